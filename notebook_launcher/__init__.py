@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from notebook_launcher.archive.opening import open_run as open_run
     from notebook_launcher.archive.recorded import RecordedRun as RecordedRun
     from notebook_launcher.config import LaunchConfig as LaunchConfig
-    from notebook_launcher.context import report as report
-    from notebook_launcher.context import track as track
-    from notebook_launcher.context import tunable as tunable
     from notebook_launcher.detached.attached_run import AttachedRun as AttachedRun
     from notebook_launcher.detached.attached_session import AttachedSession as AttachedSession
     from notebook_launcher.detached.attaching import attach as attach
@@ -55,6 +52,9 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.results import Results as Results
     from notebook_launcher.kernel.run import Run as Run
     from notebook_launcher.kernel.session import Session as Session
+    from notebook_launcher.reporting import report as report
+    from notebook_launcher.reporting import track as track
+    from notebook_launcher.reporting import tunable as tunable
     from notebook_launcher.training import Accelerator as Accelerator
     from notebook_launcher.training import AccumulationReport as AccumulationReport
     from notebook_launcher.training import AutocastKwargs as AutocastKwargs

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
-import operator
-import os
 import types
 import warnings
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import accelerate_yaml, engine_choice
+from notebook_launcher import accelerate_yaml, engine_choice, option_checks
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.text import type_of
 from notebook_launcher.training_settings import PRECISIONS, TrainingSettings
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
     from pathlib import Path
 
     from notebook_launcher.accelerate_yaml import AccelerateFile
     from notebook_launcher.engines.engine import Engine
 
-__all__ = ["LaunchConfig", "changed_options", "check_shard", "load_accelerate_file"]
+__all__ = ["LaunchConfig", "changed_options", "load_accelerate_file"]
 
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl")
 COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
@@ -31,7 +29,6 @@ START_METHODS = ("forkserver", "fork", "spawn")
 OUTPUTS = ("all", "rank0", "none")
 RESUMES = ("checkpoint",)
 PREEMPTIONS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-MONITORS = (True, False, "auto")
 
 POSITIVE_WHOLE = (
     "num_processes",
@@ -171,33 +168,33 @@ class LaunchConfig:
         put("engine", engine_choice.chosen(self.engine))
         for name in POSITIVE_WHOLE:
             if (number := getattr(self, name)) is not None:
-                put(name, _integer(name, number, minimum=1))
+                put(name, option_checks.check_whole_number(name, number, minimum=1))
         engine_choice.check_spread(self.num_processes, self.nodes, self.processes_per_node, self.engine)
-        put("devices", _devices(self.devices))
-        _one_of("backend", self.backend, BACKENDS, or_none=True)
-        _one_of("mixed_precision", self.mixed_precision, PRECISIONS, or_none=True)
-        _one_of("comm_hook", self.comm_hook, COMM_HOOKS, or_none=True)
-        _one_of("start_method", self.start_method, START_METHODS)
-        _one_of("output", self.output, OUTPUTS)
-        _one_of("resume", self.resume, RESUMES, or_none=True)
-        _one_of("preemption_signal", self.preemption_signal, PREEMPTIONS, or_none=True)
-        _one_of("display", self.display, OUTPUTS)
-        _check_monitor(self.monitor)
+        put("devices", option_checks.check_devices(self.devices))
+        option_checks.check_choice("backend", self.backend, BACKENDS, or_none=True)
+        option_checks.check_choice("mixed_precision", self.mixed_precision, PRECISIONS, or_none=True)
+        option_checks.check_choice("comm_hook", self.comm_hook, COMM_HOOKS, or_none=True)
+        option_checks.check_choice("start_method", self.start_method, START_METHODS)
+        option_checks.check_choice("output", self.output, OUTPUTS)
+        option_checks.check_choice("resume", self.resume, RESUMES, or_none=True)
+        option_checks.check_choice("preemption_signal", self.preemption_signal, PREEMPTIONS, or_none=True)
+        option_checks.check_choice("display", self.display, OUTPUTS)
+        option_checks.check_monitor(self.monitor)
         for name in ("check_ranks", "check_collectives", "debug", "detached"):
-            _check_switch(name, getattr(self, name))
+            option_checks.check_switch(name, getattr(self, name))
         if self.shard is not None:
-            check_shard(self.shard, self.num_processes)
-        put("max_restarts", _integer("max_restarts", self.max_restarts, minimum=0))
+            option_checks.check_shard(self.shard, self.num_processes)
+        put("max_restarts", option_checks.check_whole_number("max_restarts", self.max_restarts, minimum=0))
         if self.seed is not None:
-            put("seed", _integer("seed", self.seed, minimum=0, maximum=MAX_SEED))
+            put("seed", option_checks.check_whole_number("seed", self.seed, minimum=0, maximum=MAX_SEED))
         for name, unit, none in POSITIVE:
             if (value := getattr(self, name)) is not None:
-                put(name, _positive(name, value, unit=unit, none=none))
+                put(name, option_checks.check_positive(name, value, unit=unit, none=none))
         engine_choice.check_fit(self.engine, self.start_method, self.devices)
-        put("name", _name(self.name))
-        put("tags", _tags(self.tags))
-        put("runs_folder", _folder("runs_folder", self.runs_folder))
-        put("env", _environment(self.env))
+        put("name", option_checks.check_name(self.name))
+        put("tags", option_checks.check_tags(self.tags))
+        put("runs_folder", option_checks.check_folder("runs_folder", self.runs_folder))
+        put("env", option_checks.check_environment(self.env))
 
     @classmethod
     def build(cls, config: LaunchConfig | None, options: Mapping[str, Any]) -> LaunchConfig:
@@ -291,146 +288,3 @@ def _unknown_option(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = HINTS.get(name) or (f"Did you mean {close[0]}=?" if close else f"Options are: {', '.join(known)}.")
     return f"unknown option {name}=. {hint}"
-
-
-def _integer(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        hint = ""
-        if isinstance(value, float) and value.is_integer():
-            hint = f" Write {int(value)}."
-        elif isinstance(value, str) and value.strip().isdecimal():
-            hint = f" Write {int(value)} without quotes."
-        elif name == "num_processes" and isinstance(value, (tuple, list)):
-            hint = " Arguments of the function go by name: notebook_launch(fn, 2, args=(...))."
-        msg = f"{name}={value!r} is {type_of(value)}; it must be a whole number.{hint}"
-        raise ConfigError(msg, field=name)
-    if number < minimum:
-        msg = f"{name}={value!r} is too small; it must be {minimum} or more."
-        raise ConfigError(msg, field=name)
-    if maximum is not None and number > maximum:
-        msg = f"{name}={value!r} is too large; it must be {maximum} or less."
-        raise ConfigError(msg, field=name)
-    return number
-
-
-def _positive(name: str, value: object, *, unit: str = "", none: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name}={value!r} is {type_of(value)}; it must be a number{unit and f' of{unit}'}, or None."
-        raise ConfigError(msg, field=name)
-    if not value > 0 or math.isinf(value):
-        msg = f"{name}={value!r} must be more than 0{unit} and finite; None means {none}."
-        raise ConfigError(msg, field=name)
-    return float(value)
-
-
-def _one_of(name: str, value: object, choices: tuple[str, ...], *, or_none: bool = False) -> None:
-    if (or_none and value is None) or (isinstance(value, str) and value in choices):
-        return
-    close = difflib.get_close_matches(str(value).lower(), choices, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    listed = ", ".join(repr(choice) for choice in choices) + (" or None" if or_none else "")
-    msg = f"{name}={value!r} is unknown.{hint} It can be {listed}."
-    raise ConfigError(msg, field=name)
-
-
-def _check_switch(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, bool):
-        msg = f"{name}={value!r} is {type_of(value)}; it must be True or False."
-        raise ConfigError(msg, field=name)
-
-
-def check_shard(shard: int, num_processes: int | None, *, by_default: bool = False) -> None:
-    """Raise `ConfigError` if models cannot be shared out over `shard` of the ranks.
-
-    Args:
-        shard: Ranks that share a model out.
-        num_processes: Ranks of the launch; None if the machine has yet to decide.
-        by_default: True if the machine has decided.
-    """
-    if num_processes is not None and num_processes % shard:
-        fitting = ", ".join(str(n) for n in range(1, num_processes + 1) if num_processes % n == 0)
-        asked, way_out = f"num_processes={num_processes}", ""
-        if by_default:
-            asked, way_out = f"num_processes=None, which is {num_processes} here", f", or pass num_processes={shard}"
-        msg = (
-            f"shard={shard} with {asked}: {num_processes} / {shard} is not a whole number of replicas. It can be "
-            f"{fitting}{way_out}."
-        )
-        raise ConfigError(msg, field="shard")
-
-
-def _check_monitor(value: object) -> None:
-    # Compared by identity, because 1 == True and a number is not a choice here.
-    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in MONITORS):
-        msg = f"monitor={value!r} is unknown. It can be True, False or 'auto'."
-        raise ConfigError(msg, field="monitor")
-
-
-def _devices(value: object) -> tuple[int, ...] | str | None:
-    if value is None or value == "cpu":
-        return value
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        msg = f"devices={value!r} is unknown. Pass a list of GPU indices such as [0, 1], 'cpu', or None for all."
-        raise ConfigError(msg, field="devices")
-    indices = tuple(_integer("devices", item, minimum=0) for item in value)
-    if not indices:
-        msg = f"devices={value!r} is empty. Pass 'cpu' to use no GPU, or None to use all."
-        raise ConfigError(msg, field="devices")
-    if len(set(indices)) < len(indices):
-        msg = f"devices={value!r} names a GPU twice. Name each once; num_processes sets the number of ranks."
-        raise ConfigError(msg, field="devices")
-    return indices
-
-
-def _name(value: object) -> str | None:
-    if value is not None and not (isinstance(value, str) and value.strip() and value.isprintable()):
-        msg = f"name={value!r} is not a name. Pass one line of text, or None for the function's name."
-        raise ConfigError(msg, field="name")
-    return value
-
-
-def _tags(value: object) -> tuple[str, ...]:
-    tags = (value,) if isinstance(value, str) else value
-    if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) and tag.strip() for tag in tags):
-        msg = f"tags={value!r} are not tags. Pass words: tags=['baseline', 'lr sweep']."
-        raise ConfigError(msg, field="tags")
-    return tuple(tags)
-
-
-def _folder(name: str, value: object) -> str | None:
-    if value is None:
-        return None
-    path = value.__fspath__() if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str):
-        msg = f"{name}={value!r} is {type_of(value)}; it must be a path, 'auto', or None to keep no record."
-        raise ConfigError(msg, field=name)
-    if not path or "\0" in path:
-        msg = f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no record."
-        raise ConfigError(msg, field=name)
-    return path
-
-
-def _environment(value: object) -> Mapping[str, str]:
-    if not isinstance(value, Mapping):
-        msg = f"env={value!r} is {type_of(value)}; it must map names to strings."
-        raise ConfigError(msg, field="env")
-    for key, text in value.items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            msg = f"env[{key!r}]={text!r}: names and values must be strings. Write {str(key)!r}: {str(text)!r}."
-            raise ConfigError(msg, field="env")
-        if not key or "=" in key or "\0" in key + text:
-            msg = (
-                f"env[{key!r}]={text!r}: a name must not be empty or contain '=', and neither may contain a null "
-                "character."
-            )
-            raise ConfigError(msg, field="env")
-        try:
-            os.fsencode(key + text)
-        except UnicodeEncodeError as error:
-            msg = f"env[{key!r}]={text!r}: it cannot be put into an environment ({error.reason})."
-            raise ConfigError(msg, field="env") from None
-    return types.MappingProxyType(dict(value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import html
 import re
 import unicodedata
 from typing import TYPE_CHECKING
@@ -80,4 +79,6 @@ def first_columns(text: str, width: int) -> str:
 
 def escape(text: object) -> str:
     """Return the text for HTML and SVG, inside elements and inside quoted attributes."""
+    import html  # here, because a notebook's first cell imports this module, and this takes a millisecond
+
     return html.escape(clean(text))

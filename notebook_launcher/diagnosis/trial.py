@@ -119,7 +119,7 @@ def _reduce_for_ever() -> None:
     import torch
     import torch.distributed as dist
 
-    from notebook_launcher.context import report
+    from notebook_launcher.reporting import report
 
     tensor = torch.ones(1, device=_device())
     report(step=0, started=1.0)

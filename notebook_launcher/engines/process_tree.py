@@ -20,7 +20,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context, messages
+from notebook_launcher import board_layout, messages
 from notebook_launcher.channel import AnonymousFile, channel_pair
 from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
@@ -93,8 +93,8 @@ class ProcessTree:
         self._selector.register(self._wake_r, selectors.EVENT_READ, self._on_wake)
         self._board_file = AnonymousFile("board")
         self._closing.callback(self._board_file.close)
-        os.ftruncate(self._board_file.fileno(), context.BOARD_SIZE)
-        page = mmap.mmap(self._board_file.fileno(), context.BOARD_SIZE)
+        os.ftruncate(self._board_file.fileno(), board_layout.BOARD_SIZE)
+        page = mmap.mmap(self._board_file.fileno(), board_layout.BOARD_SIZE)
         self._closing.callback(page.close)
         self.board = Board(page)
         self._channel, self._their_channel = channel_pair()

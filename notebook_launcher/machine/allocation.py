@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_launcher.context import MAX_RANKS
+from notebook_launcher.board_layout import MAX_RANKS
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.units import plural, plural_verb
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
-from notebook_launcher.context import MAX_RANKS
+from notebook_launcher.board_layout import MAX_RANKS
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.allocation import MAX_RANKS_PER_CORE, MIN_RANK_LIMIT
 from notebook_launcher.units import plural

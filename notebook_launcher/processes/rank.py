@@ -18,7 +18,7 @@ import time
 import types
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context, messages, travel
+from notebook_launcher import board_layout, context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.processes import (
@@ -88,7 +88,7 @@ class _Rank:
         if start.setup.start_method != "fork":
             sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ.update(torchrun_environment(start.setup, start.rank))
-        board = mmap.mmap(start.board_fd, context.BOARD_SIZE)
+        board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
         context.enter(
             context.RankContext(
                 rank=start.rank,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from notebook_launcher.option_checks import whole_number
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accumulation import synchronisation
 from notebook_launcher.training.accumulation.backward import Accumulation
@@ -36,7 +37,6 @@ from notebook_launcher.training.plugins import (
     ProfileKwargs,
     ProjectConfiguration,
     pick_handlers,
-    whole_number,
 )
 from notebook_launcher.training.preparation import Preparation
 from notebook_launcher.training.prepared import Prepared
@@ -471,7 +471,7 @@ class Accelerator:
 
         Args:
             optimizer: An optimizer of torch.
-            device_placement: Accepted and without effect: the optimizer's state follows its parameters to their device.
+            device_placement: Accepted and without effect: the state follows the parameters to their device.
         """
         return self._preparation.prepare_optimizer(optimizer)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import operator
 import os
 import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.text import type_of
+from notebook_launcher.option_checks import whole_number
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -277,16 +276,6 @@ class ProfileKwargs(KwargsHandler):
     with_modules: bool = False
     output_trace_dir: str | None = None
     """Folder in which each rank writes `profile_<rank>.json`; None: nothing is written."""
-
-
-def whole_number(name: str, value: Any, *, minimum: int = 1) -> int:
-    """Return `value` as an int; raise ValueError if it is not a whole number, of Python or NumPy, or too small."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueError(f"{name}={value!r} is {type_of(value)}; it must be a whole number.")
-    number = operator.index(value)
-    if number < minimum:
-        raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.")
-    return number
 
 
 def pick_handlers(handlers: Iterable[Any] | None, known: tuple[type, ...]) -> dict[type, Any]:

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
+from notebook_launcher.option_checks import whole_number
 from notebook_launcher.text import type_of
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
@@ -19,7 +20,6 @@ from notebook_launcher.training.plugins import (
     PrecisionType,
     ProjectConfiguration,
     warn_user,
-    whole_number,
 )
 from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 
@@ -94,7 +94,7 @@ def resolve(
         call: The arguments that DeepSpeed's settings give as well.
         rules: The differences from Accelerate.
         resolve_precision: Function of this module, or its replacement in a subclass of the Accelerator.
-        deepspeed_plugin: Likewise arguments of the Accelerator, as those that follow.
+        deepspeed_plugin: DeepSpeed's settings.
         ddp_handler: Arguments of DistributedDataParallel.
         check_ranks: True if ranks compare their weights.
         dataloader_config: Settings of loaders.
@@ -108,7 +108,7 @@ def resolve(
     conflicts: list[str] = []
     ddp_handler = resolve_hook(ddp_handler, conflicts)
     deepspeed_plugin, zero, call = apply_deepspeed(deepspeed_plugin, call)
-    return Resolved(  # The order of the fields is that of the conflicts in the report.
+    return Resolved(  # The report names conflicts in the order of these fields.
         precision=resolve_precision(call.mixed_precision, conflicts),
         accumulation=resolve_accumulation(
             call.gradient_accumulation_steps, call.gradient_accumulation_plugin, rules, conflicts

@@ -13,7 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from notebook_launcher import context, messages
+from notebook_launcher import board_layout, context, messages
 from notebook_launcher.training.agreement import Agreement, BoardSlot, StoreSlot, make_fence
 from notebook_launcher.training.recording.update_profile import UpdateProfile
 
@@ -65,15 +65,15 @@ class Safepoint:
         self._fence = fence
         """Keeps this rank from running ahead of its peers' view of the board."""
         options: dict[str, Any] = {"chooses": rank.rank == 0, "lead": fence.lead if rank.num_processes > 1 else 0}
-        self._saves_agreed = Agreement(_slot(rank, "save", context.SAVE_CHOICE), **options)
-        self._stop_agreed = Agreement(_slot(rank, "stop", context.STOP_CHOICE), **options)
+        self._saves_agreed = Agreement(_slot(rank, "save", board_layout.SAVE_CHOICE), **options)
+        self._stop_agreed = Agreement(_slot(rank, "stop", board_layout.STOP_CHOICE), **options)
         self._seen = 0
         """The last request for a checkpoint that was carried out."""
         self._saves = False
         """True if a checkpoint is due."""
         self._stop_at: int | None = None
         """Number of the update after which all ranks stop; None: no stop was requested."""
-        self._changes_agreed = Agreement(_slot(rank, "change", context.CHANGE_CHOICE), **options)
+        self._changes_agreed = Agreement(_slot(rank, "change", board_layout.CHANGE_CHOICE), **options)
         self._num_changes = 0
         """Number of the last change that was carried out."""
         self._changes_due = 0
@@ -101,11 +101,11 @@ class Safepoint:
         if rank.safepoint is not self and not self._claim(rank):
             return
         board = rank.board
-        if board[context.SAVES_ASKED] != self._seen:
-            self._agree_to_save(board[context.SAVES_ASKED])
-        if board[context.STOP_FLAG] == context.STOP_TOGETHER:
+        if board[board_layout.SAVES_ASKED] != self._seen:
+            self._agree_to_save(board[board_layout.SAVES_ASKED])
+        if board[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER:
             self._agree_to_stop()
-        num_new = (board[context.CHANGES_ASKED] - self._num_changes) % 256
+        num_new = (board[board_layout.CHANGES_ASKED] - self._num_changes) % 256
         if 0 < num_new < MAX_NEW_CHANGES:
             self._agree_to_change(self._num_changes + num_new)
 
@@ -115,7 +115,7 @@ class Safepoint:
             return False
         rank.safepoint, self._seen, self._saves, self._stop_at, self.is_due = self, 0, False, None, False
         self._num_changes = self._changes_due = 0
-        rank.board[context.HAS_SAFEPOINT] = 1
+        rank.board[board_layout.HAS_SAFEPOINT] = 1
         return True
 
     def _agree_to_save(self, asked: int) -> None:

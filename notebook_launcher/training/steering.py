@@ -8,7 +8,7 @@ import torch
 
 from notebook_launcher import context
 from notebook_launcher.changes import ACCELERATOR_SETTINGS, apply_change
-from notebook_launcher.training.plugins import whole_number
+from notebook_launcher.option_checks import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import CallOrderError, ConfigError, LaunchConfig, Session, context, launch, notebook_launch
+from notebook_launcher import (
+    CallOrderError,
+    ConfigError,
+    LaunchConfig,
+    Session,
+    board_layout,
+    context,
+    launch,
+    notebook_launch,
+)
 from notebook_launcher.kernel.checks import check_call, check_not_in_rank, name_of
 
 
@@ -141,7 +150,7 @@ def test_rank_cannot_launch() -> None:
         pid=0,
         settings=LaunchConfig().training_settings(),
         send=lambda _record: None,
-        board=bytearray(context.BOARD_SIZE),
+        board=bytearray(board_layout.BOARD_SIZE),
         rendezvous=None,
     )
     context.enter(rank)

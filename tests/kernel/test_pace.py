@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import context, messages
+from notebook_launcher import context, messages, reporting
 from notebook_launcher.kernel.live import LiveRecords
 
 
@@ -97,14 +97,14 @@ def test_items_are_counted_over_all_loops(monkeypatch: pytest.MonkeyPatch) -> No
         rank=0, send=sent.append, board=bytearray(4096), num_items=0, num_loops=0, last_progress=-1e9
     )
     monkeypatch.setattr(context._Current, "context", rank)
-    for _ in context.track(range(3)):
-        for _ in context.track(range(10)):
+    for _ in reporting.track(range(3)):
+        for _ in reporting.track(range(10)):
             pass
-        for _ in context.track(range(10)):  # What is left early counts, too.
+        for _ in reporting.track(range(10)):  # What is left early counts, too.
             if _ == 4:
                 break
     last = sent[-1]
     assert (last.done, last.total, last.items, last.loops) == (3, 3, 3 * (10 + 4), 1)
     for done in (1, 2, 3):
-        context.progress(done, 3)
+        reporting.progress(done, 3)
     assert (sent[-1].items, sent[-1].loops) == (45, 8)

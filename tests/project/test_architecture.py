@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
 FOUNDATIONS = (
+    "board_layout",
     "changes",
     "channel",
     "colours",
@@ -31,7 +32,9 @@ FOUNDATIONS = (
     "errors",
     "facade",
     "messages",
+    "option_checks",
     "pictures",
+    "reporting",
     "training_settings",
     "text",
     "tracebacks",
@@ -40,12 +43,15 @@ FOUNDATIONS = (
 
 NEIGHBOURS = (
     "accelerate_yaml",
+    "board_layout",
     "changes",
     "colours",
+    "context",
     "engine_choice",
     "errors",
     "machine",
     "messages",
+    "option_checks",
     "pictures",
     "text",
     "tracebacks",
@@ -120,7 +126,10 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.machine",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("context", "errors", "machine", "text", "units"))),
+        only=(
+            *STANDARD_LIBRARY,
+            *(f"{PACKAGE}.{name}" for name in ("board_layout", "errors", "machine", "text", "units")),
+        ),
         reason="what a machine has is known without a launch",
     ),
     Rule(

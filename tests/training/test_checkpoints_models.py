@@ -21,9 +21,12 @@ from accelerate.utils import load_checkpoint_in_model
 from notebook_launcher import notebook_launch
 from notebook_launcher.training import checkpoints
 from notebook_launcher.training.checkpoints.packing import compact, find_tied, parse_size
+from tests.support.checkpoints import same
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("compiler_cache")
 
 FORMATS = pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickled"])
 
@@ -49,21 +52,8 @@ def tied(seed: int = 0) -> torch.nn.Module:
     return Tied()
 
 
-def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    mine, theirs = one.state_dict(), other.state_dict()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
 def files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Say where torch's compiler, which reading by Accelerate wakes, keeps its files; it would say so itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiler")))
-        yield
 
 
 @contextlib.contextmanager

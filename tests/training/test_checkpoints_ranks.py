@@ -8,7 +8,7 @@ import random
 import resource
 import signal
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +19,8 @@ from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
 from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import set_seed
+from tests.support.checkpoints import files
 from tests.support.toy_training import session_fixture, shards_on_cpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Training:
@@ -85,10 +83,6 @@ def warm_up() -> None:
 
 
 ranks = session_fixture(2, warm_up)
-
-
-def files(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("micro_batches", [3, 4])

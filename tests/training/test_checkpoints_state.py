@@ -7,7 +7,7 @@ import random
 import shutil
 from collections import Counter, deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import accelerate
 import numpy as np
@@ -19,9 +19,9 @@ from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError, load_model
 from notebook_launcher.training.plugins import ProjectConfiguration
 from notebook_launcher.training.random import set_seed
+from tests.support.checkpoints import files, same
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+pytestmark = pytest.mark.usefixtures("compiler_cache")
 
 # ruff: noqa: NPY002 - the legacy generator is the one whose state is kept
 
@@ -94,23 +94,6 @@ def _listed(value: Any) -> Any:
         case list() | tuple():
             return [_listed(one) for one in value]
     return value
-
-
-def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    mine, theirs = one.state_dict(), other.state_dict()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
-def files(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Say where torch's compiler, which an optimizer wakes, keeps its files; it would say so itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiler")))
-        yield
 
 
 @pytest.fixture

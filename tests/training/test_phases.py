@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import Session, context, launch, messages
+from notebook_launcher import Session, launch, messages, reporting
 from notebook_launcher.history.schema import MAX_SPANS, RankPhases
 from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.training.recording import phases
@@ -144,7 +144,7 @@ def test_backward_outside_of_windows_is_measured(line: Line) -> None:
 
 def test_no_clock_without_a_launcher() -> None:
     assert make_clock() is None
-    context.progress(1, 2)
+    reporting.progress(1, 2)
 
 
 def test_mark_costs_little() -> None:
@@ -270,10 +270,10 @@ def test_function_that_fails_reports_its_phases(session: Session) -> None:
 
 
 def loop(total: int | None) -> None:
-    from notebook_launcher import context
+    from notebook_launcher import reporting
 
     for done in range(1, 1001):
-        context.progress(done, total)
+        reporting.progress(done, total)
 
 
 @pytest.mark.parametrize("total", [1000, None])
@@ -288,10 +288,10 @@ def test_loop_that_cannot_be_wrapped_reports_its_progress(total: int | None) -> 
 def loop_until_stopped() -> None:
     import itertools
 
-    from notebook_launcher import context
+    from notebook_launcher import reporting
 
     for done in itertools.count(1):
-        context.progress(done)
+        reporting.progress(done)
 
 
 def test_progress_loop_stops_between_two_items(session: Session) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, Session, context, launch, notebook_launch, report, track
+from notebook_launcher import Accelerator, Session, board_layout, launch, notebook_launch, report, track
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 from tests.support.waiting import until
 
@@ -272,7 +272,7 @@ class SlowPage:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.page[index] = value
-        if index == context.STOP_FLAG:
+        if index == board_layout.STOP_FLAG:
             time.sleep(0.5)
 
     def __getattr__(self, name: str) -> Any:

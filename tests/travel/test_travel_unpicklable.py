@@ -12,7 +12,6 @@ import sqlite3
 import sys
 import tempfile
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +36,6 @@ def _this_module_is_a_notebook() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture
-def _no_descriptor_is_left_open() -> Iterator[None]:
-    before = set(Path("/proc/self/fd").iterdir())
-    yield
-    assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def helper() -> Any:
@@ -124,7 +116,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.usefixtures("_no_descriptor_is_left_open")
+@pytest.mark.usefixtures("no_descriptor_is_left_open")
 @pytest.mark.parametrize("name", CALLS)
 def test_capture_is_named(name: str) -> None:
     fn, args, kwargs, message = CALLS[name]
@@ -239,7 +231,7 @@ RETURNS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.usefixtures("_no_descriptor_is_left_open")
+@pytest.mark.usefixtures("no_descriptor_is_left_open")
 @pytest.mark.parametrize("name", RETURNS)
 def test_returned_part_is_named(name: str) -> None:
     value, message = RETURNS[name]

@@ -28,6 +28,8 @@ from tests.support.interrupts import interrupt_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left_open")
+
 LARGE = 4 << 20  # beyond what is copied on arrival
 
 
@@ -35,13 +37,6 @@ def there_and_back(value: Any) -> Any:
     fn, args, *_ = travel.unpack_call(travel.pack_call(print, (value,), {}).detach())
     assert fn is print
     return travel.unpack_value(travel.pack_value(args[0]))
-
-
-@pytest.fixture(autouse=True)
-def no_descriptor_is_left_open() -> Any:
-    before = set(Path("/proc/self/fd").iterdir())
-    yield
-    assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 TENSORS = {

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context, messages
+from notebook_launcher import board_layout, messages
 from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import Greeting
@@ -224,9 +224,9 @@ class Agent:
         page, first, num = tree.board.page, ranks[0], len(ranks)
         return node_records.NodeState(
             self._epoch,
-            bool(page[context.HAS_SAFEPOINT]),
-            bytes(page[context.COOPERATIVE + first : context.COOPERATIVE + first + num]),
-            bytes(page[context.ACTIVITY + first : context.ACTIVITY + first + num]),
+            bool(page[board_layout.HAS_SAFEPOINT]),
+            bytes(page[board_layout.COOPERATIVE + first : board_layout.COOPERATIVE + first + num]),
+            bytes(page[board_layout.ACTIVITY + first : board_layout.ACTIVITY + first + num]),
             {rank: size for rank in ranks if (size := tree.memory(rank)) is not None},
             {rank: dataclasses.astuple(pulse) for rank, pulse in tree.pulses(ranks).items()},
         )

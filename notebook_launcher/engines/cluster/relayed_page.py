@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context
+from notebook_launcher import board_layout
 from notebook_launcher.engines.cluster import node_records
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class RelayedPage:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
-        self._page = bytearray(context.BOARD_SIZE)
+        self._page = bytearray(board_layout.BOARD_SIZE)
         self._epoch = 0
         self._numbers = itertools.count(1)
         self._held: collections.deque[_HeldWrite] = collections.deque()
@@ -76,8 +76,8 @@ class RelayedPage:
         """Take over what ranks of one node have written, unless the board was cleared since."""
         if state.epoch != self._epoch:
             return
-        self._page[context.HAS_SAFEPOINT] |= state.has_safepoint
-        for first, told in ((context.COOPERATIVE, state.cooperative), (context.ACTIVITY, state.activities)):
+        self._page[board_layout.HAS_SAFEPOINT] |= state.has_safepoint
+        for first, told in ((board_layout.COOPERATIVE, state.cooperative), (board_layout.ACTIVITY, state.activities)):
             self._page[first + ranks[0] : first + ranks[0] + len(told)] = told
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.rules import Rules
     from notebook_launcher.training.safepoint import Safepoint
 
-__all__ = ["Accumulation", "MicroBatchBlock"]
+__all__ = ["Accumulation"]
 
 MOST_BLOCKS = 16
 
@@ -129,7 +129,7 @@ class Accumulation:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
         state, clock = self.state, self.clock
-        window = state.current
+        window: Window | None = None if state.block is None else state.block.window  # `current`, without a call
         weight = self._own_weight(window, weight)
         if window is None:
             self._act_between_updates()
@@ -184,6 +184,7 @@ class Accumulation:
         gradient = kwargs.pop("gradient", None)
         if gradient is None and loss.is_complex():
             loss.backward(**kwargs)  # type: ignore[no-untyped-call] # torch's error explains it.
+            raise AssertionError(loss)
         if gradient is None:
             gradient = self._initial.of(loss, factor)
         else:

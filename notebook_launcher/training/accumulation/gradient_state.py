@@ -64,8 +64,8 @@ class GradientState:
     @property
     def current(self) -> Window | None:
         """The window of the block that was entered last, and has not been left."""
-        window: Window | None = None if self.block is None else self.block.window
-        return window
+        block = self.block
+        return block if block is None else block.window
 
     @property
     def active_dataloader(self) -> Any | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from notebook_launcher import context
+from notebook_launcher import reporting
 from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.mixin import DataLoaderStateMixin
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners, pack, unpack
@@ -197,7 +197,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         super().begin()
         self.remainder = remainder
         # To ask the samplers again took 20 µs of each micro-batch.
-        self.current_full_rows = None if total is None else total // self.num_processes
+        self.current_full_rows = self.full_rows
 
     def __len__(self) -> int:
         if self._walked is not None:
@@ -267,7 +267,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         for done, delivery in enumerate(deliveries, 1):
             clock.mark("data")
             yield delivery
-            context.progress(done, total, f"epoch {start.epoch}")
+            reporting.progress(done, total, f"epoch {start.epoch}")
             clock.mark(None)
 
     def _moving(self, deliveries: Iterator[Delivery]) -> tuple[Iterator[Delivery], Callable[[Any], Any] | None]:

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from notebook_launcher.option_checks import whole_number
 from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.samplers import sampler_chain
 from notebook_launcher.training.data.shard import DataLoaderShard
 from notebook_launcher.training.data.skipping import SkipBatchSampler
-from notebook_launcher.training.plugins import whole_number
 
 __all__ = ["SkipDataLoader", "skip_first_batches"]
 

@@ -10,7 +10,6 @@ from notebook_launcher.training.data.rows import find_rows
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.data.loader import PreparedLoader
     from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["RowWatch", "watch_rows"]
@@ -24,7 +23,7 @@ class RowWatch:
     also be another dimension, such as time. So the loader's count stays, and rows that vary against it get a warning.
     """
 
-    def __init__(self, loader: PreparedLoader, place: int) -> None:
+    def __init__(self, loader: Any, place: int) -> None:
         self._loader = loader
         self._place = place
         self._first: tuple[int, int] | None = None
@@ -46,8 +45,8 @@ class RowWatch:
             self._loader.counts_otherwise = _describe(first, (rows, samples))
 
 
-def watch_rows(loader: PreparedLoader, place: int) -> RowWatch | None:
-    """Return the watch of a loader whose rank has this place; None if its batches have a row for each sample."""
+def watch_rows(loader: Any, place: int) -> RowWatch | None:
+    """Return the watch of a prepared loader, for the rank of this place; None if each sample is a row of its batch."""
     if isinstance(loader.dataset, IterableDataset):
         return None  # Its elements are counted as they are read.
     is_plain = loader.batch_sampler is not None and loader.collate_fn in (default_collate, default_convert)

@@ -7,8 +7,8 @@ import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.option_checks import whole_number
 from notebook_launcher.text import read_bool
-from notebook_launcher.training.plugins import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ import difflib
 import operator
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context
+from notebook_launcher import context, reporting
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.recording.experiment_trackers import (
     AimTracker,
@@ -247,7 +247,7 @@ class Trackers:
         step = None if step is None else _whole(step)
         for tracker in self.trackers:
             tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
-        context.report_values(self._numbers(values) if context.current() else {}, step=step)
+        reporting.report_values(self._numbers(values) if context.current() else {}, step=step)
 
     def log_images(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Log images to the trackers that take images, and to the live run.
@@ -267,7 +267,7 @@ class Trackers:
         for name, images in listed.items():
             for number, image in enumerate(images):
                 whole = name if len(images) == 1 else f"{name}/{number}"
-                context.report_values({whole: image}, step=step)
+                reporting.report_values({whole: image}, step=step)
 
     def log_table(
         self,
@@ -289,7 +289,7 @@ class Trackers:
             if (log_table := getattr(tracker, "log_table", None)) is not None:
                 log_table(table_name, columns=columns, data=data, dataframe=dataframe, step=step)
         if self._is_main:
-            context.report_table(table_name, table.to_bounded_csv, step=step)
+            reporting.report_table(table_name, table.to_bounded_csv, step=step)
 
     def _numbers(self, values: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers that the run logs, the user's own first."""

@@ -1,0 +1,30 @@
+"""The layout of the board: a page of memory that the kernel and all ranks map.
+
+A rank looks at it at every step, which must cost nanoseconds. `engines/board.py` is the kernel's end.
+"""
+
+from __future__ import annotations
+
+BOARD_SIZE = 4096
+
+STOP_FLAG = 0
+STOP_EACH, STOP_TOGETHER = 1, 2
+"""Values of the stop flag: each rank stops at its own next step; all ranks stop after the same update."""
+SAVES_ASKED = 1
+"""Number of checkpoints that the kernel has asked for, modulo 256."""
+HAS_SAFEPOINT = 2
+"""1 once an Accelerator has made an update, so that it can save, and stop all ranks together."""
+CHANGES_ASKED = 3
+"""Number of the last `Change` that the kernel has sent to all ranks, modulo 256."""
+SAVE_CHOICE = slice(8, 24)
+"""Rank 0's answer, two 64-bit integers: the request, and the update after which all ranks save; `training.agreement`
+reads and writes it."""
+STOP_CHOICE = slice(24, 40)
+"""The same pair for the update after which all ranks stop."""
+CHANGE_CHOICE = slice(40, 56)
+"""The same pair for the update after which all ranks carry out the changes."""
+COOPERATIVE = 64
+"""Rank r sets byte COOPERATIVE + r once it reads the board."""
+MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 2
+ACTIVITY = COOPERATIVE + MAX_RANKS
+"""Byte ACTIVITY + r has the activity of rank r: COMPUTING, WAITING or SAVING of `context`."""

@@ -1,0 +1,196 @@
+"""Checks of single options of a launch: each returns the value in its one form, or raises `ConfigError`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import os
+import types
+from collections.abc import Iterable, Mapping
+
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.text import type_of
+
+__all__ = [
+    "check_choice",
+    "check_devices",
+    "check_environment",
+    "check_folder",
+    "check_monitor",
+    "check_name",
+    "check_positive",
+    "check_shard",
+    "check_switch",
+    "check_tags",
+    "check_whole_number",
+    "whole_number",
+]
+
+MONITORS = (True, False, "auto")
+
+
+def whole_number(name: str, value: object, *, minimum: int = 1, maximum: int | None = None, hint: str = "") -> int:
+    """Return a value as an int; raise ValueError if it is not a whole number, of Python or NumPy, or out of bounds.
+
+    Args:
+        name: The option's name.
+        value: The value as given.
+        minimum: Least value.
+        maximum: Largest value; None: no limit.
+        hint: Words that follow if it is not a whole number.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} is {type_of(value)}; it must be a whole number.{hint}")
+    if number < minimum:
+        raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.")
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name}={value!r} is too large; it must be {maximum} or less.")
+    return number
+
+
+def check_whole_number(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
+    """Return a whole number as an int."""
+    hint = ""
+    if isinstance(value, float) and value.is_integer():
+        hint = f" Write {int(value)}."
+    elif isinstance(value, str) and value.strip().isdecimal():
+        hint = f" Write {int(value)} without quotes."
+    elif name == "num_processes" and isinstance(value, (tuple, list)):
+        hint = " Arguments of the function go by name: notebook_launch(fn, 2, args=(...))."
+    try:
+        return whole_number(name, value, minimum=minimum, maximum=maximum, hint=hint)
+    except ValueError as error:
+        raise ConfigError(str(error), field=name) from None
+
+
+def check_positive(name: str, value: object, *, unit: str = "", none: str) -> float:
+    """Return a number above 0 as a float; `none` is the meaning of None in words."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        msg = f"{name}={value!r} is {type_of(value)}; it must be a number{unit and f' of{unit}'}, or None."
+        raise ConfigError(msg, field=name)
+    if not value > 0 or math.isinf(value):
+        msg = f"{name}={value!r} must be more than 0{unit} and finite; None means {none}."
+        raise ConfigError(msg, field=name)
+    return float(value)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...], *, or_none: bool = False) -> None:
+    """Raise `ConfigError` if an option is none of its choices."""
+    if (or_none and value is None) or (isinstance(value, str) and value in choices):
+        return
+    close = difflib.get_close_matches(str(value).lower(), choices, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    listed = ", ".join(repr(choice) for choice in choices) + (" or None" if or_none else "")
+    msg = f"{name}={value!r} is unknown.{hint} It can be {listed}."
+    raise ConfigError(msg, field=name)
+
+
+def check_switch(name: str, value: object) -> None:
+    """Raise `ConfigError` if an option is neither True, False nor None."""
+    if value is not None and not isinstance(value, bool):
+        msg = f"{name}={value!r} is {type_of(value)}; it must be True or False."
+        raise ConfigError(msg, field=name)
+
+
+def check_shard(shard: int, num_processes: int | None, *, by_default: bool = False) -> None:
+    """Raise `ConfigError` if models cannot be shared out over `shard` of the ranks.
+
+    Args:
+        shard: Ranks that share a model out.
+        num_processes: Ranks of the launch; None if the machine has yet to decide.
+        by_default: True if the machine has decided.
+    """
+    if num_processes is not None and num_processes % shard:
+        fitting = ", ".join(str(n) for n in range(1, num_processes + 1) if num_processes % n == 0)
+        asked, way_out = f"num_processes={num_processes}", ""
+        if by_default:
+            asked, way_out = f"num_processes=None, which is {num_processes} here", f", or pass num_processes={shard}"
+        msg = (
+            f"shard={shard} with {asked}: {num_processes} / {shard} is not a whole number of replicas. It can be "
+            f"{fitting}{way_out}."
+        )
+        raise ConfigError(msg, field="shard")
+
+
+def check_monitor(value: object) -> None:
+    """Raise `ConfigError` if `monitor` is none of its choices."""
+    # Compared by identity, because 1 == True and a number is not a choice here.
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in MONITORS):
+        msg = f"monitor={value!r} is unknown. It can be True, False or 'auto'."
+        raise ConfigError(msg, field="monitor")
+
+
+def check_devices(value: object) -> tuple[int, ...] | str | None:
+    """Return the indices of GPUs as a tuple; "cpu" and None as they are."""
+    if value is None or value == "cpu":
+        return value
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        msg = f"devices={value!r} is unknown. Pass a list of GPU indices such as [0, 1], 'cpu', or None for all."
+        raise ConfigError(msg, field="devices")
+    indices = tuple(check_whole_number("devices", item, minimum=0) for item in value)
+    if not indices:
+        msg = f"devices={value!r} is empty. Pass 'cpu' to use no GPU, or None to use all."
+        raise ConfigError(msg, field="devices")
+    if len(set(indices)) < len(indices):
+        msg = f"devices={value!r} names a GPU twice. Name each once; num_processes sets the number of ranks."
+        raise ConfigError(msg, field="devices")
+    return indices
+
+
+def check_name(value: object) -> str | None:
+    """Return the name of a run, one line of text, or None."""
+    if value is not None and not (isinstance(value, str) and value.strip() and value.isprintable()):
+        msg = f"name={value!r} is not a name. Pass one line of text, or None for the function's name."
+        raise ConfigError(msg, field="name")
+    return value
+
+
+def check_tags(value: object) -> tuple[str, ...]:
+    """Return the tags of a run as a tuple."""
+    tags = (value,) if isinstance(value, str) else value
+    if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) and tag.strip() for tag in tags):
+        msg = f"tags={value!r} are not tags. Pass words: tags=['baseline', 'lr sweep']."
+        raise ConfigError(msg, field="tags")
+    return tuple(tags)
+
+
+def check_folder(name: str, value: object) -> str | None:
+    """Return a folder as a text."""
+    if value is None:
+        return None
+    path = value.__fspath__() if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        msg = f"{name}={value!r} is {type_of(value)}; it must be a path, 'auto', or None to keep no record."
+        raise ConfigError(msg, field=name)
+    if not path or "\0" in path:
+        msg = f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no record."
+        raise ConfigError(msg, field=name)
+    return path
+
+
+def check_environment(value: object) -> Mapping[str, str]:
+    """Return environment variables, which nothing can change."""
+    if not isinstance(value, Mapping):
+        msg = f"env={value!r} is {type_of(value)}; it must map names to strings."
+        raise ConfigError(msg, field="env")
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            msg = f"env[{key!r}]={text!r}: names and values must be strings. Write {str(key)!r}: {str(text)!r}."
+            raise ConfigError(msg, field="env")
+        if not key or "=" in key or "\0" in key + text:
+            msg = (
+                f"env[{key!r}]={text!r}: a name must not be empty or contain '=', and neither may contain a null "
+                "character."
+            )
+            raise ConfigError(msg, field="env")
+        try:
+            os.fsencode(key + text)
+        except UnicodeEncodeError as error:
+            msg = f"env[{key!r}]={text!r}: it cannot be put into an environment ({error.reason})."
+            raise ConfigError(msg, field="env") from None
+    return types.MappingProxyType(dict(value))

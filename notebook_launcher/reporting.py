@@ -1,0 +1,222 @@
+"""Records that the code of a rank sends to its run: `report(...)`, `track(...)`, `tunable(...)`.
+
+All of it works in a rank and is harmless anywhere else, so the same function runs in the kernel, under
+torchrun and in a test.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from notebook_launcher.changes import ACCELERATOR_SETTINGS
+from notebook_launcher.context import current, step_boundary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+__all__ = ["progress", "report", "report_table", "report_values", "track", "tunable"]
+
+T = TypeVar("T")
+
+PROGRESS_INTERVAL = 0.1
+"""Seconds between two progress records of one loop."""
+
+
+def report(*, step: int | None = None, **metrics: Any) -> None:
+    """Send metrics and pictures to the run: `report(step=3, loss=loss, sample=image, weights=histogram(w))`.
+
+    Numbers are in `run.metrics`, pictures in `run.pictures`; the monitor shows both.
+
+    Args:
+        step: The step that the metrics belong to, an integer or a tensor of one; None: the run counts.
+        metrics: Anything that `float()` takes; a tensor must have one element. A picture is an image of Pillow, a
+            figure of matplotlib, a `histogram(...)`, or an array or tensor of shape (H, W, C) or (C, H, W) with 1, 3
+            or 4 channels, in bytes or in floats from 0 to 1; a larger one than 1024 pixels on a side is made smaller.
+
+    Raises:
+        TypeError: A value is neither a number nor a picture, or the step not an integer.
+        KeyboardInterrupt: The run was asked to stop; it stops at a step boundary such as this call.
+    """
+    report_values(metrics, step=step)
+
+
+def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
+    """Report a mapping, in which a metric may have any name, `"step"` too."""
+    rank = current()
+    drawn = {name: picture for name, value in values.items() if (picture := _picture(value)) is not None}
+    numbers = {name: _number(name, value) for name, value in values.items() if name not in drawn}
+    step = None if step is None else _integer(step)
+    if rank is None:
+        return
+    from notebook_launcher import messages  # here, because they take a third of the time of importing this module
+
+    now = time.monotonic()
+    for name, (mime, data) in drawn.items():
+        rank.send(messages.Picture(time=now, step=step, name=name, mime=mime, data=data))
+    if numbers or not drawn:
+        rank.send(messages.Metrics(time=now, step=step, values=numbers))
+    step_boundary()
+
+
+def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = None) -> None:
+    """Send a table to the run, if there is one; `to_csv` returns it."""
+    rank = current()
+    if rank is not None:
+        from notebook_launcher import messages
+
+        picture = messages.Picture(time=time.monotonic(), step=step, name=name, mime="text/csv", data=to_csv())
+        rank.send(picture)
+        step_boundary()
+
+
+def _picture(value: Any) -> tuple[str, bytes] | None:
+    if isinstance(value, (int, float, str)):
+        return None
+    from notebook_launcher.pictures import encode_picture  # here, as messages
+
+    return encode_picture(value)
+
+
+def _number(name: str, value: Any) -> float:
+    # A loss that is not detached: torch warns where it becomes a float.
+    detach = getattr(value, "detach", None)
+    try:
+        return float(detach() if callable(detach) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = (
+            f"report({name}={value!r}): a metric must be one number. Pass its .mean(). "
+            "A picture needs 1, 3 or 4 channels: pass x[..., None]."
+        )
+        raise TypeError(msg) from error
+
+
+def _integer(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"report(step={step!r}): a step must be an integer. Pass int(step)."
+        raise TypeError(msg) from error
+
+
+def track(iterable: Iterable[T], *, total: int | None = None, description: str = "") -> Iterator[T]:
+    """Iterate, and send the progress of the loop to the run.
+
+    Args:
+        iterable: A data loader, for instance.
+        total: Number of items; None: the `len` of the iterable, if it has one.
+        description: The name of the loop.
+
+    Raises:
+        KeyboardInterrupt: The run was asked to stop, between two items.
+    """
+    rank = current()
+    if rank is None:
+        yield from iterable
+        return
+    from notebook_launcher import messages
+
+    if total is None:
+        total = _length(iterable)
+    last = -PROGRESS_INTERVAL
+    rank.num_loops += 1
+    loop = rank.num_loops
+    for done, item in enumerate(iterable, 1):
+        step_boundary()
+        items = rank.num_items
+        yield item
+        if rank.num_items == items:
+            rank.num_items += 1  # Otherwise an inner loop has counted.
+        now = time.monotonic()
+        if now - last >= PROGRESS_INTERVAL or done == total:
+            rank.send(
+                messages.Progress(
+                    time=now, done=done, total=total, description=description, loops=loop, items=rank.num_items
+                )
+            )
+            last = now
+
+
+def tunable(name: str, default: float) -> float:
+    """Return a setting that `run.set(name=value)` changes during the run; read it wherever it is used.
+
+        temperature = tunable("temperature", 0.7)
+
+    A change arrives on all ranks after the same update of the first prepared `Accelerator`, between two micro-batches,
+    so the ranks never differ. Outside a run this is the default.
+
+    Args:
+        name: The keyword for `run.set`.
+        default: The value until it is changed. Its type, int, float or bool, stays.
+
+    Raises:
+        TypeError: The default is not a number.
+        ValueError: The name is not an identifier, or belongs to a setting of the `Accelerator`.
+    """
+    if not isinstance(default, (int, float)):
+        from notebook_launcher.text import type_of
+
+        msg = f"tunable({name!r}, {default!r}): the default is {type_of(default)}; it must be a number."
+        raise TypeError(msg)
+    if not isinstance(name, str) or not name.isidentifier() or name in ACCELERATOR_SETTINGS:
+        taken = (
+            f"; {', '.join(ACCELERATOR_SETTINGS)} are settings of the Accelerator"
+            if name in ACCELERATOR_SETTINGS
+            else ""
+        )
+        msg = f"tunable({name!r}): the name must be a keyword for run.set, such as temperature{taken}."
+        raise ValueError(msg)
+    rank = current()
+    if rank is None:
+        return default
+    if name not in rank.tunables:
+        rank.tunables[name] = default
+        if rank.pid == os.getpid():
+            from notebook_launcher import messages
+
+            rank.send(messages.Offered(name=name, value=default))
+    return rank.tunables[name]
+
+
+def progress(done: int, total: int | None = None, description: str = "") -> None:
+    """Send the progress of a loop that `track` cannot wrap; call this at every item.
+
+    Args:
+        done: Number of items that are done.
+        total: Number of all items; None: unknown.
+        description: The name of the loop.
+
+    Raises:
+        KeyboardInterrupt: The run was asked to stop, between two items.
+    """
+    rank = current()
+    if rank is None:
+        return
+    rank.num_loops += done == 1
+    rank.num_items += 1
+    now = time.monotonic()
+    if now - rank.last_progress >= PROGRESS_INTERVAL or done == total:
+        from notebook_launcher import messages
+
+        rank.last_progress = now
+        rank.send(
+            messages.Progress(
+                time=now,
+                done=done,
+                total=total,
+                description=description,
+                loops=rank.num_loops,
+                items=rank.num_items,
+            )
+        )
+    step_boundary()
+
+
+def _length(iterable: Any) -> int | None:
+    # A data loader has a `__len__` that raises TypeError where its data set has none.
+    try:
+        return len(iterable)
+    except (TypeError, NotImplementedError):
+        return None
