@@ -10,6 +10,7 @@ import torch
 
 from notebook_launcher import messages
 from notebook_launcher.training.plugins import ProfileKwargs
+from notebook_launcher.training.recording.profiler_lines import without_profiler_lines
 from notebook_launcher.training.recording.profiling import build_profiler
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class UpdateProfile:
             return
         self._profiler = build_profiler(ProfileKwargs())
         try:
-            self._profiler.start()
+            with without_profiler_lines():
+                self._profiler.start()
         except RuntimeError as error:
             self._problem, self._profiler, self.end = f"torch.profiler did not start: {error}", None, update
 
@@ -62,7 +64,8 @@ class UpdateProfile:
             return messages.Profiled(**record, problem=self._problem)
         profiler, self._profiler = self._profiler, None
         try:
-            profiler.stop()
+            with without_profiler_lines():
+                profiler.stop()
             averages = profiler.key_averages()
             record["operators"], record["num_operators"] = _top(averages), len(averages)
             record["trace"], record["problem"] = self._write(profiler)
