@@ -7,6 +7,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from notebook_launcher.tracebacks import for_caller
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -41,10 +43,11 @@ def check_change(
     """
     kind = ACCELERATOR_SETTINGS.get(name)
     if kind is None and name not in tunables:
-        raise ValueError(f"{name}={wanted!r}: this run offers {', '.join([*ACCELERATOR_SETTINGS, *sorted(tunables)])}.")
+        offered = ", ".join([*ACCELERATOR_SETTINGS, *sorted(tunables)])
+        raise for_caller(ValueError(f"{name}={wanted!r}: this run offers {offered}."))
     if kind == "count":
         if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-            raise ValueError(f"{name}={wanted!r} must be a whole number, 1 or more.")
+            raise for_caller(ValueError(f"{name}={wanted!r} must be a whole number, 1 or more."))
         return wanted
     if wanted is None and kind == "optional":
         return None
@@ -56,9 +59,10 @@ def check_change(
     if number is None or not fits or not math.isfinite(number):
         least = "a number" if kind is None else "a number, more than 0"
         none = ", or None for no clipping" if kind == "optional" else ""
-        raise ValueError(f'{name}={wanted!r} must be {least}, or a factor such as "x0.5"{none}.')
+        raise for_caller(ValueError(f'{name}={wanted!r} must be {least}, or a factor such as "x0.5"{none}.'))
     if isinstance(wanted, str) and present and present.get(name, number) is None:
-        raise ValueError(f"{name}={wanted!r} is a factor, but {name} is none, and has no value. Give a number.")
+        msg = f"{name}={wanted!r} is a factor, but {name} is none, and has no value. Give a number."
+        raise for_caller(ValueError(msg))
     return wanted  # type: ignore[return-value]
 
 

@@ -6,12 +6,14 @@ import contextlib
 import sys
 import traceback
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["render"]
+__all__ = ["for_caller", "render"]
+
+E = TypeVar("E", bound=BaseException)
 
 OURS = __name__.partition(".")[0]
 
@@ -30,6 +32,19 @@ def render(error: BaseException, *, whole: bool = False) -> list[str]:
     tb = _before_ours(error.__traceback__)
     with _pruned_causes(error):
         return _formatted(error, tb)
+
+
+def for_caller(error: E) -> E:
+    """Have notebooks show an error that the caller's input caused without the frames of this package; return it."""
+    # A function that held the error would make a cycle with it.
+    error._render_traceback_ = _render_present  # type: ignore[attr-defined]
+    return error
+
+
+def _render_present() -> list[str]:
+    """Return the lines of the traceback of the exception that the shell is about to show."""
+    error = sys.exc_info()[1] or sys.last_value
+    return [] if error is None else render(error)
 
 
 def _formatted(error: BaseException, tb: TracebackType | None) -> list[str]:

@@ -10,6 +10,7 @@ from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.archive.stored import find_home, stored_runs
 from notebook_launcher.history import run_folders
 from notebook_launcher.text import did_you_mean
+from notebook_launcher.tracebacks import for_caller
 
 __all__ = ["LAST", "open_run"]
 
@@ -31,7 +32,7 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
     """
     if not isinstance(run, str | os.PathLike):
         msg = f"open_run({run!r}): pass a run's id, as runs() shows it, or the path of its folder"
-        raise TypeError(msg)
+        raise for_caller(TypeError(msg))
     if isinstance(run, os.PathLike) or os.sep in run:
         return RecordedRun(Path(run).expanduser().absolute())
     home = find_home(folder)
@@ -41,7 +42,7 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
         return every[0]
     if len(found) == 1:
         return RecordedRun(home / found[0])
-    raise LookupError(_why_not_one(run, home, ids, found))
+    raise for_caller(LookupError(_why_not_one(run, home, ids, found)))
 
 
 def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:

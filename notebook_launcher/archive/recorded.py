@@ -12,6 +12,7 @@ from notebook_launcher.history import encoding, run_folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.picture_files import read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
+from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ class RecordedRun:
                 f"there is no folder {folder}: the run was removed, by hand or to make room for newer runs. runs() "
                 "lists those that are there."
             )
-            raise LookupError(msg)
+            raise for_caller(LookupError(msg))
         if not run_folders.is_run(folder):
             msg = f"{folder} does not hold a run: it has no {run_folders.SUMMARY}. Pass a folder that runs() lists."
-            raise LookupError(msg)
+            raise for_caller(LookupError(msg))
 
     def __repr__(self) -> str:
         run = self.snapshot()
@@ -220,7 +221,7 @@ class RecordedRun:
         num = self.snapshot().num_processes
         if rank not in range(num):
             msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
-            raise LookupError(msg)
+            raise for_caller(LookupError(msg))
         path = self._folder / run_folders.log_name(rank)
         data = _read(path, position)
         size = path.stat().st_size if path.exists() else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.history import run_folders
+from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
     import os
@@ -22,7 +23,7 @@ def find_home(folder: str | os.PathLike[str]) -> Path:
     home = run_folders.find_home(folder)
     if home is None:
         msg = f"runs are not recorded: {run_folders.VARIABLE} is 'off'. Pass the folder that holds the runs."
-        raise LookupError(msg)
+        raise for_caller(LookupError(msg))
     return home
 
 

@@ -11,6 +11,7 @@ from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.door import is_hosted, is_session
 from notebook_launcher.detached.session_folders import live_sessions
 from notebook_launcher.kernel.checks import check_not_in_rank
+from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
     import os
@@ -68,7 +69,7 @@ def attach_session(
     check_not_in_rank("attach_session")
     session = find_session(name, folder=folder)
     if session is None:
-        raise LookupError(_why_no_session(name, runs(folder).home))
+        raise for_caller(LookupError(_why_no_session(name, runs(folder).home)))
     if show and session.is_busy and (call := session.latest) is not None:
         call.follow_in_cell()
     return session
@@ -93,13 +94,13 @@ def _one(run: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
     record = open_run(run, folder)
     if is_session(record.folder):
         msg = f"{record.id} is a session, and not a run: attach_session({record.name!r}) reconnects to it."
-        raise LookupError(msg)
+        raise for_caller(LookupError(msg))
     if not is_hosted(record.folder):
         msg = (
             f"{record.id} was not launched with detached=True, so it belongs to its kernel: live_runs() there "
             f"returns its handle while it runs. open_run({record.id!r}) reads what it has recorded."
         )
-        raise LookupError(msg)
+        raise for_caller(LookupError(msg))
     return record.folder
 
 
@@ -109,4 +110,4 @@ def _latest(folder: str | os.PathLike[str]) -> Path:
         if is_hosted(record.folder):
             return record.folder
     msg = f"there is no detached run in {every.home}. launch(fn, 2, detached=True) starts one."
-    raise LookupError(msg)
+    raise for_caller(LookupError(msg))

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from notebook_launcher.tracebacks import for_caller
+
 __all__ = ["concatenated", "mean", "table"]
 
 INSTALL = "Results.to_pandas() needs pandas. Type %pip install pandas."
@@ -59,7 +61,7 @@ def _combined(
     if isinstance(first, Mapping):
         if any(not isinstance(value, Mapping) or value.keys() != first.keys() for value in values):
             msg = f"{path} has different keys on the ranks: {[sorted(map(str, value)) for value in values]}"
-            raise ValueError(msg)
+            raise for_caller(ValueError(msg))
         return {
             key: _combined([value[key] for value in values], f"{path}[{key!r}]", combine, into_sequences=into_sequences)
             for key in first
@@ -67,7 +69,7 @@ def _combined(
     if into_sequences and isinstance(first, (list, tuple)):
         if any(type(value) is not type(first) or len(value) != len(first) for value in values):
             msg = f"{path} has different lengths on the ranks: {[len(value) for value in values]}"
-            raise ValueError(msg)
+            raise for_caller(ValueError(msg))
         items = [_combined([value[at] for value in values], f"{path}[{at}]", combine) for at in range(len(first))]
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
     return combine(values, path)
@@ -82,7 +84,7 @@ def _mean_of_leaves(values: Sequence[Any], path: str) -> Any:
     except (TypeError, ValueError, RuntimeError) as error:
         kinds = ", ".join(sorted({type(value).__name__ for value in values}))
         msg = f"{path} has no mean: the ranks returned {kinds} ({error}). Return numbers, tensors or dicts of them."
-        raise TypeError(msg) from error
+        raise for_caller(TypeError(msg)) from error
 
 
 def _joined(values: Sequence[Any]) -> Any:
@@ -100,5 +102,5 @@ def _joined(values: Sequence[Any]) -> Any:
         return type(first)(item for value in values for item in value)
     if any(isinstance(value, (list, tuple)) for value in values):
         msg = f"the ranks returned {[type(value).__name__ for value in values]}, which cannot be joined"
-        raise TypeError(msg)
+        raise for_caller(TypeError(msg))
     return list(values)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError, ReturnValueError
 from notebook_launcher.kernel import combining
+from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.units import format_metrics, plural, rank_list
 
 if TYPE_CHECKING:
@@ -187,10 +188,10 @@ class Results(Sequence[Any]):
             return range(len(self))[index]
         except IndexError:
             msg = f"results[{index}]: the ranks are 0 to {last}."
-            raise IndexError(msg) from None
+            raise for_caller(IndexError(msg)) from None
         except TypeError:
             msg = f"results[{index!r}]: an index is the number of a rank, 0 to {last}, or a slice."
-            raise TypeError(msg) from None
+            raise for_caller(TypeError(msg)) from None
 
     def _why_missing(self, rank: int) -> str:
         if rank in self._unsent:

@@ -29,6 +29,7 @@ from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.inspection.samples import Samples
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run_thread import RunThread
+from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ class Run:
         num = self._data.plan.num_processes
         if rank not in range(num):
             msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
-            raise LookupError(msg)
+            raise for_caller(LookupError(msg))
         return rank
 
     def stacks(self) -> Stacks:
@@ -257,12 +258,12 @@ class Run:
             ValueError: The duration or the rate cannot work.
             CallOrderError: The run is over, or ended meanwhile.
         """
-        if not 0 < seconds <= MAX_SAMPLING or not 0 < rate <= MAX_RATE:
+        if not (_is_within(seconds, MAX_SAMPLING) and _is_within(rate, MAX_RATE)):
             msg = (
-                f"sample(seconds={seconds!r}, rate={rate!r}): seconds can be up to {MAX_SAMPLING:g}, and rate up to "
-                f"{MAX_RATE:g} per second."
+                f"sample(seconds={seconds!r}, rate={rate!r}): seconds must be a number, more than 0 and up to "
+                f"{MAX_SAMPLING:g}, and rate more than 0 and up to {MAX_RATE:g} per second."
             )
-            raise ValueError(msg)
+            raise for_caller(ValueError(msg))
         self._check_goes_on("its ranks are gone, and so are their stacks")
         starts, end = self._take_sample(None), time.monotonic() + seconds
         while time.monotonic() < end and not self._data.over.wait(1 / rate):
@@ -288,12 +289,12 @@ class Run:
         """
         if isinstance(updates, bool) or not isinstance(updates, int) or not 1 <= updates <= MAX_PROFILED:
             msg = f"profile(updates={updates!r}): updates must be a whole number from 1 to {MAX_PROFILED}."
-            raise ValueError(msg)
+            raise for_caller(ValueError(msg))
         num = self._data.plan.num_processes
         chosen = tuple(dict.fromkeys(ranks))
         if not chosen or any(rank not in range(num) for rank in chosen):
             msg = f"profile(ranks={ranks!r}): ranks must list ranks of this run, from 0 to {num - 1}."
-            raise ValueError(msg)
+            raise for_caller(ValueError(msg))
         self._check_goes_on("there is nothing left to profile")
         command = ProfileCommand(updates, chosen, Latch())
         answer = self._ask(command, command.answer)
@@ -502,6 +503,11 @@ class Run:
     def show_late_output(self, events: list[Event]) -> None:
         """Show text that the ranks write after the run is over, while their session ends."""
         self._data.output.show_late_output(events)
+
+
+def _is_within(value: object, most: float) -> bool:
+    """Return True if a value is a number above 0, up to a limit."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
 
 
 def _call_elsewhere() -> None:

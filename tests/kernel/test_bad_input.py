@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -224,3 +225,34 @@ def test_failing_import_of_torch_is_reported(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )
     assert "libcudart.so.13 is missing" in done.stdout, done.stdout + done.stderr
+
+
+BEGIN = "import time; run = launch(time.sleep, 1, args=(600,), output='none', monitor=False)"
+WRONG_VALUES = {
+    "run.set(nope=1)": "ValueError: nope=1: this run offers",
+    "run.sample(0)": "ValueError: sample(seconds=0, rate=20.0): seconds must be a number, more than 0 and up to 60",
+    "run.sample('x')": "ValueError: sample(seconds='x', rate=20.0): seconds must be a number",
+    "run.profile(0)": "ValueError: profile(updates=0)",
+    "open_run('nope')": "LookupError: ",
+    "open_run(3)": "TypeError: open_run(3): pass a run's id",
+    "attach('nope')": "LookupError: ",
+    "compare(run, 'nope')": "LookupError: ",
+    "Results({0: 'a', 1: 'b'}, num_processes=2).mean()": "TypeError: ",
+    "Results({0: 1}, num_processes=1)[5]": "IndexError: results[5]: the ranks are 0 to 0",
+}
+"""By call, in a kernel whose run goes on: the error."""
+
+
+def test_wrong_values_show_the_line_of_the_caller_alone(kernel: Kernel) -> None:
+    kernel.execute(
+        "from notebook_launcher import attach, compare, launch, open_run\n"
+        "from notebook_launcher.kernel.results import Results"
+    )
+    assert kernel.execute(BEGIN).error is None
+    for call, error in WRONG_VALUES.items():
+        outcome = kernel.execute(call)
+        assert (outcome.error or "").startswith(error), (call, outcome.error)
+        shown = re.sub(r"\x1b\[[\d;]*m", "", outcome.traceback)
+        assert "notebook_launcher/" not in shown, (call, shown)
+        assert "Cell In[" in shown, (call, shown)
+    kernel.execute("run.stop()")
