@@ -286,5 +286,5 @@ def _rebuild(fields: dict[str, Any]) -> LaunchConfig:
 
 def _unknown_option(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
-    hint = HINTS.get(name) or (f"Did you mean {close[0]}=?" if close else f"Options are: {', '.join(known)}.")
+    hint = HINTS.get(name) or (f"Did you mean {close[0]}=?" if close else "help(LaunchConfig) lists the options.")
     return f"unknown option {name}=. {hint}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -132,6 +133,10 @@ def _check_options(function: Any, kwargs: Mapping[str, Any]) -> None:
     unknown = {name: value for name, value in kwargs.items() if name not in options}
     if not unknown:
         return
+    for name in unknown:
+        close = difflib.get_close_matches(name, options, n=1)
+        if close and close[0] in ("args", "kwargs"):
+            raise ConfigError(f"unknown option {name}=. Did you mean {close[0]}=?")
     try:
         theirs = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -162,7 +167,15 @@ def _check_kind(function: Any) -> None:
     while isinstance(bare, functools.partial):
         bare = bare.func
     call = bare if inspect.isroutine(bare) or isinstance(bare, type) else getattr(bare, "__call__", bare)  # noqa: B004
-    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+    if inspect.isasyncgenfunction(call):
+        name = name_of(function)
+        msg = (
+            f"{name} is an async generator function (async def with a yield), so calling it runs nothing. Collect the "
+            f"values: async def collect(): return [value async for value in {name}()], and launch "
+            "def main(): return asyncio.run(collect())."
+        )
+        raise ConfigError(msg)
+    if inspect.iscoroutinefunction(call):
         msg = (
             f"{name_of(function)} is a coroutine function (async def), but a rank calls plain functions. Wrap it: "
             f"def main(): return asyncio.run({name_of(function)}())."

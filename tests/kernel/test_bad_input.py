@@ -19,6 +19,7 @@ DEFINITIONS = """
 import functools, threading
 def train(lr): return lr
 async def coroutine(): pass
+async def values(): yield 1
 class Model:
     def __init__(self, width=1): self.width = width
     def fit(self, lr): return lr
@@ -48,6 +49,9 @@ def kernel(module_kernel: Kernel) -> Kernel:
         ("notebook_launch(3, 2)", "ConfigError: fn=3 is an int, which cannot be called"),
         ("notebook_launch(train(1), 2)", "ConfigError: fn=1 is an int"),
         ("notebook_launch(coroutine, 2)", "ConfigError: coroutine is a coroutine function"),
+        ("notebook_launch(values, 2)", "ConfigError: values is an async generator function (async def with a yield)"),
+        ("notebook_launch(train, 2, arg=(1,))", "ConfigError: unknown option arg=. Did you mean args=?"),
+        ("notebook_launch(train, 2, kwarg={'lr': 1})", "ConfigError: unknown option kwarg=. Did you mean kwargs=?"),
         ("notebook_launch(train, 2)", "ConfigError: train(lr) cannot be called with args=(), kwargs={}"),
         ("notebook_launch(train, 2, args=1)", "ConfigError: args=1 is an int; it must be a tuple"),
         (
