@@ -39,6 +39,8 @@ DISPENSABLE = ("curve", "time", "progress", "memory now", "lowest", "highest", "
 MAX_FAILURES = 32
 MAX_TRACEBACKS = 2
 """Tracebacks in a text; ranks tend to fail in the same way."""
+LEAST_SPAN = 0.05
+"""Of 1 GB, a change by a few kB would fill the whole axis; `usage.js` has the same number."""
 
 
 def headline(snapshot: RunSnapshot) -> str:
@@ -148,7 +150,11 @@ def _drawings(snapshot: RunSnapshot, curves: Curves, options: PlotOptions) -> li
     timeline = [timeline_picture(snapshot.phases, width=options.width)] if snapshot.phases else []
     marked = dataclasses.replace(options, marks=tuple(_marks(snapshot, curves, options.axis)))
     used = usage_curves(snapshot.usage)
-    usage = [curves_picture(used, None, PlotOptions(width=options.width, axis="time"))] if len(used) else []
+    usage = (
+        [curves_picture(used, None, PlotOptions(width=options.width, axis="time", least_span=LEAST_SPAN))]
+        if len(used)
+        else []
+    )
     # A run that reported no metric is drawn without a word about them if there is something else to see.
     metrics = [curves_picture(curves, None, marked)] if len(curves) or not (timeline or usage) else []
     return [*metrics, *timeline, *usage]

@@ -58,6 +58,8 @@ class PlotOptions:
     """Quantity on the horizontal axis."""
     grouped: bool = True
     """True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`, shares a plot."""
+    least_span: float = 0.0
+    """Length of a vertical axis at least, as a part of its largest value."""
     marks: tuple[tuple[float, str], ...] = ()
     """Moments to mark in each plot: the place on the axis, and a word for what happened there."""
 
@@ -135,7 +137,7 @@ class _Frame:
         values = [value for series in plot.series for _, value in series.points]
         values += [value for series in plot.series for _, *ends in series.band for value in ends]
         self._bottom = HEAD + height
-        self._y = make_scale(values, self._bottom, HEAD, log=options.log)
+        self._y = make_scale(values, self._bottom, HEAD, log=options.log, least_span=options.least_span)
         ticks = self._y.ticks(5) if self._y else []
         self._ticks = list(zip(ticks, tick_labels(ticks), strict=True))
         self.margin = max(

@@ -44,7 +44,13 @@ class Scale:
 
 
 def make_scale(
-    values: Iterable[float], start: float, end: float, *, log: bool = False, margin: float = 0.05
+    values: Iterable[float],
+    start: float,
+    end: float,
+    *,
+    log: bool = False,
+    margin: float = 0.05,
+    least_span: float = 0.0,
 ) -> Scale | None:
     """Return a scale over the values that can be drawn, with a margin at both ends; None if there are none.
 
@@ -54,6 +60,7 @@ def make_scale(
         end: The pixel of the highest value.
         log: True if equal factors take equal room.
         margin: As a part of the range.
+        least_span: Length of a linear scale at least, as a part of its largest value.
     """
     drawable = [min(max(value, -LARGEST), LARGEST) for value in values if math.isfinite(value)]
     if log:
@@ -64,6 +71,8 @@ def make_scale(
     if log:
         room = (high / low) ** margin if high / low > 1 + 1e-9 else 2.0
         return Scale(low=max(low / room, 1 / LARGEST), high=min(high * room, LARGEST), start=start, end=end, log=True)
+    if (missing := least_span * max(abs(low), abs(high)) - (high - low)) > 0 and high > low:
+        low, high = low - missing / 2, high + missing / 2
     room = (high - low) * margin
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         room = margin and (abs(high) / 2 or 1.0)  # A constant lies in the middle.

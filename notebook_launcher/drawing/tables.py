@@ -37,12 +37,16 @@ LEAST = 12
 """Characters that a column keeps in a narrow terminal."""
 
 LINE = "1px solid rgba(128,128,128,.3)"
-CELL = "padding:3px 16px 3px 0;vertical-align:baseline;border:0;white-space:nowrap"
+CELL = "padding:3px 16px 3px 0;vertical-align:baseline;border:0"
+NO_WRAP = ";white-space:nowrap"
+LONG = 20
+"""Characters of a text from which on it may wrap, into lines that are not much shorter."""
+WRAPPED = "text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:16ch"
 _KINDS = {
-    "text": "text-align:left",
-    "number": "text-align:right;font-variant-numeric:tabular-nums",
-    "state": "text-align:left",
-    "curve": "text-align:left;font-family:monospace;font-size:10px;opacity:.65",
+    "text": f"text-align:left{NO_WRAP}",
+    "number": f"text-align:right;font-variant-numeric:tabular-nums{NO_WRAP}",
+    "state": f"text-align:left{NO_WRAP}",
+    "curve": f"text-align:left;font-family:monospace;font-size:10px;opacity:.65{NO_WRAP}",
 }
 
 
@@ -79,10 +83,11 @@ def table_html(columns: Sequence[Column], *, caption: str = "", more: str = "mor
 def _rows_html(columns: Sequence[Column], start: int, stop: int) -> str:
     def cell(column: Column, value: str) -> str:
         body = state_html(value) if column.kind == "state" else escape(value)
-        return f'<td style="{CELL};{_KINDS[column.kind]}">{body}</td>'
+        style = WRAPPED if column.kind == "text" and len(value) > LONG else _KINDS[column.kind]
+        return f'<td style="{CELL};{style}">{body}</td>'
 
     head = "".join(
-        f'<th style="{CELL};border-bottom:{LINE};font-weight:600;text-align:'
+        f'<th style="{CELL}{NO_WRAP};border-bottom:{LINE};font-weight:600;text-align:'
         f'{"right" if column.kind == "number" else "left"}">{escape(column.name)}</th>'
         for column in columns
     )

@@ -55,7 +55,7 @@ def timeline_picture(phases: Mapping[int, RankPhases], *, width: float = 720.0) 
     start, end = _stretch(shown)
     lanes = _Lanes(shown, start, end, width)
     parts = [lanes.draw()]
-    notes = [sync_text(phases)] if sync_text(phases) else []
+    notes = sync_text(phases).replace("). ", ").\n").splitlines()  # A line for each sentence.
     if len(known) > len(shown):
         notes.append(f"{plural(len(known) - len(shown), 'more rank')} not drawn.")
     lines = "".join(text(0, 11 + 16 * at, note, width=width) for at, note in enumerate(notes))

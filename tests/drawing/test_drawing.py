@@ -27,6 +27,7 @@ from notebook_launcher.history.schema import (
     PhaseSpan,
     RankPhases,
     RankSnapshot,
+    RankUsage,
     RunChange,
     RunSnapshot,
 )
@@ -417,6 +418,38 @@ def test_equal_failures_are_told_once_with_the_ranks() -> None:
     plain = static_text(run_of(4, state="failed", failures=(*failures, other)))
     assert plain.count("Traceback") == 2
     assert "ranks 0-2: ValueError: boom" in plain
+
+
+def test_sentences_below_the_timeline_are_whole() -> None:
+    seconds = {"forward": 1.0, "sync": 3.4567}
+    spans = (PhaseSpan(phase="step", start=0.0, seconds=1.0),)
+    phases = {
+        rank: RankPhases(windows=9, micro_batches=9, seconds=seconds, counts={"sync": 9, "forward": 9}, spans=spans)
+        for rank in range(2)
+    }
+    words = words_of(timeline_svg(phases, width=600.0))
+    assert "Every micro-batch is synchronised." in words
+    assert not any("…" in word for word in words)
+
+
+def test_axis_of_memory_does_not_magnify_noise() -> None:
+    def labels(*gigabytes: float) -> set[float]:
+        memory = tuple(int(each * 1e9) for each in gigabytes)
+        none = (None,) * 3
+        known = RankUsage(times=(1.0, 2.0, 3.0), memory=memory, load=none, gpu_memory=none, gpu_utilization=none)
+        usage = {0: known}
+        words = words_of(static_svg(run_of(usage=usage), Curves()))
+        return {float(word) for word in words if re.fullmatch(r"0\.\d+", word)}
+
+    noise = labels(0.28870, 0.28878, 0.28872)
+    assert max(noise) - min(noise) > 0.005
+    assert max(labels(0.2, 0.4, 0.3)) == 0.4
+
+
+def test_long_text_of_a_table_wraps_and_short_text_does_not() -> None:
+    page = table_html([Column("id", ["20261121-142501-train-3f9c5e"]), Column("time", ["3 min"])])
+    cells = dict(re.findall(r'<td style="[^"]*white-space:(\w+)[^"]*">([^<]+)', page))
+    assert cells == {"normal": "20261121-142501-train-3f9c5e", "nowrap": "3 min"}
 
 
 def test_pages_are_bounded() -> None:

@@ -30,6 +30,7 @@ const COLUMNS = [
   ["notes", "notes", "notes"],
 ];
 const NUMBERS = new Set(["seconds", "ranks", "bytes"]);
+const LONG = 20; // characters from which on a text may wrap
 
 /**
  * @template {keyof HTMLElementTagNameMap} Tag
@@ -166,7 +167,8 @@ class RunsView {
       const value = row[shown];
       const kind = shown === "name" && row.kind ? ` (${row.kind})` : "";
       const text = Array.isArray(value) ? value.join(", ") : `${value}${kind}`;
-      return make("td", { title: shown === "name" ? row.id : text, class: NUMBERS.has(key) ? "nbr-number" : "" }, text);
+      const look = NUMBERS.has(key) ? "nbr-number" : text.length > LONG ? "nbr-long" : "";
+      return make("td", { title: shown === "name" ? row.id : text, class: look }, text);
     });
     return make("tr", {}, make("td", {}, box), ...cells);
   }
