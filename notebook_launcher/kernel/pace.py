@@ -29,8 +29,8 @@ class Pace:
 
         Args:
             time: Time of the count, in seconds.
-            count: What was counted so far, in all loops.
-            loop: Anything that is equal while one loop goes on.
+            count: Items so far, in all loops.
+            loop: Anything that stays equal during one loop.
         """
         if loop != self._loop:
             self._loop, self._loop_since = loop, time

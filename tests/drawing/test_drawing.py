@@ -397,7 +397,7 @@ def test_values_of_environment_variables_stay_private() -> None:
     assert "hidden-value" not in page
 
 
-def test_equal_failures_are_told_once_with_the_ranks() -> None:
+def test_equal_failures_are_shown_once_with_the_ranks() -> None:
     failures = tuple(
         FailureRecord(
             rank=rank, summary="ValueError: boom", traceback="Traceback\n  boom", last_lines=(f"last {rank}",)

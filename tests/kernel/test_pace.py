@@ -81,7 +81,7 @@ def test_pace_of_a_long_loop_is_its_own_after_a_second() -> None:
             assert live.items_per_second(0) == pytest.approx(1.0)
 
 
-def test_pace_begins_anew_with_a_restarted_rank() -> None:
+def test_pace_restarts_with_a_restarted_rank() -> None:
     live = LiveRecords(launched=0.0)
     for item in range(1, 5):
         live.fold(0, progress_of(item * 0.1, items=item, loops=1))

@@ -163,7 +163,7 @@ def test_debug_option_asks_before_the_peers_are_stopped(session: Kernel) -> None
     assert "rank 0 failed as a consequence" in outcome.traceback
 
 
-def test_interrupt_at_the_prompt_of_the_option_tells_of_the_failure(session: Kernel) -> None:
+def test_interrupt_at_the_prompt_of_the_option_names_the_failure(session: Kernel) -> None:
     def interrupt(_prompt: str, _password: bool) -> str:  # noqa: FBT001 - as a kernel calls it
         session.interrupt()
         return "p 1"

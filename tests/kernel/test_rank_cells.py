@@ -83,7 +83,7 @@ def test_push_and_pull_move_tensors(notebook: Kernel) -> None:
     assert run(notebook, "session['sent.numel() + rank'][:]").result == "[3, 2]"
 
 
-def test_session_tells_of_a_name_and_removes_it(notebook: Kernel) -> None:
+def test_session_finds_and_removes_a_name(notebook: Kernel) -> None:
     run(notebook, "session['kept'] = 1; session['half', 0] = 2")
     assert run(notebook, "'kept' in session, 'half' in session, ('half', 0) in session").result == "(True, False, True)"
     run(notebook, "del session['kept', 1]")
@@ -94,7 +94,7 @@ def test_session_tells_of_a_name_and_removes_it(notebook: Kernel) -> None:
 
 
 @pytest.mark.parametrize("names", ["'a', 'b'", "'a', 'b', 'c'"])
-def test_key_of_several_names_is_told_from_a_key_with_ranks(notebook: Kernel, names: str) -> None:
+def test_key_of_several_names_is_refused_beside_a_key_with_ranks(notebook: Kernel, names: str) -> None:
     outcome = notebook.execute(f"session[{names}]")
     assert outcome.error == (
         f"ConfigError: session[{names}]: the second item of the key selects ranks, as in session['a', 0]. "

@@ -471,7 +471,7 @@ def test_typed_container_has_the_type_of_the_annotation(annotation, right, wrong
         parameter.parse(wrong)
 
 
-def test_code_that_this_machine_cannot_run_says_what_to_fix():
+def test_code_that_this_machine_cannot_run_names_the_field_to_fix():
     panel = ConfigPanel(train)
     type_in(panel, "num_processes", "65")
     assert "Fix Processes to run this code on this machine." in panel.view._code.value
