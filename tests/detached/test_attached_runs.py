@@ -142,7 +142,7 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
         pytest.raises(TypeError, match=r"a host does not answer Ask\(name='wait'"),
     ):
         connection.call("wait", (), {})
-    with pytest.raises(TimeoutError, match="the run is not over after 0"):
+    with pytest.raises(TimeoutError, match="the run is still running after 0 s"):
         run.result(timeout=0)
     assert [run.snapshot().is_over for run in runs()] == [False]
     assert re.search(rf"holds.*\n(.*[KMG]B, )?.*host {host.pid}\b", runs().as_text())
@@ -262,7 +262,7 @@ def test_a_run_whose_folder_is_deleted_is_stopped(home: Path, gate: Path) -> Non
     shutil.rmtree(run.folder)
     host.wait(60)
     wait_until(lambda: not any(lives(rank) for rank in ranks))
-    with pytest.raises(RankFailedError, match=rf"{run.id} was deleted, and with it what the run returned"):
+    with pytest.raises(RankFailedError, match=rf"{run.id} was deleted, and with it the results and the record"):
         run.result()
 
 

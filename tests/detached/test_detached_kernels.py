@@ -101,7 +101,7 @@ def test_a_monitor_stays_live_below_a_cell_that_is_let_go(gate: Path, kernel: Ke
     kernel.wait(cell, until=shows_monitor)
     kernel.interrupt()
     outcome = kernel.wait(cell)
-    assert "goes on; attach(" in outcome.traceback
+    assert "is still running; attach(" in outcome.traceback
     assert not outcome.of("comm_close")
     release(gate)
     ended = kernel.wait(cell, until=lambda outcome: bool(outcome.of("comm_close")))
@@ -151,6 +151,6 @@ def test_a_dead_host_takes_its_ranks_along(gate: Path, kernel: Kernel) -> None:
     outcome = kernel.wait(cell)
     assert outcome.error is not None
     assert "RankFailedError" in outcome.error
-    assert f"the host of {run.id} is gone" in outcome.error
+    assert f"the host process of {run.id} has ended" in outcome.error
     assert run.state == "lost"
     wait_until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))

@@ -207,7 +207,7 @@ def test_mistakes_are_explained(notebook: Kernel) -> None:
 
 def test_name_that_only_the_notebook_has_comes_with_advice(notebook: Kernel) -> None:
     run(notebook, "only_here = 1")
-    assert "`%%ranks --push only_here` sets it" in notebook.execute("%%ranks\nonly_here").traceback
+    assert "`%%ranks --push only_here` sends it first" in notebook.execute("%%ranks\nonly_here").traceback
     assert "--push" not in notebook.execute("%%ranks\nnowhere_at_all").traceback
 
 

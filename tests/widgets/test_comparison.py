@@ -107,7 +107,8 @@ def test_speed_counts_the_time_outside_of_all_phases(tmp_path: Path) -> None:
     fast, slow = (launch(train_with_pauses, 2, args=(pause,), **kept) for pause in (0.005, 0.05))
     true = [run.result()[0] for run in (fast, slow)]
     comparison = compare(fast, slow, tmp_path / slow.id)
-    assert list(comparison.samples_per_second.values()) == pytest.approx([*true, true[1]], rel=0.25)
+    # A busy machine delays the ends of the true time, too: within a half, where the phases alone gave a multiple.
+    assert list(comparison.samples_per_second.values()) == pytest.approx([*true, true[1]], rel=0.5)
     for letter, run in zip("AB", (fast, slow), strict=True):
         shown = [rank.samples_per_second for rank in run.ranks]
         assert shown == pytest.approx([comparison.samples_per_second[letter]] * 2, rel=0.1)
