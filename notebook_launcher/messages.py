@@ -19,6 +19,7 @@ a crash, arrive in the same way as `print`.
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 from typing import Any, Literal, TypeAlias
 
@@ -500,6 +501,8 @@ class Phases:
     """The newest spans, oldest first: phase, start by CLOCK_MONOTONIC, seconds."""
     settings: dict[str, float | None] = dataclasses.field(default_factory=dict)
     """Present settings of the Accelerator that carries changes out; from rank 0 alone."""
+    since: float = math.inf
+    """Time by CLOCK_MONOTONIC at which the first of its spans began, though the record may hold only the newest ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import pytest
 from jupyter_core import utils as jupyter_utils
 
 from notebook_launcher.history.run_folders import VARIABLE
-from tests.support.leaks import leave_nothing_behind, marked_session
+from tests.support.leaks import lasting, leave_nothing_behind, marked_session
 from tests.support.warm_kernels import unchanged, warm_kernel
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "kernel",
     "kernel_code",
     "kernel_cwd",
+    "lasting",
     "leave_nothing_behind",
     "light_collections",
     "marked_session",

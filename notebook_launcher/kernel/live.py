@@ -204,8 +204,7 @@ class LiveRecords:
             (_, start, _), (_, last, seconds) = record.spans[0], record.spans[-1]
             end = last + seconds  # A rank sends the last record at the end of its function.
             if rank not in self._samples:
-                # Of short spans a record has only the newest ones.
-                self._samples[rank].note(min(start, end - sum(record.seconds.values())), 0.0)
+                self._samples[rank].note(min(start, record.since), 0.0)
         self._num_samples[rank] += record.samples
         self._samples[rank].note(end, self._num_samples[rank])
 

@@ -67,7 +67,7 @@ def test_invalid_option_raises_config_error_with_its_field(options: dict[str, An
         ("num_gpus", r"unknown option num_gpus=. It is called num_processes here"),
         ("accumulate_grad_batches", r"=. It is called gradient_accumulation_steps here"),
         ("dynamo_backend", r"Accelerator\(dynamo_backend='inductor'\)"),
-        ("qqqqqq", r"unknown option qqqqqq=. Options are: num_processes, nodes"),
+        ("qqqqqq", r"unknown option qqqqqq=. help\(LaunchConfig\) lists the options"),
     ],
 )
 def test_unknown_option_raises_config_error_with_a_hint(option: str, message: str) -> None:

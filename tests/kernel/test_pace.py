@@ -41,7 +41,7 @@ def test_samples_of_a_run_leave_out_what_comes_after_the_training() -> None:
 def test_samples_of_one_record_have_a_rate() -> None:
     live = LiveRecords(launched=0.0)
     spans = tuple(("step", 9.9 + at * 0.01, 0.01) for at in range(10))  # The newest ones, of 0.2 s.
-    live.fold(0, phases_of(20.0, spans=spans, seconds={"step": 0.2}))
+    live.fold(0, phases_of(20.0, spans=spans, seconds={"step": 0.2}, since=9.8))
     assert live.samples_per_second(0, is_over=True) == pytest.approx(40.0)
 
 

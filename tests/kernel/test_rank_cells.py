@@ -84,13 +84,13 @@ def test_push_and_pull_move_tensors(notebook: Kernel) -> None:
 
 
 def test_session_finds_and_removes_a_name(notebook: Kernel) -> None:
-    run(notebook, "session['kept'] = 1; session['half', 0] = 2")
-    assert run(notebook, "'kept' in session, 'half' in session, ('half', 0) in session").result == "(True, False, True)"
+    run(notebook, "session['kept'] = 1; session['own', 0] = 2")
+    assert run(notebook, "'kept' in session, 'own' in session, ('own', 0) in session").result == "(True, False, True)"
     run(notebook, "del session['kept', 1]")
     assert run(notebook, "'kept' in session, ('kept', 0) in session").result == "(False, True)"
-    run(notebook, "del session['half', 0]")
-    assert run(notebook, "('half', 0) in session").result == "False"
-    assert notebook.execute("del session['half']").error == "NameError: name 'half' is not defined"
+    run(notebook, "del session['own', 0]")
+    assert run(notebook, "('own', 0) in session").result == "False"
+    assert notebook.execute("del session['own']").error == "NameError: name 'own' is not defined"
 
 
 @pytest.mark.parametrize("names", ["'a', 'b'", "'a', 'b', 'c'"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,13 +11,16 @@ if TYPE_CHECKING:
     from tests.support.kernels import Kernel, Outcome
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-START = """
-import threading
-import comm
-from notebook_launcher import Session, notebook_launch
+OPEN = """
 session = Session(2, devices="cpu", monitor=False)
 session.activate()
 session.execute("import os, time, ipywidgets as w, torch.distributed as dist; rank = dist.get_rank()")
+"""
+START = f"""
+import threading
+import comm
+from notebook_launcher import Session, notebook_launch
+{OPEN}
 def left():
     return len(comm.get_comm_manager().comms), sorted(t.name for t in threading.enumerate() if "launcher" in t.name)
 """
@@ -31,6 +35,12 @@ def kernel_code() -> str:
 def notebook(module_kernel: Kernel) -> Kernel:
     """A kernel whose session stays for the whole file; each test makes widgets of its own."""
     return module_kernel
+
+
+@pytest.fixture
+def lasting(notebook: Kernel) -> None:
+    """Open the session that the tests share again, where a test before has closed it."""
+    run(notebook, f"if 'closed' in repr(session):\n{textwrap.indent(OPEN, '    ')}")
 
 
 def run(kernel: Kernel, code: str) -> Outcome:

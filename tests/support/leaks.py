@@ -104,9 +104,15 @@ def leftovers(before: Surroundings, after: Surroundings) -> list[str]:
     return found
 
 
+@pytest.fixture
+def lasting() -> None:
+    """Start what all tests of a file share; a file whose tests may end it overrides this fixture."""
+
+
 @pytest.fixture(autouse=True)
-def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def leave_nothing_behind(request: pytest.FixtureRequest, lasting: None) -> Iterator[None]:
     """Fail a test that leaves something behind; `@pytest.mark.leaks("reason")` lets it."""
+    del lasting  # It is there before the test.
     excuse = request.node.get_closest_marker("leaks")
     if excuse is not None and not (excuse.args and str(excuse.args[0]).strip()):
         pytest.fail("the marker `leaks` needs a reason: @pytest.mark.leaks('why')")

@@ -137,6 +137,7 @@ class PhaseClock:
 
     def _report(self, now: float) -> None:
         self._due = now + SEND_INTERVAL
+        since = self._since or next(iter(self._times), now)
         seconds, counts, newest = self._sums()
         if not (newest or self._windows):
             return
@@ -152,6 +153,7 @@ class PhaseClock:
             counts=counts,
             spans=tuple(newest),
             settings=self._settings_now(),
+            since=since,
         )
         self._windows.clear()
         self._send(record)
