@@ -502,7 +502,7 @@ class Phases:
     settings: dict[str, float | None] = dataclasses.field(default_factory=dict)
     """Present settings of the Accelerator that carries changes out; from rank 0 alone."""
     since: float = math.inf
-    """Time by CLOCK_MONOTONIC at which the first of its spans began, though the record may hold only the newest ones."""
+    """Time by CLOCK_MONOTONIC at which the first of its spans began, even if it holds only the newest ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from notebook_launcher.history.run_folders import VARIABLE
 from tests.support import pages
 from tests.support.kernels import ROOT
 
@@ -137,6 +138,8 @@ def reader(module_kernel):
 def test_how_to_code_prints_what_the_page_shows(how_to, reader, tmp_path):
     found = list(pages.blocks(how_to.read_text(encoding="utf-8")))
     assert found
-    assert reader.execute(f"%reset -f\nimport os; os.chdir({str(tmp_path)!r}); del os").error is None
+    # A page may switch the recording of runs off.
+    start = f"import os; os.chdir({str(tmp_path)!r}); os.environ[{VARIABLE!r}] = {str(tmp_path / 'kept')!r}; del os"
+    assert reader.execute(f"%reset -f\n{start}").error is None
     for block in found:
         pages.run(block, reader)
