@@ -17,9 +17,5 @@ def show(run: RunReader, sink: Sink) -> Monitor:
     """Show the monitor of a run in its cell until the run is over, and return it."""
     monitor = Monitor(run)
     monitor.leaves_picture = False
-    try:
-        monitor.show(sink)
-    except KeyboardInterrupt:
-        monitor.leaves_picture = True  # It stays in the cell, and nobody will leave a record of a run that goes on.
-        raise
+    monitor.show(sink)
     return monitor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
@@ -39,7 +39,7 @@ class AcceleratedScheduler:
         self.step_with_optimizer = step_with_optimizer
         self.steps_per_update = steps_per_update
         self.gradient_state = gradient_state
-        self._has_warned = False
+        self._warn_once = Warner()
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advance, if the window has ended and its update was not skipped for an overflow."""
@@ -48,7 +48,13 @@ class AcceleratedScheduler:
             return
         if self.gradient_state is not None and not self.gradient_state.sync_gradients:
             if self.gradient_state.has_left_window:
-                self._warn_of_left_window()
+                self._warn_once(
+                    "left window",
+                    "scheduler.step() did not advance: the loop was left inside a window of micro-batches, and a "
+                    "prepared scheduler takes a step for each update. Leave the loop where accelerator.sync_gradients "
+                    "is True; or, for a step at the end of each epoch whatever was left, give "
+                    "Accelerator(step_scheduler_with_optimizer=False).",
+                )
             return
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
@@ -56,16 +62,6 @@ class AcceleratedScheduler:
             # OneCycleLR refuses to go past its end, where windows cut short make more updates than planned.
             if getattr(self.scheduler, "_step_count", 0) <= getattr(self.scheduler, "total_steps", float("inf")):
                 self.scheduler.step(*args, **kwargs)
-
-    def _warn_of_left_window(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warn_user(
-                "scheduler.step() did not advance: the loop was left inside a window of micro-batches, and a prepared "
-                "scheduler takes a step for each update. Leave the loop where accelerator.sync_gradients is True; or, "
-                "for a step at the end of each epoch whatever was left, give "
-                "Accelerator(step_scheduler_with_optimizer=False)."
-            )
 
     def get_last_lr(self) -> list[float]:
         """Return the learning rates of the last step, one for each parameter group."""
