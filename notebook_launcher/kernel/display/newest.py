@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.display.folding import TextBlock
 
-__all__ = ["Newest"]
+__all__ = ["Newest", "last_lines_at"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,12 +133,17 @@ class Newest:
         return gone
 
 
+def last_lines_at(text: str, num_lines: int) -> int:
+    """Return the place at which the last lines of a longer text of whole lines begin."""
+    return len(text[:-1].rsplit("\n", num_lines)[0]) + 1
+
+
 def _cut(block: TextBlock, kind: str, num_lines: int, fraction: float) -> tuple[TextBlock, TextBlock]:
     """Cut a block between two lines, so that at most this part of its text or of its lines is in the second piece."""
     place, keep = len(block.text), min(int(num_lines * fraction + 1e-6), num_lines - 1)
     if kind == "size":
         place = block.text.find("\n", place - int(place * fraction) - 1) + 1
     elif keep > 0:
-        place = len(block.text[:-1].rsplit("\n", keep)[0]) + 1
+        place = last_lines_at(block.text, keep)
     first, second = block.text[:place], block.text[place:]
     return dataclasses.replace(block, text=first), dataclasses.replace(block, text=second)

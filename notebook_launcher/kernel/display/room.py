@@ -12,7 +12,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.display.backlog import left_out_note, num_bytes, split
-from notebook_launcher.kernel.display.newest import Newest
+from notebook_launcher.kernel.display.newest import Newest, last_lines_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -151,5 +151,4 @@ def _last_lines(block: TextBlock, num_lines: int) -> TextBlock:
     """Return a block without the lines before the last ones."""
     if block.text.count("\n") <= num_lines:
         return block
-    place = len(block.text[:-1].rsplit("\n", num_lines)[0]) + 1
-    return dataclasses.replace(block, text=block.text[place:])
+    return dataclasses.replace(block, text=block.text[last_lines_at(block.text, num_lines) :])
