@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
 
-__all__ = ["for_caller", "render"]
+__all__ = ["end_at_caller", "for_caller", "render"]
 
 E = TypeVar("E", bound=BaseException)
 
@@ -29,7 +29,8 @@ def render(error: BaseException, *, whole: bool = False) -> list[str]:
     """
     if whole:
         return _formatted(error, error.__traceback__)
-    tb = _before_ours(error.__traceback__)
+    end_at_caller(error)
+    tb = None if error.__traceback__ is None or _is_ours(error.__traceback__) else error.__traceback__
     with _pruned_causes(error):
         return _formatted(error, tb)
 
@@ -39,6 +40,18 @@ def for_caller(error: E) -> E:
     # A function that held the error would make a cycle with it.
     error._render_traceback_ = _render_present  # type: ignore[attr-defined]
     return error
+
+
+def end_at_caller(error: BaseException) -> None:
+    """Let the traceback of an exception end where the user's code called this package.
+
+    A shell calls this when it shows the exception, so that its `%debug` opens in the user's frames as well.
+    """
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        if _is_ours(tb.tb_next):
+            tb.tb_next = None
+        tb = tb.tb_next
 
 
 def _render_present() -> list[str]:
@@ -80,18 +93,6 @@ def _pruned_causes(error: BaseException) -> Iterator[None]:
 def _link(error: BaseException, cause: BaseException | None, *, suppress: bool) -> None:
     error.__cause__ = cause  # This also suppresses the context.
     error.__suppress_context__ = suppress
-
-
-def _before_ours(tb: TracebackType | None) -> TracebackType | None:
-    """Return a traceback up to the first frame of this package."""
-    kept = []
-    while tb is not None and not _is_ours(tb):
-        kept.append(tb)
-        tb = tb.tb_next
-    short: TracebackType | None = None
-    for entry in reversed(kept):
-        short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return short
 
 
 def _after_ours(tb: TracebackType | None) -> TracebackType | None:

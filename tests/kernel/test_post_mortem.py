@@ -110,6 +110,22 @@ def test_debug_magic_leaves_other_exceptions_to_ipython(session: Kernel) -> None
     assert "12345" in outcome.stdout
 
 
+@pytest.mark.parametrize("call", [
+    "notebook_launch(train, 2, output='none')",
+    "notebook_launch(train, 2, outptu='none')",  # An error before any rank starts.
+    "launch(train, 2).result()",
+])  # fmt: skip
+def test_debug_magic_after_a_single_launch_opens_the_cell(module_kernel: Kernel, call: str) -> None:
+    failed = module_kernel.execute(f"from notebook_launcher import launch\nattempt = 7\n{call}")
+    assert failed.error is not None
+    outcome, prompts = answered(module_kernel, "%debug", "p attempt", "where", "q")
+    assert outcome.error is None, outcome.traceback
+    assert prompts == ["ipdb> "] * 3
+    assert "7\n" in outcome.stdout
+    assert call in re.sub(r"\x1b\[[0-9;]*m", "", outcome.stdout)
+    assert "notebook_launcher/" not in outcome.stdout
+
+
 def test_victims_frames_can_be_looked_into(session: Kernel) -> None:
     outcome, prompts = answered(session, "session.debug(0)", "where", "q")
     assert prompts == ["(rank 0 pdb) "] * 2

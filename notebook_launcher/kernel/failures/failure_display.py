@@ -15,6 +15,7 @@ from notebook_launcher.kernel.failures.culprit import STOPPED
 from notebook_launcher.kernel.failures.torch_errors import advice_on
 from notebook_launcher.kernel.inspection.mismatches import describe_mismatch
 from notebook_launcher.text import name_rank
+from notebook_launcher.tracebacks import end_at_caller
 from notebook_launcher.units import format_bytes, format_seconds, rank_list
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class _Rendering:
     lines: tuple[str, ...]
 
     def __call__(self) -> list[str]:
+        shown = getattr(sys, "last_value", None)
+        if shown is not None and getattr(shown, "_render_traceback_", None) is self:
+            end_at_caller(shown)
         return list(self.lines)
 
 
