@@ -20,6 +20,7 @@ from notebook_launcher.training.accumulation.members import Members
 from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.agreement import make_fence
+from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.checkpoints.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
@@ -170,9 +171,12 @@ class Accelerator:
 
         Raises:
             ValueError: A setting is invalid; the message lists the valid values.
-            TypeError: An argument does not exist.
+            TypeError: An argument does not exist, or has a value of another type.
         """
         _refuse(unsupported)
+        check_switch("device_placement", device_placement)
+        check_switch("cpu", cpu)
+        check_switch("step_scheduler_with_optimizer", step_scheduler_with_optimizer)
         handlers = pick_handlers(kwargs_handlers, HANDLERS)
         self.autocast_handler: AutocastKwargs = handlers.get(AutocastKwargs) or AutocastKwargs()
         self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
@@ -249,7 +253,7 @@ class Accelerator:
             ddp_handler=resolved.ddp_handler,
             dataloader_config=resolved.loaders,
             dynamo_backend=dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND"),
-            rng_types=["generator"] if rng_types is None else list(rng_types),
+            rng_types=resolving.resolve_rng_types(rng_types),
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
         )
         self._checkpointer = Checkpointer(
@@ -373,7 +377,7 @@ class Accelerator:
 
     @dataloader_config.setter
     def dataloader_config(self, dataloader_config: DataLoaderConfiguration) -> None:
-        self._preparation.dataloader_config = dataloader_config
+        self._preparation.dataloader_config = resolving.resolve_loaders(dataloader_config)
 
     @property
     def dynamo_backend(self) -> str | None:
@@ -391,7 +395,7 @@ class Accelerator:
 
     @rng_types.setter
     def rng_types(self, rng_types: list[str]) -> None:
-        self._preparation.rng_types = rng_types
+        self._preparation.rng_types = resolving.resolve_rng_types(rng_types)
 
     @property
     def step_scheduler_with_optimizer(self) -> bool:
@@ -558,6 +562,7 @@ class Accelerator:
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """Compute in the Accelerator's precision outside of a prepared model, a loss for instance."""
+        check_instance("autocast_handler", autocast_handler, AutocastKwargs, "AutocastKwargs(enabled=False)")
         kwargs = autocast_handler or self.autocast_handler
         return precision.autocast(self.device, self.mixed_precision if self.native_amp else "no", kwargs)
 
@@ -977,6 +982,7 @@ class Accelerator:
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:
         """Profile a block with `torch.profiler`, as `with accelerator.profile() as prof:`."""
+        check_instance("profile_handler", profile_handler, ProfileKwargs, "ProfileKwargs(record_shapes=True)")
         return build_profiler(profile_handler or self.profile_handler or ProfileKwargs())
 
     def maybe_context_parallel(self, *_arguments: Any, **_named: Any) -> AbstractContextManager[None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.option_checks import whole_number
+from notebook_launcher.training.argument_checks import check_fields
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -129,6 +130,7 @@ class GradientAccumulationPlugin:
     None: sharded models (FSDP) are, others are not."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.num_steps is not None:
             self.num_steps = whole_number("num_steps", self.num_steps)
 
@@ -161,6 +163,7 @@ class DataLoaderConfiguration:
     refuses before the loop, `"leave"` ends it on that rank alone (others may wait for ever). None: `"weigh"`."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.uneven is not None and self.uneven not in UNEVEN:
             raise ValueError(f"uneven={self.uneven!r} is unknown. It can be {', '.join(map(repr, UNEVEN))} or None.")
 
@@ -181,6 +184,7 @@ class ProjectConfiguration:
     save_on_each_node: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self.set_directories(self.project_dir)
         if self.total_limit is not None:
             self.total_limit = whole_number("total_limit", self.total_limit)
@@ -195,6 +199,10 @@ class ProjectConfiguration:
 
 class KwargsHandler:
     """Base of the records that carry arguments to torch."""
+
+    def __post_init__(self) -> None:
+        if dataclasses.is_dataclass(self):
+            check_fields(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments by name."""
@@ -220,7 +228,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
     dim: int = 0
     broadcast_buffers: bool = True
-    bucket_cap_mb: int = 25
+    bucket_cap_mb: float = 25
     find_unused_parameters: bool = False
     check_reduction: bool = False
     """Accepted and without effect, as in torch."""
@@ -237,8 +245,17 @@ class DistributedDataParallelKwargs(KwargsHandler):
         return {name: value for name, value in super().to_dict().items() if not name.startswith("comm_")}
 
     def __post_init__(self) -> None:
-        self.comm_hook = DDPCommunicationHookType(self.comm_hook)
-        self.comm_wrapper = DDPCommunicationHookType(self.comm_wrapper)
+        super().__post_init__()
+        self.comm_hook = _hook("comm_hook", self.comm_hook)
+        self.comm_wrapper = _hook("comm_wrapper", self.comm_wrapper)
+
+
+def _hook(name: str, value: Any) -> DDPCommunicationHookType:
+    try:
+        return DDPCommunicationHookType(value)
+    except ValueError:
+        known = ", ".join(map(repr, DDPCommunicationHookType.list()))
+        raise ValueError(f"{name}={value!r} is unknown. It can be {known}.") from None
 
 
 @dataclasses.dataclass
@@ -280,16 +297,27 @@ class ProfileKwargs(KwargsHandler):
 
 def pick_handlers(handlers: Iterable[Any] | None, known: tuple[type, ...]) -> dict[type, Any]:
     """Return the handlers by type; raise ValueError for an unknown handler, or two of one type."""
+    if isinstance(handlers, known):
+        raise TypeError(f"kwargs_handlers={handlers!r} is not a list. Write kwargs_handlers=[{handlers!r}].")
     found: dict[type, Any] = {}
     for handler in handlers or ():
         kind = next((kind for kind in known if isinstance(handler, kind)), None)
         if kind is None:
-            names = ", ".join(one.__name__ for one in known)
-            raise ValueError(f"kwargs_handlers holds {handler!r}, which is unknown. It can hold {names}.")
+            raise ValueError(f"kwargs_handlers holds {handler!r}, which is unknown. {_advice(handler, known)}")
         if kind in found:
             raise ValueError(f"kwargs_handlers holds two {kind.__name__}. Pass one.")
         found[kind] = handler
     return found
+
+
+def _advice(handler: Any, known: tuple[type, ...]) -> str:
+    """Return what to pass for a handler that is none of the known ones."""
+    if handler in known:
+        return f"Pass an object of the class: {handler.__name__}()."
+    names = [one.__name__ for one in known]
+    if type(handler).__name__ in names:
+        return f"It is from {type(handler).__module__}; import {type(handler).__name__} from notebook_launcher."
+    return f"It can hold {', '.join(names)}."
 
 
 def warn_user(message: str) -> None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from notebook_launcher.text import type_of
 from notebook_launcher.training import precision
 from notebook_launcher.training.accumulation.ddp import wrap
 from notebook_launcher.training.accumulation.held_gradients import parameter_groups
 from notebook_launcher.training.accumulation.member_kinds import synchronises_itself
 from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
 from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
+from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
 from notebook_launcher.training.data.wire import wire_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["Preparation", "Preparer"]
+
+
+_PREPARED_KINDS = (torch.nn.Module, torch.optim.Optimizer, DataLoader)
 
 
 class Preparer(Protocol):
@@ -88,13 +93,9 @@ class Preparation:
 
     def prepare(self, *args: Any, preparer: Preparer, device_placement: list[bool] | None = None) -> Any:
         """Carry out `Accelerator.prepare`: `preparer` prepares each object, schedulers after their optimizers."""
-        placements: list[bool | None] = [None] * len(args) if device_placement is None else list(device_placement)
-        if len(placements) != len(args):
-            msg = (
-                f"device_placement has {len(placements)} entries for {len(args)} objects. Pass True or False for each "
-                "object, or omit device_placement."
-            )
-            raise ValueError(msg)
+        placements = _check_placements(device_placement, len(args))
+        if self.rules.guards:
+            _check_objects(args)
         self._check_batch_sizes(args)
         first = [self._prepare_one(one, preparer, placed) for one, placed in zip(args, placements, strict=True)]
         result = tuple(preparer.prepare_scheduler(one) if _is_scheduler(one) else one for one in first)
@@ -128,6 +129,8 @@ class Preparation:
         evaluation_mode: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """Carry out `Accelerator.prepare_model`."""
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"prepare_model({type(model).__name__}): pass a module of torch.")
         known = self.prepared.find(model)
         if known is not None:
             return known
@@ -193,6 +196,8 @@ class Preparation:
         """Carry out `Accelerator.prepare_optimizer`."""
         if isinstance(optimizer, AcceleratedOptimizer) and self.prepared.find(optimizer) is None:
             optimizer = optimizer.optimizer  # prepared by another Accelerator, whose windows are not these
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"prepare_optimizer({type(optimizer).__name__}): pass an optimizer of torch.")
         known: AcceleratedOptimizer | None = self.prepared.find(optimizer)
         if known is not None:
             return known
@@ -208,6 +213,8 @@ class Preparation:
         """Carry out `Accelerator.prepare_scheduler`."""
         if isinstance(scheduler, AcceleratedScheduler) and self.prepared.find(scheduler) is None:
             scheduler = scheduler.scheduler
+        if not hasattr(scheduler, "step") or hasattr(scheduler, "param_groups"):
+            raise TypeError(f"prepare_scheduler({type(scheduler).__name__}): pass a learning-rate scheduler.")
         known: AcceleratedScheduler | None = self.prepared.find(scheduler)
         if known is not None:
             return known
@@ -238,6 +245,11 @@ class Preparation:
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
         """Carry out `Accelerator.prepare_data_loader`."""
+        if not hasattr(data_loader, "dataset"):
+            raise TypeError(
+                f"prepare_data_loader({type(data_loader).__name__}): pass a DataLoader, such as "
+                "DataLoader(dataset, batch_size=32)."
+            )
         known = self.prepared.find(data_loader)
         if known is not None:
             return known
@@ -301,6 +313,48 @@ class Preparation:
             check_ranks=self.rules.guards,
             keeps_shares=not self.rules.guards,
         )
+
+
+def _check_placements(device_placement: Any, number: int) -> list[bool | None]:
+    """Return the placement of each object; raise ValueError if there are more or fewer than objects."""
+    if device_placement is None:
+        return [None] * number
+    if not isinstance(device_placement, (list, tuple)):
+        raise TypeError(
+            f"device_placement={device_placement!r} is {type_of(device_placement)}; it must be a list with True or "
+            "False for each object. For all objects, pass Accelerator(device_placement=...)."
+        )
+    if len(device_placement) != number:
+        raise ValueError(
+            f"device_placement has {len(device_placement)} entries for {number} objects. Pass True or False for each "
+            "object, or omit device_placement."
+        )
+    for placed in device_placement:
+        check_switch("device_placement", placed, or_none=True)
+    return list(device_placement)
+
+
+def _check_objects(args: tuple[Any, ...]) -> None:
+    """Raise for objects that would come back unprepared although they look like what is prepared."""
+    for one in args:
+        held = list(one.values()) if isinstance(one, dict) else one if isinstance(one, (list, tuple)) else ()
+        found = next((each for each in held if _can_be_prepared(each)), None)
+        if found is not None:
+            raise TypeError(
+                f"prepare() got {type_of(one)} that holds {type_of(found)}, and would return it unprepared. Pass the "
+                "objects one by one: prepare(*objects)."
+            )
+        if isinstance(one, type) and issubclass(one, _PREPARED_KINDS):
+            raise TypeError(f"prepare() got the class {one.__name__}. Pass an object of it: {one.__name__}(...).")
+        if isinstance(one, torch.Tensor) and one.requires_grad and not one.is_leaf:
+            raise ValueError(
+                f"prepare() got a tensor that was computed ({type(one.grad_fn).__name__}); gradients gather in leaf "
+                "tensors only. Pass the tensor that it was computed from, or tensor.detach().requires_grad_()."
+            )
+
+
+def _can_be_prepared(one: Any) -> bool:
+    return isinstance(one, _PREPARED_KINDS) or _is_scheduler(one)
 
 
 def _is_scheduler(one: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
 from notebook_launcher.option_checks import whole_number
-from notebook_launcher.text import type_of
+from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
     DataLoaderConfiguration,
@@ -19,12 +19,13 @@ from notebook_launcher.training.plugins import (
     GradScalerKwargs,
     PrecisionType,
     ProjectConfiguration,
+    RNGType,
     warn_user,
 )
 from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
@@ -47,6 +48,7 @@ __all__ = [
     "resolve_loaders",
     "resolve_max_grad_norm",
     "resolve_precision",
+    "resolve_rng_types",
     "resolve_shard",
 ]
 
@@ -174,12 +176,12 @@ def resolve_accumulation(
     num_steps: int | None, plugin: GradientAccumulationPlugin | None, rules: Rules, conflicts: list[str]
 ) -> GradientAccumulationPlugin:
     """Return the plugin with the resolved number of steps."""
-    if plugin is not None and not isinstance(plugin, GradientAccumulationPlugin):
-        msg = (
-            f"gradient_accumulation_plugin={plugin!r} is not a GradientAccumulationPlugin. Pass "
-            "GradientAccumulationPlugin(num_steps=4), or gradient_accumulation_steps=4."
-        )
-        raise TypeError(msg)
+    check_instance(
+        "gradient_accumulation_plugin",
+        plugin,
+        GradientAccumulationPlugin,
+        "GradientAccumulationPlugin(num_steps=4), or gradient_accumulation_steps=4",
+    )
     if num_steps is not None:
         num_steps = whole_number("gradient_accumulation_steps", num_steps)
     if plugin is not None and num_steps is not None and num_steps != 1:
@@ -229,14 +231,14 @@ def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> 
     if argument is None:
         launched = context.setting("check_ranks")
         return rules.guards if launched is None else bool(launched)
-    if not isinstance(argument, bool):
-        raise TypeError(f"check_ranks={argument!r} is {type_of(argument)}; it must be True or False, or None.")
+    check_switch("check_ranks", argument)
     _compare("check_ranks", argument, conflicts)
     return argument
 
 
 def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) -> DataLoaderConfiguration:
     """Return the configuration with the shortcuts in it; raise ValueError if the two differ."""
+    check_instance("dataloader_config", config, DataLoaderConfiguration, "DataLoaderConfiguration(split_batches=True)")
     given = {name: value for name, value in shortcuts.items() if value is not None}
     if config is None:
         return DataLoaderConfiguration(**given)
@@ -252,6 +254,7 @@ def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) ->
 def _resolve_project(
     config: ProjectConfiguration | None, directory: str | os.PathLike[str] | None
 ) -> ProjectConfiguration:
+    check_instance("project_config", config, ProjectConfiguration, "ProjectConfiguration(project_dir='runs')")
     project = config or ProjectConfiguration(project_dir=None if directory is None else os.fspath(directory))
     if directory is not None and project.project_dir is None:
         project.set_directories(directory)
@@ -265,6 +268,16 @@ def resolve_shard(config: Any, conflicts: list[str]) -> int | None:
         return None if launched is None else int(launched)
     _compare("shard", config.dp_shard_size, conflicts)
     return None
+
+
+def resolve_rng_types(argument: Iterable[Any] | None) -> list[str]:
+    """Return the names of generators as a list; raise ValueError for an unknown one."""
+    known = RNGType.list()
+    names = ["generator"] if argument is None else [argument] if isinstance(argument, str) else list(argument)
+    for name in names:
+        if str(name) not in known:
+            raise ValueError(f"rng_types={argument!r}: {name!r} is unknown. It can hold {', '.join(map(repr, known))}.")
+    return [str(name) for name in names]
 
 
 def report_dropped(names: Sequence[str]) -> None:

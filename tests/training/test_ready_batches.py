@@ -30,6 +30,16 @@ class Bags(Dataset[Any]):
         return torch.full((SIZES[at], 1), float(at + 1))
 
 
+class SamplesAndBags(Dataset[Any]):
+    """Ready batches, and single samples without a dimension for rows between them."""
+
+    def __len__(self) -> int:
+        return len(SIZES)
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return torch.tensor(float(at + 1)) if SIZES[at] == 1 else torch.full((SIZES[at], 1), float(at + 1))
+
+
 class StreamOfBags(IterableDataset[Any]):
     """The same as a stream."""
 
@@ -54,6 +64,7 @@ class Buckets:
 LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "buckets": lambda: DataLoader(torch.arange(15.0).view(-1, 1), batch_sampler=Buckets()),  # type: ignore[arg-type]
     "bags": lambda: DataLoader(Bags(), batch_size=None),
+    "samples and bags": lambda: DataLoader(SamplesAndBags(), batch_size=None),
     "a stream of bags": lambda: DataLoader(StreamOfBags(), batch_size=None),
 }
 
@@ -66,7 +77,8 @@ def gradients(kind: str, num_steps: int) -> list[tuple[float, float]]:
     model, optimizer, loader = accelerator.prepare(model, optimizer, LOADERS[kind]())
     found: list[tuple[float, float]] = []
     total, rows = torch.zeros(()), 0
-    for batch in loader:
+    for one in loader:
+        batch = one.view(-1, 1)
         with accelerator.accumulate(model):
             total, rows = total + batch.sum(), rows + len(batch)
             accelerator.backward(model(batch).mean())

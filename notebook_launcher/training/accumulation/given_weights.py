@@ -42,11 +42,13 @@ def checked_weight(weight: Any, device: torch.device, *, reads: bool = False) ->
         kept = weight.detach().reshape(()).double()
         return torch.where((kept >= 0.0) & (kept < math.inf), kept, math.nan)
     try:
-        value = float(weight)
-    except (TypeError, ValueError, RuntimeError) as error:
+        value = None if isinstance(weight, (str, bytes, bool)) else float(weight)
+    except (TypeError, ValueError, RuntimeError):
+        value = None
+    if value is None:
         raise TypeError(
             f"weight={weight!r} is not a number. Pass the number of samples or tokens that the loss averages over."
-        ) from error
+        )
     if not 0.0 <= value < math.inf:
         raise ValueError(
             f"weight={weight!r} must be 0 or more: the number of samples or tokens that the loss averages over."

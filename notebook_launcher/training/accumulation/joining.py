@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.algorithms.join import Join, Joinable
 
 from notebook_launcher.training.accumulation.member_kinds import member_of
+from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.plugins import warn_user
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ def join_uneven_inputs(
         even_batches: Overrides the loaders' `even_batches`; None: `default`.
         default: The Accelerator's `even_batches`.
         num_processes: Ranks that train together.
+
+    Raises:
+        TypeError: `joinables` is not a list, or `even_batches` no switch.
     """
+    _check(joinables, even_batches)
     if num_processes == 1:
         yield
         return
@@ -65,6 +70,12 @@ def join_uneven_inputs(
             sampler.even_batches = even_before
             if uneven_before is not None:
                 sampler.uneven = uneven_before
+
+
+def _check(joinables: Any, even_batches: Any) -> None:
+    if not isinstance(joinables, (list, tuple)):
+        raise TypeError(f"join_uneven_inputs({type(joinables).__name__}): pass a list of models, such as [model].")
+    check_switch("even_batches", even_batches, or_none=True)
 
 
 def _note_own_states(joinables: list[Any]) -> None:

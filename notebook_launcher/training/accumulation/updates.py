@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_
 from notebook_launcher.training.accumulation.targets import parameters_of
 from notebook_launcher.training.accumulation.windows import find_gradient
+from notebook_launcher.training.argument_checks import check_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -187,6 +188,7 @@ class Updates:
 
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor | None:
         """Clip the gradients where a window ends; inside a window there is nothing to clip yet."""
+        check_limit("max_norm", max_norm)
         state = self._accumulation.state
         if not (state.sync_gradients or self._rules.clip_inside_window) or self._puts_off(state.current):
             return None
@@ -194,6 +196,7 @@ class Updates:
 
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """Clip each element, where a window ends."""
+        check_limit("clip_value", clip_value)
         state = self._accumulation.state
         if (state.sync_gradients or self._rules.clip_inside_window) and not self._puts_off(state.current):
             self.unscale(self.optimizers)

@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.option_checks import whole_number
+from notebook_launcher.training.argument_checks import check_instance
 from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.samplers import sampler_chain
@@ -40,9 +41,11 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
         num_batches: Number of this rank's batches to leave out.
 
     Raises:
+        TypeError: `dataloader` is not a DataLoader.
         ValueError: `num_batches` is not a whole number, or negative.
     """
     num_batches = whole_number("num_batches", num_batches, minimum=0)
+    check_instance("dataloader", dataloader, DataLoader, "a prepared loader, or a DataLoader")
     if isinstance(dataloader, (DataLoaderShard, DataLoaderDispatcher)):
         return dataloader.without_first(num_batches)
     arguments = fetching_arguments(dataloader)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from notebook_launcher import context
+from notebook_launcher.training.argument_checks import check_instance
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin, is_asked_for
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 from notebook_launcher.training.parallelism.zero import GivenSetting, resolve_zero
@@ -46,12 +47,14 @@ def apply_deepspeed(
         call: The arguments as they were given.
 
     Raises:
+        TypeError: `plugin` is not a DeepSpeedPlugin.
         ValueError: DeepSpeed's settings and the call differ; the message has both values.
     """
     if plugin is None and call.fsdp_plugin is None and is_asked_for():
         plugin = DeepSpeedPlugin()
     if plugin is None:
         return None, None, call
+    check_instance("deepspeed_plugin", plugin, DeepSpeedPlugin, "DeepSpeedPlugin(hf_ds_config='settings.json')")
     if call.fsdp_plugin is not None:
         raise ValueError(
             "Accelerator got both deepspeed_plugin and fsdp_plugin, and torch's fully_shard carries out either one. "

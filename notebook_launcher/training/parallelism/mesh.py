@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from notebook_launcher.training.argument_checks import check_instance
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin, is_asked_for
 from notebook_launcher.training.parallelism.initial_weights import load_on_first
 from notebook_launcher.training.parallelism.sizes import ParallelismConfig
@@ -98,7 +99,8 @@ def make_layout(
         ValueError: The sizes do not multiply to the number of ranks; the message does the sum.
         TypeError: An argument is not such a record.
     """
-    _check_types(config, plugin)
+    check_instance("parallelism_config", config, ParallelismConfig, "ParallelismConfig(dp_shard_size=2)")
+    check_instance("fsdp_plugin", plugin, FullyShardedDataParallelPlugin, "FullyShardedDataParallelPlugin()")
     load_on_first(False)  # what an earlier Accelerator asked for
     if config is None and flag(os.environ, "ACCELERATE_USE_PARALLELISM_CONFIG"):
         config = ParallelismConfig()
@@ -121,16 +123,6 @@ def make_layout(
     if mesh is not None and sizes.tp_enabled:
         share_generators(mesh["tp"].get_group())
     return Layout(sizes=sizes, plugin=plugin, mesh=mesh, process_index=process_index)
-
-
-def _check_types(config: Any, plugin: Any) -> None:
-    if config is not None and not isinstance(config, ParallelismConfig):
-        raise TypeError(
-            f"parallelism_config={config!r} is not a ParallelismConfig. Pass ParallelismConfig(dp_shard_size=2)."
-        )
-    if plugin is not None and not isinstance(plugin, FullyShardedDataParallelPlugin):
-        msg = f"fsdp_plugin={plugin!r} is not a FullyShardedDataParallelPlugin. Pass FullyShardedDataParallelPlugin()."
-        raise TypeError(msg)
 
 
 def _settle(

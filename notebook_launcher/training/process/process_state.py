@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
+from notebook_launcher.option_checks import whole_number
 from notebook_launcher.training.operations.checking import debug_mode
 from notebook_launcher.training.plugins import DistributedType, warn_user
 from notebook_launcher.training.process.arrivals import meet
@@ -212,7 +213,7 @@ class ProcessState:
         """Make a function do nothing on all processes but process `process_index`; a lone process runs it.
 
         Raises:
-            ValueError: `process_index` is missing.
+            ValueError: `process_index` is missing, or no whole number from 0 on.
         """
         return self._only(self.process_index == _given("process_index", process_index), function)
 
@@ -222,7 +223,7 @@ class ProcessState:
         """Make a function do nothing on all processes but number `local_process_index` of each machine.
 
         Raises:
-            ValueError: `local_process_index` is missing.
+            ValueError: `local_process_index` is missing, or no whole number from 0 on.
         """
         return self._only(self.local_process_index == _given("local_process_index", local_process_index), function)
 
@@ -301,4 +302,4 @@ def _start(backend: str, timeout: timedelta | None, device: torch.device) -> Non
 def _given(name: str, value: int | None) -> int:
     if value is None:
         raise ValueError(f"{name} is missing: name the process, as in @accelerator.on_process({name}=1).")
-    return value
+    return whole_number(name, value, minimum=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, reporting
@@ -28,7 +29,7 @@ from notebook_launcher.training.recording.tracker_classes import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from notebook_launcher.training.process.process_state import ProcessState
 
@@ -241,9 +242,11 @@ class Trackers:
             log_kwargs: More arguments of `log`, by the tracker's name.
 
         Raises:
-            TypeError: The step is not an integer.
+            TypeError: The values have no names, or the step is not an integer.
             KeyboardInterrupt: The run was asked to stop; a step boundary is where it does.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"log({type(values).__name__}): pass metrics by name, such as {{'loss': loss}}.")
         step = None if step is None else _whole(step)
         for tracker in self.trackers:
             tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))

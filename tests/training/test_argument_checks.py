@@ -1,0 +1,118 @@
+"""Arguments of the Accelerator of another type: an error that names the value, and not another training."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_launcher import (
+    Accelerator,
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    ProjectConfiguration,
+)
+
+Net = torch.nn.Linear
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"dataloader_config": {"split_batches": True}}, r"dataloader_config=\{.*\} is not a DataLoaderConfiguration[.] P"),
+    ({"project_config": "runs"}, "project_config='runs' is not a ProjectConfiguration. Pass ProjectConfiguration"),
+    ({"deepspeed_plugin": "a.json"}, "deepspeed_plugin='a.json' is not a DeepSpeedPlugin. Pass DeepSpeedPlugin"),
+    ({"kwargs_handlers": AutocastKwargs()}, r"AutocastKwargs\(.*\) is not a list. Write kwargs_handlers=\[AutocastK"),
+    ({"kwargs_handlers": [AutocastKwargs]}, r"is unknown. Pass an object of the class: AutocastKwargs\(\)"),
+    ({"rng_types": ["torch", "numpy"]}, r"rng_types=\['torch', 'numpy'\]: 'numpy' is unknown. It can hold 'torch', 'c"),
+    ({"cpu": "yes"}, "cpu='yes' is a str; it must be True or False"),
+    ({"device_placement": "no"}, "device_placement='no' is a str; it must be True or False"),
+    ({"step_scheduler_with_optimizer": 2}, "step_scheduler_with_optimizer=2 is an int; it must be True or False"),
+    ({"split_batches": "False"}, "split_batches='False' is a str; it must be True or False"),
+    ({"dispatch_batches": "auto"}, "dispatch_batches='auto' is a str; it must be True or False, or None"),
+    ({"check_ranks": "x"}, "check_ranks='x' is a str; it must be True or False"),
+])  # fmt: skip
+def test_argument_of_another_type_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Accelerator(**{"cpu": True, **arguments})
+
+
+@pytest.mark.parametrize(("record", "arguments", "message"), [
+    (DataLoaderConfiguration, {"even_batches": 3}, "even_batches=3 is an int; it must be True or False"),
+    (DataLoaderConfiguration, {"data_seed": "7"}, "data_seed='7' is a str; it must be a whole number"),
+    (GradientAccumulationPlugin, {"sync_with_dataloader": "no"}, "sync_with_dataloader='no' is a str; it must be True"),
+    (ProjectConfiguration, {"iteration": 1.5}, "iteration=1.5 is a float; it must be a whole number"),
+    (GradScalerKwargs, {"init_scale": "1"}, "init_scale='1' is a str; it must be a number"),
+    (AutocastKwargs, {"enabled": None}, "enabled=None is a NoneType; it must be True or False"),
+    (DistributedDataParallelKwargs, {"comm_hook": "fp8"}, "comm_hook='fp8' is unknown. It can be 'no', 'fp16', 'bf16'"),
+])  # fmt: skip
+def test_field_of_another_type_is_refused(record: type, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        record(**arguments)
+
+
+def test_switches_may_be_numbers_of_numpy_and_python() -> None:
+    import numpy as np
+
+    given: Any = np.bool_(True)
+    number: Any = 0
+    assert DataLoaderConfiguration(split_batches=given, even_batches=number).split_batches
+    assert Accelerator(cpu=True, rng_types=["torch"]).rng_types == ["torch"]
+
+
+def test_record_of_another_package_is_named_with_its_module() -> None:
+    other = types.new_class("AutocastKwargs")
+    other.__module__ = "another.package"
+    with pytest.raises(ValueError, match=r"It is from another.package; import AutocastKwargs from notebook_launcher"):
+        Accelerator(cpu=True, kwargs_handlers=[other()])
+    other.__name__ = "ProjectConfiguration"
+    given: Any = other()
+    with pytest.raises(TypeError, match=r"is the ProjectConfiguration of another.package. Import ProjectConf"):
+        Accelerator(cpu=True, project_config=given)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda a, m, o: a.prepare([m, o]), r"prepare\(\) got a list that holds a Linear, and would return it unprepared"),
+    (lambda a, m, o: a.prepare({"model": m}), r"prepare\(\) got a dict that holds a Linear.*prepare\(\*objects\)"),
+    (lambda a, m, o: a.prepare(torch.optim.SGD), r"got the class SGD. Pass an object of it: SGD\(...\)"),
+    (lambda a, m, o: a.prepare(m.weight * 2), r"got a tensor that was computed \(MulBackward0\)"),
+    (lambda a, m, o: a.prepare(m, device_placement=True), "device_placement=True is a bool; it must be a list"),
+    (lambda a, m, o: a.prepare(m, device_placement=["x"]), "device_placement='x' is a str; it must be True or False"),
+    (lambda a, m, o: a.prepare_scheduler(o), r"prepare_scheduler\(SGD\): pass a learning-rate scheduler"),
+    (lambda a, m, o: a.prepare_optimizer(m), r"prepare_optimizer\(Linear\): pass an optimizer of torch"),
+    (lambda a, m, o: a.prepare_model(o), r"prepare_model\(SGD\): pass a module of torch"),
+    (lambda a, m, o: a.prepare_data_loader([1]), r"prepare_data_loader\(list\): pass a DataLoader, such as"),
+    (lambda a, m, o: a.skip_first_batches([1], 1), r"dataloader=\[1\] is not a DataLoader. Pass a prepared loader"),
+    (lambda a, m, o: a.clip_grad_norm_(m.parameters(), -1), "max_norm=-1 must be 0 or more; to clip nothing, leave"),
+    (lambda a, m, o: a.clip_grad_norm_(m.parameters(), "1"), "max_norm='1' is a str; it must be a number"),
+    (lambda a, m, o: a.clip_grad_norm_(m.parameters(), None), "max_norm=None is a NoneType; it must be a number"),
+    (lambda a, m, o: a.clip_grad_value_(m.parameters(), -0.5), "clip_value=-0.5 must be 0 or more"),
+    (lambda a, m, o: a.backward(m.weight.sum(), weight="3"), "weight='3' is not a number"),
+    (lambda a, m, o: a.backward(m.weight.sum(), weight=True), "weight=True is not a number"),
+    (lambda a, m, o: a.on_process(print, process_index="0"), "process_index='0' is a str; it must be a whole number"),
+    (lambda a, m, o: a.on_local_process(print, local_process_index=-1), "local_process_index=-1 is too small"),
+    (lambda a, m, o: a.autocast("bf16"), "autocast_handler='bf16' is not an AutocastKwargs. Pass AutocastKwargs"),
+    (lambda a, m, o: a.profile("trace"), "profile_handler='trace' is not a ProfileKwargs"),
+    (lambda a, m, o: a.join_uneven_inputs(m).__enter__(), r"join_uneven_inputs\(Linear\): pass a list of models"),
+    (lambda a, m, o: a.log([0.5]), r"log\(list\): pass metrics by name, such as \{'loss': loss\}"),
+])  # fmt: skip
+def test_method_refuses_an_argument_of_another_type(call: Any, message: str) -> None:
+    model = Net(1, 1)
+    with pytest.raises((TypeError, ValueError), match=message):
+        call(Accelerator(cpu=True), model, optimizer_of(model))
+
+
+def test_what_is_none_of_these_comes_back_as_it_is() -> None:
+    accelerator, data = Accelerator(cpu=True), TensorDataset(torch.ones(2, 1))
+    given = ("text", 3, [1, 2], {"a": 1}, data, int, None)
+    assert accelerator.prepare(*given) == given
+    loader = accelerator.prepare(DataLoader(data))
+    assert len(loader) == 2
