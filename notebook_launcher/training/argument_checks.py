@@ -20,7 +20,7 @@ def check_instance(name: str, value: Any, kind: type, write: str) -> None:
         name: The argument's name.
         value: Its value.
         kind: The class.
-        write: What to pass, as code.
+        write: A value to pass instead, as code.
     """
     if value is None or isinstance(value, kind):
         return
