@@ -231,9 +231,9 @@ def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> 
     if argument is None:
         launched = context.setting("check_ranks")
         return rules.guards if launched is None else bool(launched)
-    check_switch("check_ranks", argument)
-    _compare("check_ranks", argument, conflicts)
-    return argument
+    check_switch("check_ranks", argument, or_none=True)
+    _compare("check_ranks", bool(argument), conflicts)
+    return bool(argument)
 
 
 def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) -> DataLoaderConfiguration:

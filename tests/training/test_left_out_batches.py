@@ -27,6 +27,7 @@ def train(
     *,
     raises: bool = False,
     steps: bool = False,
+    skips: bool = False,
     weight: float | None = None,
     **options: Any,
 ) -> Any:
@@ -41,6 +42,8 @@ def train(
     mine = leave_out.get(accelerator.process_index, ())
     gradients = []
     for number, numbers in enumerate(loader):
+        if skips and number in mine:
+            continue
         try:
             with accelerator.accumulate(model):
                 loss = model(numbers).mean()
@@ -102,6 +105,24 @@ def test_micro_batch_that_one_rank_leaves_out_is_an_error_at_its_update(
     ) as caught:
         ranks.run(num_ranks, lambda: train({1: (5,)}, raises=raises))
     assert caught.value.rank == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("left_out", [0, 1, 3, 4, 8])
+def test_batch_without_a_block_on_one_rank_is_an_error_at_its_update(ranks: Sessions, left_out: int) -> None:
+    expected = (
+        rf"update {left_out // STEPS + 1}: rank 1 left a .* did not: no block of accumulate\(\) began for a batch"
+    )
+    with pytest.raises(RuntimeError, match=expected) as caught:
+        ranks.run(2, lambda: train({1: (left_out,)}, skips=True))
+    assert caught.value.rank == 1  # type: ignore[attr-defined]
+
+
+def test_batches_without_a_block_on_all_ranks_or_with_weights_are_exact(ranks: Sessions) -> None:
+    skipped = {0: (0, 1, 2, 3), 1: (0, 1, 2, 3)}  # As a loop does that continues an epoch.
+    for gradients in ranks.run(2, lambda: train(skipped, skips=True)):
+        assert gradients == pytest.approx(means(2)[1:], abs=1e-12)
+    weighed = ranks.run(2, lambda: train({1: (9,)}, skips=True, weight=1.0))
+    assert weighed[0] == pytest.approx([*means(2)[:2], (17 + 18 + 19 + 21 + 22 + 23 + 24) / 7], abs=1e-12)
 
 
 @pytest.mark.parametrize("steps", [False, True])

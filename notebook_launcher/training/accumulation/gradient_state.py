@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Abandoned", "GradientState"]
+__all__ = ["Abandoned", "GradientState", "LeftOutBatch"]
 
 
 class Abandoned(NamedTuple):
@@ -28,6 +28,17 @@ class Abandoned(NamedTuple):
     """Micro-batches of a full window."""
     num_batches: int
     """Micro-batches that it held."""
+
+
+class LeftOutBatch(NamedTuple):
+    """A batch of a prepared loader that no backward has used."""
+
+    iteration: object | None
+    """The loader's iteration that it belongs to."""
+    was_begun: bool
+    """True if a block of `accumulate` began, and ended without a backward; False if none began."""
+    was_last: bool
+    """True if it would have been the last of its window."""
 
 
 class GradientState:
@@ -46,8 +57,10 @@ class GradientState:
         """The unit of weights given by hand, under a gradient scaler."""
         self.num_blocks = 0
         """Micro-batches begun so far."""
-        self.left_out: tuple[object | None, bool] | None = None
-        """The loader's iteration in which a micro-batch had no backward, and True if it was the last of its window."""
+        self.left_out: LeftOutBatch | None = None
+        """The batch that was left out last."""
+        self._drawn: tuple[object | None, int] = None, 0
+        """The iteration of the last micro-batch's loader, and the number of batches drawn in it by then."""
         self.was_read_ahead = False
         """True if the last loop read all of its loader and no micro-batch began meanwhile, as `list(loader)` does."""
         self.is_out_of_step = False
@@ -135,6 +148,8 @@ class GradientState:
         loader = self.stack.active
         iteration = None if loader is None else loader.iteration_token
         self.is_out_of_step = self._is_out_of_step(window, loader)
+        if loader is not None:
+            self._note_drawn(loader)
         abandoned = self._abandoned(window, iteration)
         if window.num_batches == 0:
             self._check_alone(window)
@@ -152,6 +167,14 @@ class GradientState:
         )
         self._last = window
         return abandoned
+
+    def _note_drawn(self, loader: Any) -> None:
+        """Note the batches that were drawn for the micro-batch that begins: one, if the loop left none out."""
+        iteration, drawn = loader.iteration_token, loader.num_drawn
+        before = self._drawn[1] if self._drawn[0] is iteration else 0
+        if drawn - before > 1:
+            self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
+        self._drawn = iteration, drawn
 
     def _is_out_of_step(self, window: Window, loader: Any) -> bool:
         """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
@@ -201,7 +224,8 @@ class GradientState:
         A micro-batch that failed before its backward does not count.
         """
         if window.backwards_in_block == 0:
-            self.left_out = window.iteration, (self.sync_gradients or window.is_deferred) and not failed
+            was_last = (self.sync_gradients or window.is_deferred) and not failed
+            self.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
         if failed and window.backwards_in_block == 0:
             window.num_batches -= 1
             window.num_drawn = -1  # The batch may be tried again.
@@ -272,6 +296,7 @@ class GradientState:
         """Forget all windows; models that are prepared later get new ones."""
         self.windows.clear()
         self._last = self.left_out = None
+        self._drawn = None, 0
         self.sync_gradients = True
 
     def state_dict(self) -> dict[str, Any]:

@@ -36,9 +36,22 @@ class Bulletin:
         """Write for the other ranks; return False if the process group has no store (MPI).
 
         Args:
-            owner: Object that the entry is about. All ranks must write about their objects of a type in the same order.
+            owner: Object that the entry is about; it is registered.
             topic: Aspect of the object that the entry is about.
             content: Plain data: numbers, texts, lists.
+        """
+        if not self.register(owner):
+            return False
+        store = self._store()
+        key = self._key(owner, topic, self._rank)
+        store.set(key, json.dumps(content))
+        # `set` returns before the store has it. Its answer to a question comes after.
+        return bool(store.check([key]))
+
+    def register(self, owner: Any) -> bool:
+        """Give an object its name in the store, if it has none; return False if the process group has no store (MPI).
+
+        All ranks must register their objects of a type in the same order.
         """
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no other name for it
         if store is None:
@@ -50,10 +63,7 @@ class Bulletin:
             kind = type(owner).__name__
             # The store counts, so that several Accelerators need not know of each other.
             self._names[owner] = f"{kind} {store.add(f'{PREFIX}/{self._rank}/{kind}', 1)}"
-        key = self._key(owner, topic, self._rank)
-        store.set(key, json.dumps(content))
-        # `set` returns before the store has it. Its answer to a question comes after.
-        return bool(store.check([key]))
+        return True
 
     def read(self, owner: Any, topic: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
         """Return what these ranks, by default all of them, have written so far."""

@@ -53,8 +53,10 @@ class LeftOut:
         if not syncs:
             return
         self._num_reductions += 1
+        if self._num_reductions == 1:  # Later perhaps only some ranks have a word to write.
+            self._bulletin.register(self)
         # Weights that were given are added up over the ranks where a window ends.
-        if found is not None and found[0] is window.iteration and window.kind != "given":
+        if found is not None and found.iteration is window.iteration and window.kind != "given":
             held = [self._state.num_blocks, window.num_batches, window.num_backwards]
             if self._bulletin.write(self, self._topic, held):
                 self._held = held
@@ -78,15 +80,21 @@ class LeftOut:
         if not others:
             self._state.left_out = None  # All ranks have left out the same, so they are in step.
             return
+        left_out = self._state.left_out
+        how = "no block of accumulate() began for a batch of the loader, by `continue` for instance."
+        if left_out is not None and left_out.was_begun:
+            how = (
+                "a block of accumulate() ended without a backward, by `continue` or by an exception that the loop "
+                "caught."
+            )
         way_out = "pass weight=len(inputs) to every backward: then a window counts what its ranks really hold."
-        if self._state.left_out is not None and self._state.left_out[1]:
+        if left_out is not None and left_out.was_last:
             way_out = (
                 "run its backward with weight=0 (and pass weight= in all other backwards of the window): the last "
                 "micro-batch of a window reduces the gradients together with the other ranks."
             )
         raise RuntimeError(
             f"update {self._num_reductions}: rank {self._rank} left a micro-batch out of its window, and rank"
-            f"{'s' * (len(others) > 1)} {named(others)} did not: a block of accumulate() ended without a backward, by "
-            "`continue` or by an exception that the loop caught. The ranks' gradients would be means over different "
-            f"samples. Leave it out on all ranks, or {way_out} {SWITCH}"
+            f"{'s' * (len(others) > 1)} {named(others)} did not: {how} The ranks' gradients would be means over "
+            f"different samples. Leave it out on all ranks, or {way_out} {SWITCH}"
         )
