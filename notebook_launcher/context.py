@@ -25,6 +25,7 @@ __all__ = [
     "activity",
     "adopt",
     "begin_call",
+    "call_id",
     "current",
     "enter",
     "notify",
@@ -165,6 +166,11 @@ def begin_call(call_id: int) -> None:
         _Current.context.call_id = call_id
         _Current.context.safepoint, _Current.context.waits_since = None, (-1, 0.0)
         _Current.context.tunables.clear()
+
+
+def call_id() -> int:
+    """Return the number of the run that this rank of a session carries out; 0 outside a launch."""
+    return 0 if _Current.context is None else _Current.context.call_id
 
 
 def current() -> RankContext | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -102,3 +103,21 @@ def test_rank_that_waits_in_vain_fails_right_after_its_notice(tmp_path):
 
     with pytest.raises(RuntimeError, match="gloo/transport/tcp"):
         notebook_launch(only_on_the_main_process, 2, output="none")
+
+
+def test_run_after_a_failure_on_one_rank_waits_for_nobody(ranks: Any, tmp_path: Path) -> None:
+    def fail_on_rank_1(folder: Path) -> Any:
+        if torch.distributed.get_rank() == 1:
+            raise ValueError("before its call")
+        return iterate(folder)
+
+    def iterate_again(folder: Path) -> tuple[Any, str]:
+        patience, arrivals.NOTICE_AFTER = arrivals.NOTICE_AFTER, 0.5
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            result = iterate(folder)
+        arrivals.NOTICE_AFTER = patience
+        return result, said.getvalue()
+
+    with pytest.raises(ValueError, match="before its call"):
+        ranks.run(2, fail_on_rank_1, tmp_path)
+    assert list(ranks.run(2, iterate_again, tmp_path)) == [([0, 2], ""), ([1, 3], "")]

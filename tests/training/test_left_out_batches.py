@@ -119,6 +119,8 @@ def test_batch_without_a_block_on_one_rank_is_an_error_at_its_update(ranks: Sess
 
 def test_batches_without_a_block_on_all_ranks_or_with_weights_are_exact(ranks: Sessions) -> None:
     skipped = {0: (0, 1, 2, 3), 1: (0, 1, 2, 3)}  # As a loop does that continues an epoch.
+    with pytest.raises(RuntimeError, match="update 3: rank 1 left a"):
+        ranks.run(2, lambda: train({1: (8,)}))  # Rank 1 alone has a word to write, and the next run is another matter.
     for gradients in ranks.run(2, lambda: train(skipped, skips=True)):
         assert gradients == pytest.approx(means(2)[1:], abs=1e-12)
     weighed = ranks.run(2, lambda: train({1: (9,)}, skips=True, weight=1.0))

@@ -35,8 +35,9 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 5e-5, 1e-2
 def meet(call: str, patience: float = math.inf) -> None:
     """Wait until every rank has called this as often as this rank has; after `NOTICE_AFTER` seconds print for whom.
 
-    Every rank must call it. After the notice a rank continues to the collective, which waits or fails.
-    One line is written to stderr for each group and name of a call. It took two ranks 0.2 ms (CPU).
+    Every rank must call it. Each run of a session counts anew, because a failure may have come on one rank before its
+    call. After the notice a rank continues to the collective, which waits or fails. One line is written to stderr for
+    each group and name of a call. It took two ranks 0.2 ms (CPU).
 
     Raises:
         RuntimeError: A peer waits in another call that this rank has not made, so both would wait for ever.
@@ -51,22 +52,26 @@ def meet(call: str, patience: float = math.inf) -> None:
     if store is None:  # MPI's groups have none.
         return
     # The store counts the visits, so callers need no state of their own.
-    visit = store.add(f"{call}/{dist.get_rank()}", 1)
+    visit = store.add(_key(call, dist.get_rank()), 1)
     absent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     begin = time.monotonic()
     with context.activity(context.WAITING):
         # The store's own wait cannot be interrupted, and prints warnings.
-        while absent := [rank for rank in absent if store.add(f"{call}/{rank}", 0) < visit]:
+        while absent := [rank for rank in absent if store.add(_key(call, rank), 0) < visit]:
             waited = time.monotonic() - begin
             if waited > patience:
                 return
             if waited > CROSSED_AFTER:
                 _refuse_crossing(call, absent)
             if waited > NOTICE_AFTER:
-                if store.add(f"{call}/notices", 1) == 1:
+                if store.add(_key(call, "notices"), 1) == 1:
                     _print_notice(call, absent)
                 return
             time.sleep(min(max(waited / 8, SHORTEST_PAUSE), LONGEST_PAUSE))
+
+
+def _key(call: str, what: int | str) -> str:
+    return f"run {context.call_id()}/{call}/{what}"
 
 
 def _refuse_crossing(call: str, absent: Iterable[int]) -> None:
@@ -97,7 +102,7 @@ def find_ahead(ranks: Iterable[int]) -> dict[int, str]:
     found: dict[int, str] = {}
     for rank in ranks:
         for call in CALLS:
-            if store.add(f"{call}/{rank}", 0) > store.add(f"{call}/{dist.get_rank()}", 0):
+            if store.add(_key(call, rank), 0) > store.add(_key(call, dist.get_rank()), 0):
                 found[rank] = call
     return found
 

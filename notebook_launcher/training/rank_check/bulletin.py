@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from notebook_launcher import context
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -30,6 +32,8 @@ class Bulletin:
         self._rank = rank
         self._num_processes = num_processes
         self._store: Any = None
+        self._call_id = 0
+        """The run of a session in which the names were given."""
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def write(self, owner: Any, topic: str, content: Any) -> bool:
@@ -56,13 +60,16 @@ class Bulletin:
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no other name for it
         if store is None:
             return False
-        if self._store is None or self._store() is not store:
-            self._store = weakref.ref(store)  # with a new process group, everything begins again
+        if self._store is None or self._store() is not store or self._call_id != context.call_id():
+            # With a new process group all begins again, and with a new run: the last one may have failed on one rank
+            # before that rank had registered what the others had.
+            self._store, self._call_id = weakref.ref(store), context.call_id()
             self._names.clear()
         if owner not in self._names:
             kind = type(owner).__name__
             # The store counts, so that several Accelerators need not know of each other.
-            self._names[owner] = f"{kind} {store.add(f'{PREFIX}/{self._rank}/{kind}', 1)}"
+            number = store.add(f"{PREFIX}/{self._rank}/{self._call_id}/{kind}", 1)
+            self._names[owner] = f"{self._call_id}/{kind} {number}"
         return True
 
     def read(self, owner: Any, topic: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:

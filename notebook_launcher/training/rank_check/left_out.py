@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher import context
 from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.training.rank_check.divergence import SWITCH, named
@@ -36,6 +37,8 @@ class LeftOut:
         self._bulletin = Bulletin(rank, num_processes)
         self._num_reductions = 0
         """Backwards so far that have reduced the gradients; a rank's n-th one is paired with every other rank's."""
+        self._registered_in: int | None = None
+        """The run of a session in which the bulletin has named this object last."""
         self._held: list[int] | None = None
         """Contents of this rank's window, if this rank has written them for the present backward."""
 
@@ -53,7 +56,8 @@ class LeftOut:
         if not syncs:
             return
         self._num_reductions += 1
-        if self._num_reductions == 1:  # Later perhaps only some ranks have a word to write.
+        if self._registered_in != context.call_id():  # On all ranks; later only some may have a word to write.
+            self._registered_in = context.call_id()
             self._bulletin.register(self)
         # Weights that were given are added up over the ranks where a window ends.
         if found is not None and found.iteration is window.iteration and window.kind != "given":
