@@ -343,6 +343,21 @@ def test_max_grad_norm_clips_by_itself():
     assert training.accelerator.last_grad_norm > 1e-3
 
 
+def test_max_grad_norm_clips_what_a_closure_computes():
+    training = Training(steps=1, max_grad_norm=1e-3)
+    before = {name: value.clone() for name, value in training.model.state_dict().items()}
+
+    def compute() -> Any:
+        training.optimizer.zero_grad()
+        training.accelerator.backward(loss := training.loss(0))
+        return loss
+
+    for _ in range(2):
+        training.optimizer.step(compute)
+    moved = torch.cat([(value - before[name]).flatten() for name, value in training.model.state_dict().items()])
+    assert moved.norm().item() == pytest.approx(2 * 0.1 * 1e-3, rel=1e-2)
+
+
 def test_two_accelerators_share_no_state():
     first, second = Training(steps=4), Training(steps=1, mixed_precision="bf16")
     assert not first.micro_batch(0)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_
+from notebook_launcher.training.accumulation.correction import rescale
 from notebook_launcher.training.accumulation.targets import parameters_of
 from notebook_launcher.training.accumulation.windows import find_gradient
 from notebook_launcher.training.argument_checks import check_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    import torch
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from notebook_launcher.training.accumulation.backward import Accumulation
+    from notebook_launcher.training.accumulation.member_kinds import Member
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.windows import Window
@@ -96,6 +98,8 @@ class Updates:
         window = state.current
         if self._rules.guards and window is not None:
             self._check_window(window, closure)
+            if window.num_backwards:
+                self._join(self._accumulation.members.of_optimizer(prepared.optimizer), window)
         if not state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
         if self._rules.guards:
@@ -103,7 +107,9 @@ class Updates:
             if self._num_processes > 1:
                 self._check_synced(prepared)
         clock = self._accumulation.clock
-        if self.max_grad_norm is not None:
+        if self.max_grad_norm is not None and closure is not None:
+            closure = self._clipping(closure, prepared, self.max_grad_norm)
+        elif self.max_grad_norm is not None:
             self._clip(parameters_of(prepared), self.max_grad_norm, 2.0, [prepared])
         if self._accumulation.scaler is None:
             self._accumulation.is_in_closure = closure is not None
@@ -117,6 +123,21 @@ class Updates:
         if clock is not None:
             clock.mark("step")
         return outcome, skipped
+
+    def _join(self, members: Sequence[Member], window: Window) -> None:
+        """Let models that a block steps or clips belong to its window, if `accumulate` was given other models only.
+
+        In `with accumulate(head)` both `encoder_optimizer.step()` and its `zero_grad()` then wait for the window's end,
+        and the gradients get the window's correction.
+        """
+        if not members or window.holds(members):
+            return
+        others = [other for other in self._accumulation.state.windows.values() if other is not window]
+        if any(other.num_backwards and other.holds(members) for other in others):
+            return
+        window.joined += members
+        if self._accumulation.state.sync_gradients:  # Its end has come, and corrected the models that it knew.
+            self._accumulation.correct_joined(window)
 
     def _puts_off(self, window: Window | None) -> bool:
         """Put the update off, and return True, if the window's last micro-batch was left out: it is yet to end."""
@@ -148,12 +169,28 @@ class Updates:
         return outcome, skipped or not happened
 
     def update_scaler(self) -> torch.amp.GradScaler | None:
-        """Update the scale by the steps since its last update; return the scaler, if there is one."""
+        """Update the scale by the steps since its last update; return the scaler, if there is one.
+
+        Gradients that other windows have gathered by then get the new scale, because more will be added to them.
+        """
         scaler = self._accumulation.scaler
         if self._stepped and scaler is not None:
+            opened = [window for window in self._accumulation.state.windows.values() if window.num_backwards]
+            before = scaler._scale.clone() if opened else None  # noqa: SLF001 - `get_scale()` would wait for a GPU.
+            done = {
+                id(parameter)
+                for prepared in self.optimizers
+                if id(prepared) in self._stepped or id(prepared) in self._unscaled
+                for parameter in parameters_of(prepared)
+            }
             self._stepped.clear()
             self._unscaled.clear()
             scaler.update()
+            for window in opened:
+                gathered = [one for member in window.all_members for one in member.parameters() if id(one) not in done]
+                rescale(gathered, scaler._scale / before)  # noqa: SLF001
+                if window.gathered is not None:
+                    window.gathered = find_gradient(window.members, window.gathered)  # Its version has changed.
         return scaler
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
@@ -164,12 +201,12 @@ class Updates:
         if state.loaded:
             return False
         owned, current = self._accumulation.members.of_optimizer(prepared.optimizer), state.current
-        for key, window in state.windows.items():
+        for window in state.windows.values():
             if not window.num_backwards:
                 continue
             if window is current and state.sync_gradients and window.backwards_in_block:
                 continue
-            if not key or any(id(member) in key for member in owned):
+            if window.holds(owned):
                 return False
         for member in owned:
             member.clear_synced()
@@ -192,15 +229,28 @@ class Updates:
         state = self._accumulation.state
         if not (state.sync_gradients or self._rules.clip_inside_window) or self._puts_off(state.current):
             return None
-        return self._clip(parameters, max_norm, norm_type, self.optimizers)
+        return self._clip(self._all_corrected(parameters), max_norm, norm_type, self.optimizers)
 
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """Clip each element, where a window ends."""
         check_limit("clip_value", clip_value)
         state = self._accumulation.state
         if (state.sync_gradients or self._rules.clip_inside_window) and not self._puts_off(state.current):
+            parameters = self._all_corrected(parameters)
             self.unscale(self.optimizers)
             clip_value_(parameters, clip_value)
+
+    def _all_corrected(self, parameters: Any) -> Any:
+        """Return the parameters that are to be clipped, after their models have joined the window that has ended."""
+        window = self._accumulation.state.current
+        if window is None or not self._rules.guards or (type(window.correction) is float and window.correction == 1.0):
+            return parameters
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        clipped = set(map(id, listed))
+        for member in self._accumulation.members.models_and_leaves:
+            if not window.holds([member]) and any(id(one) in clipped for one in member.parameters()):
+                self._join([member], window)
+        return listed
 
     def _clip(
         self, parameters: Any, max_norm: float, norm_type: float, optimizers: Iterable[AcceleratedOptimizer]
@@ -209,14 +259,26 @@ class Updates:
         norm = self.last_grad_norm = clip_norm_(parameters, max_norm, norm_type)
         return norm
 
+    def _clipping(
+        self, closure: Callable[[], Any], prepared: AcceleratedOptimizer, max_norm: float
+    ) -> Callable[[], Any]:
+        """Return the closure of a step, with its gradients clipped each time that it has computed them."""
+
+        def compute() -> Any:
+            loss = closure()
+            self._clip(parameters_of(prepared), max_norm, 2.0, [prepared])
+            return loss
+
+        return compute
+
     def _check_complete(self, prepared: AcceleratedOptimizer) -> None:
         """Raise RuntimeError if another window than the current one gathers gradients that this step would use."""
         state = self._accumulation.state
         if len(state.windows) < 2:
             return
-        owned = {id(member) for member in self._accumulation.members.of_optimizer(prepared.optimizer)}
+        owned = self._accumulation.members.of_optimizer(prepared.optimizer)
         for key, window in state.windows.items():
-            if window is not state.current and window.num_backwards and not owned.isdisjoint(key):
+            if window is not state.current and window.num_backwards and key and window.holds(owned):
                 raise RuntimeError(
                     f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
                     f"with {window.num_batches} of {window.num_steps} micro-batches. Pass all models of an optimizer "

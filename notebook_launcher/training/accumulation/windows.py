@@ -43,6 +43,9 @@ class Window:
     weight_versions: list[int] = dataclasses.field(default_factory=list)
     """Versions of the weights when the window began."""
 
+    joined: list[Member] = dataclasses.field(default_factory=list)
+    """Members that `accumulate` was not given, and that an optimizer was to update inside the window nevertheless."""
+
     # What `reset` forgets.
     num_batches: int = 0
     """Micro-batches so far, with the current one."""
@@ -81,9 +84,24 @@ class Window:
         self.num_steps = 1
         self.unit = self.correction = 1.0
         self.weight = self.world_weight = 0.0
+        if self.joined:
+            self.joined.clear()
+
+    @property
+    def all_members(self) -> list[Member]:
+        """Members whose gradients the window gathers, those that joined it included."""
+        return [*self.members, *self.joined]
+
+    def holds(self, members: Iterable[Member]) -> bool:
+        """Return True if the window gathers gradients of one of these members."""
+        return not self.key or any(id(member) in self.key or member in self.joined for member in members)
 
     def shares_parameters(self, other: Window) -> bool:
         """Return True if a parameter has its gradient gathered by both windows."""
+        if self.joined and other.holds(self.joined):
+            return True
+        if other.joined and self.holds(other.joined):
+            return True
         return not self.key.isdisjoint(other.key) or not self._trained().isdisjoint(other._trained())
 
     def _trained(self) -> frozenset[int]:
