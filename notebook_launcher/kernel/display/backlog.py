@@ -7,25 +7,19 @@ dropped unread, because a million lines must not cost a million steps.
 from __future__ import annotations
 
 import collections
-import json
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.display.folding import TextBlock
 from notebook_launcher.kernel.display.newest import Newest
+from notebook_launcher.kernel.display.text_block import TextBlock, num_bytes
 from notebook_launcher.units import plural, rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Stream
 
-__all__ = ["Backlog", "left_out_note", "num_bytes", "split"]
+__all__ = ["Backlog", "left_out_note", "split"]
 
 HALF = 500_000
 """Characters of one tick that are kept at the start, and as many at the end."""
-
-
-def num_bytes(text: str) -> int:
-    """Return the size of a text in a Jupyter message: a newline takes two bytes, and an escape six."""
-    return len(json.dumps(text, ensure_ascii=False).encode())
 
 
 def left_out_note(left_out: collections.Counter[int], where: str, stream: Stream = "stdout") -> TextBlock:

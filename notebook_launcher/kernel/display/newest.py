@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.kernel.display.folding import TextBlock
+    from notebook_launcher.kernel.display.text_block import TextBlock
 
 __all__ = ["Newest", "last_lines_at"]
 

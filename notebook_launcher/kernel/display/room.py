@@ -11,13 +11,14 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.display.backlog import left_out_note, num_bytes, split
+from notebook_launcher.kernel.display.backlog import left_out_note, split
 from notebook_launcher.kernel.display.newest import Newest, last_lines_at
+from notebook_launcher.kernel.display.text_block import num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from notebook_launcher.kernel.display.folding import TextBlock
+    from notebook_launcher.kernel.display.text_block import TextBlock
 
 __all__ = ["LIVE_LINES", "Room"]
 
