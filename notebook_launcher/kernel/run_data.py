@@ -12,8 +12,8 @@ from notebook_launcher.kernel.checks import name_of
 from notebook_launcher.kernel.commands import CommandQueue
 from notebook_launcher.kernel.display.output import RunOutput
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.live import LiveRecords
 from notebook_launcher.kernel.live_edits import LiveEdits
+from notebook_launcher.kernel.live_values import LiveValues
 from notebook_launcher.kernel.meter import GpuMeter
 from notebook_launcher.kernel.usage_meter import UsageMeter
 
@@ -57,7 +57,7 @@ class RunData:
     """Time of the launch by `time.time()`, for people."""
     output: RunOutput
     """The ranks' output on its way to the cell."""
-    live: LiveRecords
+    live: LiveValues
     """Metrics, progress and phases that the ranks reported."""
     gpus: GpuMeter
     """Memory and utilization of the ranks' GPUs."""
@@ -123,7 +123,7 @@ class RunData:
                 sink=sink,
                 nodes=plan.node_names,
             ),
-            live=LiveRecords(launched, plan.num_processes),
+            live=LiveValues(launched, plan.num_processes),
             gpus=GpuMeter(plan.gpus),
             usage=UsageMeter(launched, plan.num_processes),
         )

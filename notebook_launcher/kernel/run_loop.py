@@ -24,7 +24,7 @@ from notebook_launcher.kernel.inspection.hangs import HangWatch
 from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.inspection.profiles import PendingProfile
 from notebook_launcher.kernel.inspection.stacks import Stacks
-from notebook_launcher.kernel.live import describe_change
+from notebook_launcher.kernel.live_values import describe_change
 from notebook_launcher.kernel.questions import Answer, Question
 from notebook_launcher.kernel.ranks import describe_restart
 from notebook_launcher.kernel.restarts import restart
