@@ -19,8 +19,8 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.failures.post_mortem import frames_to_debug
+from notebook_launcher.kernel.gpu_meter import GpuMeter
 from notebook_launcher.kernel.latch import AWAKE_EVERY
-from notebook_launcher.kernel.meter import GpuMeter
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run import record_of
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET

@@ -11,10 +11,10 @@ from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.checks import name_of
 from notebook_launcher.kernel.commands import CommandQueue
 from notebook_launcher.kernel.display.output import RunOutput
+from notebook_launcher.kernel.gpu_meter import GpuMeter
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.live_edits import LiveEdits
 from notebook_launcher.kernel.live_values import LiveValues
-from notebook_launcher.kernel.meter import GpuMeter
+from notebook_launcher.kernel.run_edits import RunEdits
 from notebook_launcher.kernel.usage_meter import UsageMeter
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class RunData:
     """Memory and utilization of the ranks' GPUs."""
     usage: UsageMeter
     """Memory and load of the ranks over time."""
-    edits: LiveEdits = dataclasses.field(default_factory=LiveEdits)
+    edits: RunEdits = dataclasses.field(default_factory=RunEdits)
     """Name, tags and notes that the user gave while it went on; any thread writes them."""
     commands: CommandQueue = dataclasses.field(default_factory=CommandQueue)
     """Commands of other threads to the run's thread."""
