@@ -1,6 +1,6 @@
 """A run: the handle on one launch of one function, which outlives the cell.
 
-The handle's methods read the run's record (`run_data.py`), or send a command to the run's thread (`run_thread.py`).
+The handle's methods read the run data (`run_data.py`), or send a command to the run's thread (`run_thread.py`).
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ TOO_LATE = "the run has just ended: its ranks are gone"
 T = TypeVar("T")
 
 
-def record_of(run: Run) -> RunData:
-    """Return a run's record, for the session that the run belongs to; it is read once the run is over."""
-    return run._data  # noqa: SLF001 - `Run` is public, and its record is not
+def data_of(run: Run) -> RunData:
+    """Return the data of a run, for the session that the run belongs to; they are read once the run is over."""
+    return run._data  # noqa: SLF001 - `Run` is public, and its data are not
 
 
 class Run:
@@ -81,7 +81,7 @@ class Run:
         self._thread = thread
         """Takes commands."""
         self._data = thread.data
-        """The run's record, which this handle only reads."""
+        """The run data, which this handle only reads."""
 
     @classmethod
     def start(

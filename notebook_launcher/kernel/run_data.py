@@ -1,4 +1,4 @@
-"""The record of everything that is known of one run."""
+"""Run data: everything that is known of one run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["RunData"]
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class RunData:
-    """The record of one run: everything that is known of it.
+    """Everything that is known of one run.
 
     The run's thread alone writes it, except `commands`, `edits` and the view's part of `output`. `Run`, snapshots,
     the line of progress and the conclusion read it, from any thread.
@@ -97,7 +97,7 @@ class RunData:
         in_cell: bool,
         hosting: Hosting | None = None,
     ) -> RunData:
-        """Return the record of a run that begins now, in the thread whose cell gets the output."""
+        """Return the data of a run that begins now, in the thread whose cell gets the output."""
         name = scope.name or plan.config.name or name_of(call.fn)
         arguments = describe_arguments(*call) if scope.arguments is None else dict(scope.arguments)
         launched, started = time.monotonic(), time.time()

@@ -1,4 +1,4 @@
-"""The loop of a run's thread: waits for events of the process tree and for commands, and writes the run's record."""
+"""The loop of a run's thread: waits for events of the process tree and for commands, and writes the run data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunLoop:
     """Carries out the attempts at one call; used in the run's thread alone.
 
     Args:
-        data: The run's record, which the loop writes.
+        data: The run data, which the loop writes.
         ranks: The ranks that serve the run.
         call: The function and its arguments, for ranks that are started again and inherit the call by a fork.
         parcel_fd: Descriptor of the packed call; None if the ranks inherit the call by a fork.
