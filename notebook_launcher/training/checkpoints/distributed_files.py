@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.durable_files import FileRecord, measure
+from notebook_launcher.training.checkpoints.durable_files import FileDigest, measure
 from notebook_launcher.training.checkpoints.layout import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["read_outline", "read_shards", "record_shards", "write_shards"]
+__all__ = ["measure_shards", "read_outline", "read_shards", "write_shards"]
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
@@ -54,7 +54,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
     return True
 
 
-def record_shards(folder: Path, rank: int) -> dict[str, FileRecord]:
+def measure_shards(folder: Path, rank: int) -> dict[str, FileDigest]:
     """Return sizes and digests of the files that a rank wrote into a folder, by their names there."""
     names = [path.name for path in sorted(folder.glob(f"__{rank}_*"))] + ([METADATA] if rank == 0 else [])
     return {name: measure(folder / name, sync=True) for name in names}

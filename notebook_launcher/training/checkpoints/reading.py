@@ -86,10 +86,10 @@ class Reader:
         """
         if self.manifest is None:
             return
-        records = self.manifest.files
-        by_size = sorted(records, key=lambda name: (-records[name].bytes, name))
+        digests = self.manifest.files
+        by_size = sorted(digests, key=lambda name: (-digests[name].bytes, name))
         for name in by_size[writers.index :: writers.size]:
-            check_file(self.folder, name, records[name])
+            check_file(self.folder, name, digests[name])
 
     def read(self, parts: Parts) -> State:
         """Return the contents of all files, except for the models.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.checkpoints import durable_files, layout, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.distributed_files import record_shards, write_shards
+from notebook_launcher.training.checkpoints.distributed_files import measure_shards, write_shards
 from notebook_launcher.training.checkpoints.layout import folder_to_save, keep_newest
 from notebook_launcher.training.checkpoints.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from notebook_launcher.training.checkpoints.objects import unsafe_types
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    from notebook_launcher.training.checkpoints.durable_files import FileRecord
+    from notebook_launcher.training.checkpoints.durable_files import FileDigest
     from notebook_launcher.training.checkpoints.parts import Parts
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
@@ -92,9 +92,9 @@ def save_state(
     writer = _CheckpointWriter(parts, process, writers, stage, safe=safe)
     on_each_node = bool(config.save_on_each_node)
 
-    def finish(records: dict[str, FileRecord]) -> None:
+    def finish(digests: dict[str, FileDigest]) -> None:
         if writers.leads:
-            writer.publish(target, records)
+            writer.publish(target, digests)
             keep_newest(config, target)
 
     try:
@@ -108,7 +108,7 @@ def save_state(
         writer.keep_weights(kept)
         on_all_ranks("write its part of the checkpoint", writer.write_spread)
         written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
-        mine = [records for leader, records in written if leader == writers.leader]
+        mine = [digests for leader, digests in written if leader == writers.leader]
         on_all_ranks("put the checkpoint in place", lambda: finish(dict(item for one in mine for item in one.items())))
     except BaseException:
         if writers.leads:
@@ -146,7 +146,7 @@ class _CheckpointWriter:
         self.optimizers: list[dict[str, Any]] = []
         self.objects: dict[str, Any] = {}
         """States that are the same on all ranks and written once, by file name."""
-        self.records: dict[str, FileRecord] = {}
+        self.digests: dict[str, FileDigest] = {}
         self.window: dict[str, Any] | None = None
 
     def collect(self) -> None:
@@ -217,16 +217,16 @@ class _CheckpointWriter:
     def _write_shards(self, folder: str, kind: str, tensors: dict[str, Any]) -> None:
         if not write_shards(self.stage / folder, {kind: tensors}):
             return
-        written = record_shards(self.stage / folder, self.rank)
-        self.records.update({f"{folder}/{name}": record for name, record in written.items()})
+        written = measure_shards(self.stage / folder, self.rank)
+        self.digests.update({f"{folder}/{name}": digest for name, digest in written.items()})
 
-    def _note(self, name: str, record: FileRecord | None) -> None:
-        if record is not None:
-            self.records[name] = record
+    def _note(self, name: str, digest: FileDigest | None) -> None:
+        if digest is not None:
+            self.digests[name] = digest
 
-    def write(self) -> dict[str, FileRecord]:
+    def write(self) -> dict[str, FileDigest]:
         """Write this rank's other files, and return sizes and digests of all of its files."""
-        records = dict(self.records)
+        digests = dict(self.digests)
         mine = dict(self.objects) if self.leads else {}
         if self.window is not None:
             mine[layout.window(self.rank)] = self.window
@@ -235,10 +235,10 @@ class _CheckpointWriter:
         step = windows[0]["num_batches"] if windows else 0
         mine[layout.random_states(self.rank)] = {"step": step, **capture_rng_states()}
         for name, obj in mine.items():
-            records[name] = durable_files.write_object(self.stage / name, obj)
+            digests[name] = durable_files.write_object(self.stage / name, obj)
         if self.leads:
             self._warn_of_types()
-        return records
+        return digests
 
     def _warn_of_types(self) -> None:
         """Warn now of types that `load_state` would refuse later."""
@@ -250,18 +250,18 @@ class _CheckpointWriter:
                     '{"weights_only": False}. Let state_dict() return plain numbers, text, lists, dicts and tensors.'
                 )
 
-    def publish(self, target: Path, records: dict[str, FileRecord]) -> None:
+    def publish(self, target: Path, digests: dict[str, FileDigest]) -> None:
         """Write the manifest, and put the checkpoint in place."""
         new = staging.contents(self.stage)
-        records.update(
-            {name: durable_files.measure(self.stage / name, sync=True) for name in new - set(records)}
+        digests.update(
+            {name: durable_files.measure(self.stage / name, sync=True) for name in new - set(digests)}
         )  # hooks'
         write_manifest(
             self.stage,
             Manifest(
                 num_processes=self.num_processes,
                 objects=self.parts.counts,
-                files=records,
+                files=digests,
                 format=2 if self.sharded else 1,
             ),
         )

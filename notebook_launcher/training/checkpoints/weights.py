@@ -12,7 +12,7 @@ import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.distributed_files import read_outline, read_shards
-from notebook_launcher.training.checkpoints.durable_files import FileRecord, write_object, write_tensors
+from notebook_launcher.training.checkpoints.durable_files import FileDigest, write_object, write_tensors
 from notebook_launcher.training.checkpoints.objects import read_object
 from notebook_launcher.training.checkpoints.packing import check_tensors, compact, find_tied, spread_ties
 from notebook_launcher.training.checkpoints.sharded import has_spread
@@ -57,7 +57,7 @@ def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[
     return {name: tensor for name, tensor in state.items() if name not in tied}, metadata
 
 
-def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileRecord | None:
+def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileDigest | None:
     """Write a model's state, `safe` as safetensors; with spread tensors all ranks call it together.
 
     Args:
@@ -85,7 +85,7 @@ def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) ->
         ) from error
 
 
-def _stream_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileRecord | None:
+def _stream_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileDigest | None:
     if not safe:
         return stream_object(path, dict(state))
     tied = spread_ties(state)
