@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.durable_files import FileDigest, measure
-from notebook_launcher.training.checkpoints.layout import METADATA
+from notebook_launcher.training.checkpoints.file_names import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.layout import continue_after, folder_to_load, newest_of
+from notebook_launcher.training.checkpoints.checkpoint_folders import continue_after, folder_to_load, newest_of
 from notebook_launcher.training.checkpoints.reading import Reader
 from notebook_launcher.training.checkpoints.sharded import share_out
 from notebook_launcher.training.checkpoints.window import restore_window

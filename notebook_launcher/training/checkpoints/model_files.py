@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
-from notebook_launcher.training.checkpoints import durable_files, layout, staging
+from notebook_launcher.training.checkpoints import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.layout import METADATA
+from notebook_launcher.training.checkpoints.file_names import METADATA
 from notebook_launcher.training.checkpoints.packing import (
     Shards,
     check_tensors,
@@ -197,7 +197,7 @@ def load_model(
     staging.settle(target)
     first = next((target / name for name in CANDIDATES if (target / name).exists()), None)
     bare = unwrap_model(model, keep_torch_compile=False)
-    shards = target / layout.model_shards(0)
+    shards = target / file_names.model_shards(0)
     if first is None and (shards / METADATA).exists():
         return load_shards(bare, shards, strict=strict)
     if first is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.checkpoints import durable_files, layout, staging
+from notebook_launcher.training.checkpoints import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.checkpoint_folders import folder_to_save, keep_newest
 from notebook_launcher.training.checkpoints.distributed_files import measure_shards, write_shards
-from notebook_launcher.training.checkpoints.layout import folder_to_save, keep_newest
 from notebook_launcher.training.checkpoints.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from notebook_launcher.training.checkpoints.objects import unsafe_types
 from notebook_launcher.training.checkpoints.optimizer_states import parameter_names, split_state
@@ -155,16 +155,16 @@ class _CheckpointWriter:
         self.weights = [model.state_dict() for model in parts.models]
         self.optimizers = [optimizer.state_dict() for optimizer in parts.optimizers]
         kinds = [
-            (layout.scheduler, parts.schedulers),
-            (layout.loader, parts.dataloaders),
-            (layout.custom, parts.custom_objects),
+            (file_names.scheduler, parts.schedulers),
+            (file_names.loader, parts.dataloaders),
+            (file_names.custom, parts.custom_objects),
         ]
         for name, ones in kinds:
             self.objects.update({name(at): gather_tree(one.state_dict(), keep=keep) for at, one in enumerate(ones)})
         if parts.leaves:
-            self.objects[layout.LEAVES] = [leaf.detach() for leaf in parts.leaves]
+            self.objects[file_names.LEAVES] = [leaf.detach() for leaf in parts.leaves]
         if parts.scaler is not None:
-            self.objects[layout.SCALER] = parts.scaler.state_dict()
+            self.objects[file_names.SCALER] = parts.scaler.state_dict()
         self.window = capture_window(parts)
 
     def run_hooks(self) -> list[tuple[int | None, list[str]]]:
@@ -200,9 +200,9 @@ class _CheckpointWriter:
         state = self.weights[at]
         if self.sharded and has_spread(state):
             check_tensors(state, safe=True)
-            self._write_shards(layout.model_shards(at), "model", state)
+            self._write_shards(file_names.model_shards(at), "model", state)
             return
-        name = layout.model(at, safe=self.safe)
+        name = file_names.model(at, safe=self.safe)
         self._note(name, write_weights(self.stage / name if self.leads else None, state, safe=self.safe))
 
     def _write_optimizer(self, at: int, names: dict[int, str]) -> None:
@@ -210,8 +210,8 @@ class _CheckpointWriter:
         if self.sharded:
             state, tensors = split_state(self.parts.optimizers[at], state, names)
             if tensors:
-                self._write_shards(layout.optimizer_shards(at), "optimizer", tensors)
-        name = layout.optimizer(at)
+                self._write_shards(file_names.optimizer_shards(at), "optimizer", tensors)
+        name = file_names.optimizer(at)
         self._note(name, stream_object(self.stage / name if self.leads else None, state))
 
     def _write_shards(self, folder: str, kind: str, tensors: dict[str, Any]) -> None:
@@ -229,11 +229,11 @@ class _CheckpointWriter:
         digests = dict(self.digests)
         mine = dict(self.objects) if self.leads else {}
         if self.window is not None:
-            mine[layout.window(self.rank)] = self.window
+            mine[file_names.window(self.rank)] = self.window
         # Last, since hooks and states of the user's objects may draw numbers.
         windows = self.parts.gradient_state.state_dict().get("windows", [])
         step = windows[0]["num_batches"] if windows else 0
-        mine[layout.random_states(self.rank)] = {"step": step, **capture_rng_states()}
+        mine[file_names.random_states(self.rank)] = {"step": step, **capture_rng_states()}
         for name, obj in mine.items():
             digests[name] = durable_files.write_object(self.stage / name, obj)
         if self.leads:
@@ -242,7 +242,7 @@ class _CheckpointWriter:
 
     def _warn_of_types(self) -> None:
         """Warn now of types that `load_state` would refuse later."""
-        for name in [*self.objects, *(layout.optimizer(at) for at in range(len(self.optimizers)))]:
+        for name in [*self.objects, *(file_names.optimizer(at) for at in range(len(self.optimizers)))]:
             found = unsafe_types(self.stage / name)
             if found:
                 warn_user(
@@ -281,6 +281,6 @@ def _earlier(target: Path, before: set[str]) -> set[str]:
     if manifest is not None:
         return {MANIFEST, *manifest.files}
     # Accelerate's have no manifest, and this file always.
-    if layout.random_states(0) not in before:
+    if file_names.random_states(0) not in before:
         return set()
-    return {MANIFEST, *filter(layout.is_part, before)}
+    return {MANIFEST, *filter(file_names.is_part, before)}
