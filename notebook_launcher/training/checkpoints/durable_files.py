@@ -1,4 +1,4 @@
-"""Files that are on the disk when the call returns, with the digest of what was written."""
+"""Writes files that are on the disk when the call returns, and digests what was written."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def save_model(
 ) -> None:
     """Write a model's weights under Hugging Face's file names; on rank 0, and the others return at once.
 
-    Only of a model that `fully_shard` spreads over ranks do all ranks have to call it.
+    All ranks have to call it only if `fully_shard` spreads the model over them.
 
     `model.safetensors`, or `model-00001-of-0000N.safetensors` with an index if they are more than
     `max_shard_size`. A process that is killed meanwhile leaves the previous save whole. Once the new one
@@ -76,7 +76,7 @@ def save_model(
         ValueError: `max_shard_size` is not a size.
         NotADirectoryError: `save_directory` is a file.
         CheckpointError: The model has something that cannot be written.
-        OSError: The disk does not take it; what was there before is untouched.
+        OSError: The disk is full or fails; what was there before is untouched.
     """
     max_size = parse_size(max_shard_size)
     target = Path(os.path.realpath(Path(save_directory).expanduser()))
@@ -225,7 +225,7 @@ def save(
 
     Raises:
         CheckpointError: `safe_serialization`, and `obj` is not a dict of tensors; or `obj` holds sharded tensors.
-        OSError: The disk does not take it.
+        OSError: The disk is full or fails.
     """
     if has_spread(obj):
         raise CheckpointError(

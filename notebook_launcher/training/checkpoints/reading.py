@@ -1,4 +1,4 @@
-"""Reading of a checkpoint: it is verified, complete, and known to fit, before anything changes."""
+"""Reader of a checkpoint: verifies the files, and that they are complete and fit, before anything changes."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class State:
     custom_objects: list[Any]
     scaler: dict[str, Any] | None
     window: dict[str, Any] | None
-    """This rank's."""
+    """This rank's part of the open window; None if none was open."""
     rng: dict[str, Any]
-    """This rank's."""
+    """The states of this rank's random number generators."""
 
 
 class Reader:

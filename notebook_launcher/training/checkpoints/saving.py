@@ -48,17 +48,17 @@ def save_state(
 ) -> Path:
     """Write everything that training needs to continue; every rank calls it.
 
-    Models, leaf tensors, optimizers, schedulers, the scaler, the loaders' positions, registered objects and,
-    of each rank, its random number generators and the gradients of an open window. All of it goes to a
-    folder aside, which takes its name once it is complete, with a manifest of what it consists of. Until
-    then an earlier checkpoint of that name is whole, whenever a process is killed. Hooks are given the
-    folder aside, so that what they write goes along.
+    A checkpoint has the states of models, leaf tensors, optimizers, schedulers, the scaler, loaders and registered
+    objects and, of each rank, of its random number generators and of an open window. The files are written to a
+    stage, a folder beside the target, which takes the target's name once it is complete and has a manifest. Until
+    then, an earlier checkpoint of that name stays whole, even if a process is killed. Hooks get the stage, so that
+    their files become part of the checkpoint.
 
     Args:
         parts: The objects whose states are saved.
         process: This process among its peers.
         config: Folder and naming of checkpoints.
-        output_dir: The folder; files in it that are not an earlier checkpoint's stay. None: the next one by
+        output_dir: The folder; files in it that do not belong to an earlier checkpoint stay. None: the next one by
             `ProjectConfiguration(automatic_checkpoint_naming=True)`.
         safe: Models as safetensors; False: by `torch.save`.
         rank_check: Compares the ranks' weights first; None: they are not compared.
@@ -72,7 +72,7 @@ def save_state(
         ValueError: No folder was given and none can be named, or the automatic name is taken, or the layout is unknown
             or impossible.
         CheckpointError: Something cannot be written, or another rank failed; the earlier checkpoint is whole.
-        OSError: The disk does not take it; the earlier checkpoint is whole.
+        OSError: The disk is full or fails; the earlier checkpoint is whole.
     """
     check_layout(state_dict_type, on_each_node=bool(config.save_on_each_node))
     writers = Writers.of(process, on_each_node=config.save_on_each_node)
@@ -253,9 +253,8 @@ class _CheckpointWriter:
     def publish(self, target: Path, digests: dict[str, FileDigest]) -> None:
         """Write the manifest, and put the checkpoint in place."""
         new = staging.contents(self.stage)
-        digests.update(
-            {name: durable_files.measure(self.stage / name, sync=True) for name in new - set(digests)}
-        )  # hooks'
+        from_hooks = new - set(digests)
+        digests.update({name: durable_files.measure(self.stage / name, sync=True) for name in from_hooks})
         write_manifest(
             self.stage,
             Manifest(
@@ -280,7 +279,7 @@ def _earlier(target: Path, before: set[str]) -> set[str]:
         manifest = None
     if manifest is not None:
         return {MANIFEST, *manifest.files}
-    # Accelerate's have no manifest, and this file always.
+    # A checkpoint of Accelerate has no manifest, and always has this file.
     if file_names.random_states(0) not in before:
         return set()
     return {MANIFEST, *filter(file_names.is_part, before)}

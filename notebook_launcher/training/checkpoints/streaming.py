@@ -78,7 +78,7 @@ def stream_tensors(path: Path | None, tensors: Mapping[str, Any], metadata: Mapp
 
     Raises:
         CheckpointError: safetensors has no name for a dtype; on all ranks.
-        OSError: The disk does not take it.
+        OSError: The disk is full or fails.
     """
     # Large items first, as the library does it, so that every tensor is aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -143,7 +143,7 @@ def stream_object(path: Path | None, obj: Any) -> FileDigest | None:
         obj: Of the same structure on all ranks.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The disk is full or fails.
     """
     if not has_spread(obj):
         return None if path is None else write_object(path, obj)

@@ -66,8 +66,8 @@ def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) ->
         safe: safetensors; False: `torch.save`.
 
     Raises:
-        CheckpointError: There is something in it that cannot be written.
-        OSError: The disk does not take it.
+        CheckpointError: The state holds something that cannot be written.
+        OSError: The disk is full or fails.
     """
     check_tensors(state, safe=safe)
     if has_spread(state):
