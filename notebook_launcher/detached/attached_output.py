@@ -56,7 +56,7 @@ class AttachedOutput:
         self._has_headlines = config.output != "none"
         self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view shows the progress."""
-        self.record_from = math.inf
+        self.picture_from = math.inf
         """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
         self.last_line = ""
         """The run's last line, if the record is to show it."""
@@ -107,7 +107,7 @@ class AttachedOutput:
         """Show the run's last line, or leave it to the record."""
         if self._is_detached or not self._has_headlines:
             line = ""
-        if line and time.monotonic() < self.record_from:
+        if line and time.monotonic() < self.picture_from:
             self.say(line)
         else:
             self.last_line = line

@@ -118,7 +118,7 @@ class Run:
         call = travel.FunctionCall(_call_elsewhere, (), {})
         ranks.start(call)
         thread = RunThread(ranks, call, call_parcel, scope, in_cell=False, hosting=hosting)
-        thread.data.output.record_from = 0.0  # The last line goes to the clients, beside the outcome.
+        thread.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
         hosting.questions.connect(thread.command, thread.waits_for)
         hosting.begin_in(thread.data.id, thread.make_folder())
         thread.begin()

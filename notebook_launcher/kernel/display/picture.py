@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunPicture, RunSnapshot
 
-__all__ = ["NOTHING", "Bundle", "has_picture", "kept_picture", "picture_of", "record_of"]
+__all__ = ["NOTHING", "Bundle", "final_outputs", "has_picture", "kept_picture", "picture_of"]
 
 Bundle = dict[str, str]
 """One output: its representations by MIME type."""
@@ -53,7 +53,7 @@ def picture_of(
     return table, {"text/html": picture, "image/svg+xml": drawing, "text/plain": words}
 
 
-def record_of(
+def final_outputs(
     line: str,
     snapshot: RunSnapshot,
     curves: Curves,
