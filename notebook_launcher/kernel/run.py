@@ -165,7 +165,7 @@ class Run:
 
     @property
     def last_line(self) -> str:
-        """The last line of a run's output, where a record or a client shows it."""
+        """The last line of a run's output, where a picture or a client shows it."""
         return self._data.output.last_line
 
     @property

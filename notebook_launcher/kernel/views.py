@@ -59,9 +59,9 @@ class ShownOutput(Protocol):
     shows_progress: bool
     """True if a line of progress is wanted, because no view is expected to show the progress."""
     picture_from: float
-    """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
+    """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
     last_line: str
-    """The run's last line, if the record is to show it."""
+    """The run's last line, if the picture is to show it."""
 
     @property
     def sink(self) -> Sink:
@@ -71,7 +71,7 @@ class ShownOutput(Protocol):
 class RunView:
     """The view that a run shows by itself. The thread that waits for the run drives it, in steps that do not block.
 
-    In a front end that draws widgets, the view is the monitor while the run lasts. At the end it is a record, below
+    In a front end that draws widgets, the view is the monitor while the run lasts. At the end it is a picture, below
     the ranks' output. If no front end answers, a line of progress is shown instead of the monitor.
 
     Args:
@@ -119,7 +119,7 @@ class RunView:
         return HELLO_CHECK if poll is None and is_unseen else poll
 
     def close(self) -> None:
-        """Leave a record of the run in place of the monitor; the monitor of a run that goes on stays live."""
+        """Leave a picture of the run in place of the monitor; the monitor of a run that goes on stays live."""
         key = "" if self._monitor is None else self._monitor.finish()
         if self._output.last_line:
             self._leave_picture(self._output.last_line, key)
@@ -152,7 +152,7 @@ class RunView:
                 sink.display(bundle)
         except Exception as error:  # noqa: BLE001 - the run's results matter more than its picture
             sink.text("stdout", f"{line}\n")
-            sink.text("stderr", f"no record: {type(error).__name__}: {error}\n")
+            sink.text("stderr", f"no picture: {type(error).__name__}: {error}\n")
         sink.flush()
 
 

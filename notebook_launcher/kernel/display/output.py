@@ -60,9 +60,9 @@ class RunOutput:
         self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view is expected to show the progress."""
         self.picture_from = math.inf
-        """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
+        """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
         self.last_line = ""
-        """The run's last line, if the record is to show it."""
+        """The run's last line, if the picture is to show it."""
 
     @property
     def sink(self) -> cell.Sink:

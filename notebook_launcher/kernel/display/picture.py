@@ -70,7 +70,7 @@ def final_outputs(
         snapshot: State of the run.
         curves: Its metrics.
         is_raised: True if the cell raises the run's exception, which describes a failure in full.
-        key: The key of the monitor that may be explored in place of the record; empty: there is none.
+        key: The key of the monitor that may be explored in place of the picture; empty: there is none.
         pictures: Pictures that ranks reported.
         options: Options of the curves; None: the usual ones.
     """
