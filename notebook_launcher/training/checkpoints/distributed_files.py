@@ -60,8 +60,12 @@ def measure_shards(folder: Path, rank: int) -> dict[str, FileDigest]:
     return {name: measure(folder / name, sync=True) for name in names}
 
 
-def read_outline(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a folder by name, on the meta device.
+def read_outline(folder: Path, kind: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder by name, on the meta device.
+
+    Args:
+        folder: Written by `write_shards`.
+        kind: The first part of the names, `"model"` or `"optimizer"`, which the names in the result lack.
 
     Raises:
         CheckpointError: The folder's `.metadata` is missing, cannot be read, or refers to types of other kinds.
@@ -71,9 +75,9 @@ def read_outline(folder: Path) -> dict[str, torch.Tensor]:
     try:
         entries = ShardReader(folder).read_metadata().state_dict_metadata
         return {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+            name.removeprefix(f"{kind}."): torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
             for name, entry in entries.items()
-            if hasattr(entry, "properties")
+            if name.startswith(f"{kind}.") and hasattr(entry, "properties")
         }
     except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{folder / METADATA} cannot be read: {error}") from error

@@ -141,7 +141,7 @@ class Reader:
         if not names:
             return share_out_state(optimizer, state)
         folder = self.folder / file_names.optimizer_shards(at)
-        outline = _below("optimizer", read_outline(folder))
+        outline = read_outline(folder, "optimizer")
         _check_names(folder, names - set(outline))
         state, tensors = join_state(optimizer, state, outline)
         read_shards(folder, {f"optimizer.{name}": tensor for name, tensor in tensors.items()})
@@ -278,11 +278,6 @@ def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:
             f"{path} is of an optimizer whose groups have {theirs} parameters; the groups of this one have {mine}; "
             "nothing was loaded. Build the optimizer as it was when it was saved."
         )
-
-
-def _below(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors whose names begin with a prefix and a dot, by the rest of their names."""
-    return {name[len(prefix) + 1 :]: one for name, one in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 def _check_names(folder: Path, missing: set[str]) -> None:

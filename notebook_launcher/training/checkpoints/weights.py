@@ -195,8 +195,7 @@ def load_shards(model: torch.nn.Module, folder: Path, *, strict: bool = True) ->
 
 def find_shards(model: torch.nn.Module, folder: Path, *, strict: bool) -> dict[str, torch.Tensor]:
     """Return the tensors of a folder of the sharded layout, on the meta device, after checking that they fit."""
-    prefix = "model."
-    outline = {name.removeprefix(prefix): one for name, one in read_outline(folder).items() if name.startswith(prefix)}
+    outline = read_outline(folder, "model")
     check_fit(model, outline, f"{folder}", strict=strict, always=True)
     return outline
 
