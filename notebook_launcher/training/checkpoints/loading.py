@@ -142,7 +142,7 @@ def _apply(
     if not parts.loaders_resume:
         for loader in parts.dataloaders:
             if not loader.use_stateful_dataloader:
-                loader.begin_anew()
+                loader.restart_epoch()
     if parts.scaler is not None and state.scaler is not None:
         parts.scaler.load_state_dict(state.scaler)
     restore_window(parts, state.window)

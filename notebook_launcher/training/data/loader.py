@@ -321,7 +321,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         progress.position, progress.order, progress.begin_at = position, order, position or None
         progress.from_start = False
 
-    def begin_anew(self) -> None:
+    def restart_epoch(self) -> None:
         """Let the next loop begin at the start of its epoch, in a new order, though a position was loaded.
 
         A loader that `skip_first_batches` returns still has the order that was loaded.
