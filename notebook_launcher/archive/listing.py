@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunList", "runs"]
 
-KINDS: tuple[RunKind, ...] = ("run", "call", "cell", "session")
+RUN_KINDS: tuple[RunKind, ...] = ("run", "call", "cell", "session")
 DISPENSABLE = ("when", "disk", "ranks", "notes", "holds", "tags", "last metrics", "time")
 """Columns that a narrow terminal does without, the first of them first; the id has the time of the launch, too."""
 MAX_ROWS = 16
@@ -88,8 +88,8 @@ class RunList(Sequence[RecordedRun]):
         if state is not None and state not in RUN_STATES:
             msg = f"state={state!r} is unknown. It can be {', '.join(map(repr, RUN_STATES))}."
             raise ConfigError(msg, field="state")
-        if kind not in (None, *KINDS):
-            msg = f"kind={kind!r} is unknown. It can be {', '.join(map(repr, KINDS))}."
+        if kind not in (None, *RUN_KINDS):
+            msg = f"kind={kind!r} is unknown. It can be {', '.join(map(repr, RUN_KINDS))}."
             raise ConfigError(msg, field="kind")
         now = time.time()
 

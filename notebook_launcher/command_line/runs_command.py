@@ -59,9 +59,9 @@ def _state(text: str) -> str:
 
 
 def _kind(text: str) -> str:
-    from notebook_launcher.archive.listing import KINDS
+    from notebook_launcher.archive.listing import RUN_KINDS
 
-    return choice(KINDS)(text)
+    return choice(RUN_KINDS)(text)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -56,10 +56,10 @@ class AttachedOutput:
         self._has_headlines = config.output != "none"
         self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view shows the progress."""
-        self.record_from = math.inf
-        """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
+        self.picture_from = math.inf
+        """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
         self.last_line = ""
-        """The run's last line, if the record is to show it."""
+        """The run's last line, if the picture is to show it."""
         self.is_raised = False
         """True if the cell raises the exception with which the run fails."""
         self._from = -math.inf if since is None else time.time() - since
@@ -104,10 +104,10 @@ class AttachedOutput:
             self._sink.text("stdout", f"{line}\n")
 
     def end(self, line: str) -> None:
-        """Show the run's last line, or leave it to the record."""
+        """Show the run's last line, or leave it to the picture."""
         if self._is_detached or not self._has_headlines:
             line = ""
-        if line and time.monotonic() < self.record_from:
+        if line and time.monotonic() < self.picture_from:
             self.say(line)
         else:
             self.last_line = line

@@ -22,7 +22,7 @@ class HostedDebugger:
 
     Args:
         ranks: The session's ranks, of which none runs a call.
-        data: The record of the call that failed.
+        data: The run data of the call that failed.
         rank: The rank to look into.
     """
 

@@ -19,10 +19,10 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.failures.post_mortem import frames_to_debug
+from notebook_launcher.kernel.gpu_meter import GpuMeter
 from notebook_launcher.kernel.latch import AWAKE_EVERY
-from notebook_launcher.kernel.meter import GpuMeter
 from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run import record_of
+from notebook_launcher.kernel.run import data_of
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
 from notebook_launcher.kernel.snapshots import config_as_json
 from notebook_launcher.travel import cells
@@ -209,7 +209,7 @@ class SessionHost:
         with self._lock:
             if not self._is_debugging():
                 self._check_free()
-                data = None if self._call is None else record_of(self._call.run)
+                data = None if self._call is None else data_of(self._call.run)
                 frames = frames_to_debug(data, rank, has_forgotten=self._has_forgotten)
                 self._debugger = HostedDebugger(self._ranks, *frames)
 

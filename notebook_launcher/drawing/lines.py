@@ -133,36 +133,37 @@ def oddities(every: Iterable[Series], x: Scale, y: Scale, name: Callable[[float]
     first: dict[str, float] = {}
     for series in every:
         colour = line_style(series.style).colour
-        last = dict.fromkeys(_KINDS, -math.inf)
+        last = dict.fromkeys((NAN, HIGH, LOW), -math.inf)
         for step, value in series.points:
-            kind = _kind(value, y)
-            if not kind:
+            sign = _sign(value, y)
+            if not sign:
                 continue
-            first[kind] = min(first.get(kind, step), step)
-            if kind in last and x(step) - last[kind] > NEAR:
-                last[kind] = x(step)
-                marks.append(_mark(kind, x(step), y, colour))
+            first[sign] = min(first.get(sign, step), step)
+            if sign in last and x(step) - last[sign] > NEAR:
+                last[sign] = x(step)
+                marks.append(_mark(sign, x(step), y, colour))
     since = f" from {name(min(first.values()))}" if first else ""
     return "".join(marks), ", ".join(first) + since
 
 
-_KINDS = ("× NaN", "▲ ∞", "▼ -∞")  # noqa: RUF001 - the sign that is drawn
+NAN, HIGH, LOW = "× NaN", "▲ ∞", "▼ -∞"  # noqa: RUF001 - the sign that is drawn
+"""Marks of values that cannot be drawn: the sign, and the value in words."""
 
 
-def _kind(value: float, y: Scale) -> str:
+def _sign(value: float, y: Scale) -> str:
     if math.isnan(value):
-        return _KINDS[0]
+        return NAN
     if math.isinf(value):
-        return _KINDS[1] if value > 0 else _KINDS[2]
+        return HIGH if value > 0 else LOW
     return "≤ 0 left out" if y.log and value <= 0 else ""
 
 
-def _mark(kind: str, x: float, y: Scale, colour: str) -> str:
+def _mark(sign: str, x: float, y: Scale, colour: str) -> str:
     bottom, top = number(y.start - 8), number(y.end + 2)
-    if kind == _KINDS[0]:
+    if sign == NAN:
         shape = f'd="M{number(x - 3)} {bottom}l6 6m0 -6l-6 6" stroke="{colour}" stroke-width="1.6"'
-    elif kind == _KINDS[1]:
+    elif sign == HIGH:
         shape = f'd="M{number(x)} {top}l4 7h-8z" fill="{colour}"'
     else:
         shape = f'd="M{number(x)} {number(y.start - 2)}l4 -7h-8z" fill="{colour}"'
-    return f'<path class="nonfinite" {shape}><title>{kind}</title></path>'
+    return f'<path class="nonfinite" {shape}><title>{sign}</title></path>'

@@ -42,7 +42,7 @@ NO_WRAP = ";white-space:nowrap"
 LONG = 20
 """Characters of a text from which on it may wrap, into lines that are not much shorter."""
 WRAPPED = "text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:16ch"
-_KINDS = {
+_COLUMN_STYLES = {
     "text": f"text-align:left{NO_WRAP}",
     "number": f"text-align:right;font-variant-numeric:tabular-nums{NO_WRAP}",
     "state": f"text-align:left{NO_WRAP}",
@@ -83,7 +83,7 @@ def table_html(columns: Sequence[Column], *, caption: str = "", more: str = "mor
 def _rows_html(columns: Sequence[Column], start: int, stop: int) -> str:
     def cell(column: Column, value: str) -> str:
         body = state_html(value) if column.kind == "state" else escape(value)
-        style = WRAPPED if column.kind == "text" and len(value) > LONG else _KINDS[column.kind]
+        style = WRAPPED if column.kind == "text" and len(value) > LONG else _COLUMN_STYLES[column.kind]
         return f'<td style="{CELL};{style}">{body}</td>'
 
     head = "".join(

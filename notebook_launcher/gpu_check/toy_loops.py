@@ -33,7 +33,7 @@ def mean_loss(model: Any, batch: Any) -> Any:
 
 
 def train(num_updates: int = 8, *, steps: int = 2, fused: bool = False, **options: Any) -> Any:
-    """Train with an Accelerator; return the weights on the CPU, the skipped updates and the Accelerator."""
+    """Train with an Accelerator; return the weights on the CPU, and the number of skipped updates."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 

@@ -32,7 +32,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
     """Start all ranks again; if nodes do not come up, start the ranks of the other nodes, and show a notice.
 
     Args:
-        data: The run's record.
+        data: The run data.
         ranks: The ranks, all of which have ended.
         call: The function and its arguments, for ranks that inherit the call by a fork.
 
@@ -106,7 +106,7 @@ class _Rest:
 
 
 def _note(data: RunData, before: Plan, after: Plan, reason: str) -> None:
-    """Write the new plan to the run's record, and show a line about it."""
+    """Write the new plan to the run data, and show a line about it."""
     data.plan = after
     data.output.place_ranks(after.node_names)
     if after.num_processes < before.num_processes:

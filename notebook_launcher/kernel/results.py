@@ -213,7 +213,7 @@ class Results(Sequence[Any]):
         return "\n".join([self._headline(), *rows])
 
     def _repr_html_(self) -> str | None:
-        """Return a table of the values; the states of the ranks are in the run's record."""
+        """Return a table of the values; the states of the ranks are in the picture of the run."""
         if self._is_empty():
             return None
         rows = [self._cells(row) for row in self._rows()]

@@ -1,6 +1,6 @@
 """A run: the handle on one launch of one function, which outlives the cell.
 
-The handle's methods read the run's record (`run_data.py`), or send a command to the run's thread (`run_thread.py`).
+The handle's methods read the run data (`run_data.py`), or send a command to the run's thread (`run_thread.py`).
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ TOO_LATE = "the run has just ended: its ranks are gone"
 T = TypeVar("T")
 
 
-def record_of(run: Run) -> RunData:
-    """Return a run's record, for the session that the run belongs to; it is read once the run is over."""
-    return run._data  # noqa: SLF001 - `Run` is public, and its record is not
+def data_of(run: Run) -> RunData:
+    """Return the data of a run, for the session that the run belongs to; they are read once the run is over."""
+    return run._data  # noqa: SLF001 - `Run` is public, and its data are not
 
 
 class Run:
@@ -81,7 +81,7 @@ class Run:
         self._thread = thread
         """Takes commands."""
         self._data = thread.data
-        """The run's record, which this handle only reads."""
+        """The run data, which this handle only reads."""
 
     @classmethod
     def start(
@@ -118,7 +118,7 @@ class Run:
         call = travel.FunctionCall(_call_elsewhere, (), {})
         ranks.start(call)
         thread = RunThread(ranks, call, call_parcel, scope, in_cell=False, hosting=hosting)
-        thread.data.output.record_from = 0.0  # The last line goes to the clients, beside the outcome.
+        thread.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
         hosting.questions.connect(thread.command, thread.waits_for)
         hosting.begin_in(thread.data.id, thread.make_folder())
         thread.begin()
@@ -165,7 +165,7 @@ class Run:
 
     @property
     def last_line(self) -> str:
-        """The last line of a run's output, where a record or a client shows it."""
+        """The last line of a run's output, where a picture or a client shows it."""
         return self._data.output.last_line
 
     @property

@@ -1,4 +1,4 @@
-"""The record of everything that is known of one run."""
+"""Run data: everything that is known of one run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.checks import name_of
 from notebook_launcher.kernel.commands import CommandQueue
 from notebook_launcher.kernel.display.output import RunOutput
+from notebook_launcher.kernel.gpu_meter import GpuMeter
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.live import LiveRecords
-from notebook_launcher.kernel.live_edits import LiveEdits
-from notebook_launcher.kernel.meter import GpuMeter
+from notebook_launcher.kernel.live_values import LiveValues
+from notebook_launcher.kernel.run_edits import RunEdits
 from notebook_launcher.kernel.usage_meter import UsageMeter
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ __all__ = ["RunData"]
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class RunData:
-    """The record of one run: everything that is known of it.
+    """Everything that is known of one run.
 
     The run's thread alone writes it, except `commands`, `edits` and the view's part of `output`. `Run`, snapshots,
     the line of progress and the conclusion read it, from any thread.
@@ -57,13 +57,13 @@ class RunData:
     """Time of the launch by `time.time()`, for people."""
     output: RunOutput
     """The ranks' output on its way to the cell."""
-    live: LiveRecords
+    live: LiveValues
     """Metrics, progress and phases that the ranks reported."""
     gpus: GpuMeter
     """Memory and utilization of the ranks' GPUs."""
     usage: UsageMeter
     """Memory and load of the ranks over time."""
-    edits: LiveEdits = dataclasses.field(default_factory=LiveEdits)
+    edits: RunEdits = dataclasses.field(default_factory=RunEdits)
     """Name, tags and notes that the user gave while it went on; any thread writes them."""
     commands: CommandQueue = dataclasses.field(default_factory=CommandQueue)
     """Commands of other threads to the run's thread."""
@@ -97,7 +97,7 @@ class RunData:
         in_cell: bool,
         hosting: Hosting | None = None,
     ) -> RunData:
-        """Return the record of a run that begins now, in the thread whose cell gets the output."""
+        """Return the data of a run that begins now, in the thread whose cell gets the output."""
         name = scope.name or plan.config.name or name_of(call.fn)
         arguments = describe_arguments(*call) if scope.arguments is None else dict(scope.arguments)
         launched, started = time.monotonic(), time.time()
@@ -123,7 +123,7 @@ class RunData:
                 sink=sink,
                 nodes=plan.node_names,
             ),
-            live=LiveRecords(launched, plan.num_processes),
+            live=LiveValues(launched, plan.num_processes),
             gpus=GpuMeter(plan.gpus),
             usage=UsageMeter(launched, plan.num_processes),
         )

@@ -1,4 +1,4 @@
-"""The loop of a run's thread: waits for events of the process tree and for commands, and writes the run's record."""
+"""The loop of a run's thread: waits for events of the process tree and for commands, and writes the run data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from notebook_launcher.kernel.inspection.hangs import HangWatch
 from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.inspection.profiles import PendingProfile
 from notebook_launcher.kernel.inspection.stacks import Stacks
-from notebook_launcher.kernel.live import describe_change
+from notebook_launcher.kernel.live_values import describe_change
 from notebook_launcher.kernel.questions import Answer, Question
 from notebook_launcher.kernel.ranks import describe_restart
 from notebook_launcher.kernel.restarts import restart
@@ -54,7 +54,7 @@ class RunLoop:
     """Carries out the attempts at one call; used in the run's thread alone.
 
     Args:
-        data: The run's record, which the loop writes.
+        data: The run data, which the loop writes.
         ranks: The ranks that serve the run.
         call: The function and its arguments, for ranks that are started again and inherit the call by a fork.
         parcel_fd: Descriptor of the packed call; None if the ranks inherit the call by a fork.

@@ -1,4 +1,4 @@
-"""The thread of one run, which alone writes the run's record."""
+"""The thread of one run, which alone writes the run data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RunThread:
         self.data = data = RunData.of_call(
             call, ranks.plan, scope, in_session=ranks.many_calls, in_cell=in_cell, hosting=hosting
         )
-        """The run's record."""
+        """All that is known of the run."""
         over = data.over
         self.questions = Questions(lambda: over.is_set)
         """Questions of ranks to the user. They know `over` and not `self`, which would be a reference cycle."""

@@ -20,7 +20,7 @@ from notebook_launcher.kernel.failures.post_mortem import PostMortem, frames_to_
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run import Run, record_of
+from notebook_launcher.kernel.run import Run, data_of
 from notebook_launcher.kernel.run_loop import EXIT_BUDGET
 from notebook_launcher.travel.rank_function import RankFunction
 
@@ -176,14 +176,14 @@ class Session(SessionCells):
             self._ranks.forget_failures()
 
     def _idle_data(self, what: str) -> RunData | None:
-        """Return the record of the last run, which must be over; None if there was no run."""
+        """Return the data of the last run, which must be over; None if there was no run."""
         self._check_open()
         if self._is_busy():
             msg = (
                 f"the session is busy with {self._run!r}. {what} works once the run is over: run.wait(), or run.stop()."
             )
             raise CallOrderError(msg)
-        return None if self._run is None else record_of(self._run)
+        return None if self._run is None else data_of(self._run)
 
     def close(self) -> None:
         """Stop a run that goes on and end the ranks, without delay after an interrupt; idempotent."""

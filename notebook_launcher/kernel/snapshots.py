@@ -1,4 +1,4 @@
-"""Freezes a run's record into the plain data that views read."""
+"""Freezes the run data into the snapshots that views read."""
 
 from __future__ import annotations
 

@@ -58,10 +58,10 @@ class ShownOutput(Protocol):
 
     shows_progress: bool
     """True if a line of progress is wanted, because no view is expected to show the progress."""
-    record_from: float
-    """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
+    picture_from: float
+    """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
     last_line: str
-    """The run's last line, if the record is to show it."""
+    """The run's last line, if the picture is to show it."""
 
     @property
     def sink(self) -> Sink:
@@ -71,7 +71,7 @@ class ShownOutput(Protocol):
 class RunView:
     """The view that a run shows by itself. The thread that waits for the run drives it, in steps that do not block.
 
-    In a front end that draws widgets, the view is the monitor while the run lasts. At the end it is a record, below
+    In a front end that draws widgets, the view is the monitor while the run lasts. At the end it is a picture, below
     the ranks' output. If no front end answers, a line of progress is shown instead of the monitor.
 
     Args:
@@ -96,7 +96,7 @@ class RunView:
         )
         self.is_wanted = self._wants_monitor or (sink.is_cell and config.monitor == "auto" and not self._is_quiet)
         if self.is_wanted:
-            output.record_from = self._began + QUIET
+            output.picture_from = self._began + QUIET
 
     def step(self) -> float | None:
         """Do what is due; return the seconds until there is more to do, None if there is nothing more."""
@@ -119,10 +119,10 @@ class RunView:
         return HELLO_CHECK if poll is None and is_unseen else poll
 
     def close(self) -> None:
-        """Leave a record of the run in place of the monitor; the monitor of a run that goes on stays live."""
+        """Leave a picture of the run in place of the monitor; the monitor of a run that goes on stays live."""
         key = "" if self._monitor is None else self._monitor.finish()
         if self._output.last_line:
-            self._leave_record(self._output.last_line, key)
+            self._leave_picture(self._output.last_line, key)
 
     def _show(self) -> None:
         try:
@@ -137,8 +137,8 @@ class RunView:
             self._output.shows_progress = not self._is_quiet
             self._output.sink.text("stderr", f"no monitor: {type(error).__name__}: {error}\n")
 
-    def _leave_record(self, line: str, key: str) -> None:
-        from notebook_launcher.kernel.display.picture import record_of
+    def _leave_picture(self, line: str, key: str) -> None:
+        from notebook_launcher.kernel.display.picture import final_outputs
 
         sink = self._output.sink
         try:
@@ -146,13 +146,13 @@ class RunView:
             curves.fold(self._run.metrics)
             snapshot, pictures = self._run.snapshot(), self._run.pictures
             options = None if self._monitor is None else self._monitor.plot_options
-            for bundle in record_of(
+            for bundle in final_outputs(
                 line, snapshot, curves, is_raised=self._is_raised, key=key, pictures=pictures, options=options
             ):
                 sink.display(bundle)
         except Exception as error:  # noqa: BLE001 - the run's results matter more than its picture
             sink.text("stdout", f"{line}\n")
-            sink.text("stderr", f"no record: {type(error).__name__}: {error}\n")
+            sink.text("stderr", f"no picture: {type(error).__name__}: {error}\n")
         sink.flush()
 
 
@@ -164,7 +164,7 @@ def watch(run: ShownRun, output: ShownOutput) -> None:
         try:
             threading.Thread(target=_attend, args=(run, view), name=name, daemon=True).start()
         except RuntimeError:  # There is no room for a thread. The run continues without a view.
-            output.record_from = math.inf
+            output.picture_from = math.inf
 
 
 def _attend(run: ShownRun, view: RunView) -> None:

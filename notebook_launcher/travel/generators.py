@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_generators", "find_generators"]
 
-KINDS = {
+OWN_GENERATORS = {
     ("torch", "Generator"): "torch.Generator().manual_seed(torch.initial_seed())",
     ("numpy.random", "Generator"): "numpy.random.default_rng(torch.initial_seed())",
     ("numpy.random", "RandomState"): "numpy.random.RandomState(torch.initial_seed() % 2**32)",
@@ -28,7 +28,7 @@ def describe_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[st
     found = find_generators(function, args, kwargs)
     if not found:
         return ""
-    ways = dict.fromkeys(KINDS[kind] for generator in found.values() if (kind := _kind(generator)) is not None)
+    ways = dict.fromkeys(OWN_GENERATORS[kind] for generator in found.values() if (kind := _kind(generator)) is not None)
     return (
         f"{', '.join(found)}: every rank gets an equal copy of this random number generator, so all ranks draw the "
         "same numbers. That is right for shuffling a loader. For numbers of a rank's own, such as noise or "
@@ -68,7 +68,7 @@ def _inside(root: str, held: Any) -> Iterator[tuple[str, Any]]:
 def _kind(value: Any) -> tuple[str, str] | None:
     if isinstance(value, type):
         return None
-    for module, name in KINDS:
+    for module, name in OWN_GENERATORS:
         cls = getattr(sys.modules.get(module), name, None)
         if cls is not None and isinstance(value, cls) and type(value).__name__ != "SystemRandom":
             return module, name

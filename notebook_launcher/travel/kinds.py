@@ -52,7 +52,7 @@ _STACK = Kind("Pass the formatted text: `traceback.format_exc()`.", "Return `tra
 # Made in the kernel it believes that it is alone, and a rank that got it would train for itself.
 _ALONE = Kind(_CREATE, _FINISH)
 
-_KINDS = {
+_KIND_OF_TYPE = {
     "_thread.lock": _LOCK,
     "_thread.RLock": _LOCK,
     "_thread._local": _LOCK,
@@ -136,7 +136,7 @@ _KINDS = {
 def kind_of_type(cls: type) -> Kind | None:
     """Return the kind that a type, or the nearest of its bases, is known as."""
     for base in cls.__mro__:
-        if kind := _KINDS.get(f"{base.__module__}.{base.__qualname__}"):
+        if kind := _KIND_OF_TYPE.get(f"{base.__module__}.{base.__qualname__}"):
             return kind
     return None
 

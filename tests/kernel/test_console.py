@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from notebook_launcher.kernel.display import backlog, console, ranklog, screen
+from notebook_launcher.kernel.display import backlog, console, ranklog, screen, text_block
 from notebook_launcher.kernel.display.console import Console, RankLog, Status, Text
 from notebook_launcher.kernel.display.folding import label
 from notebook_launcher.kernel.display.screen import Screen
@@ -391,7 +391,7 @@ def test_lasting_flood_stays_below_the_rate_that_jupyter_allows():
     for _ in range(80):  # 20 s of 4 MB/s
         cell.feed("0123456789abcde\n" * 62_500)
         cell.tick()
-        sizes.append(sum(backlog.num_bytes(message.text) for message in cell.batches[-1]))
+        sizes.append(sum(text_block.num_bytes(message.text) for message in cell.batches[-1]))
         cell.now += 0.001
     assert cell.now == pytest.approx(20, rel=0.05)
     window = int(3 / console.TICK) + 1
@@ -455,7 +455,7 @@ def test_flood_costs_no_work_per_line(output, monkeypatch):
 def kept(cell: Cell) -> list[str]:
     lines = cell.finish().splitlines()
     assert len(lines) <= 10_000
-    assert sum(backlog.num_bytes(line + "\n") for line in lines) <= 1_000_000
+    assert sum(text_block.num_bytes(line + "\n") for line in lines) <= 1_000_000
     return lines
 
 

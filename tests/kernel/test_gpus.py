@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.kernel.meter import GpuMeter, GpuReading
+from notebook_launcher.kernel.gpu_meter import GpuMeter, GpuReading
 from notebook_launcher.kernel.ranks import describe_restart
 from tests.support.kernels import ROOT
 
@@ -76,11 +76,11 @@ int nvmlDeviceGetUtilizationRates(device *handle, unsigned *rates) {
 PROGRAM = """
 import ctypes, threading, time
 from notebook_launcher import launch
-from notebook_launcher.kernel import meter
+from notebook_launcher.kernel import gpu_meter
 from notebook_launcher.machine import devices
 from notebook_launcher.widgets.monitor.feed import Feed
 left_open = ctypes.CDLL("libnvidia-ml.so.1").num_left_open
-meter.INTERVAL = 60
+gpu_meter.INTERVAL = 60
 
 gpus = devices.detect().gpus
 print([(gpu.index, gpu.name, gpu.total_memory, gpu.free_memory, gpu.capability) for gpu in gpus], left_open())
@@ -90,7 +90,7 @@ def wait():
     for _ in track(range(10**6)): time.sleep(0.01)
 
 run = launch(wait, 3, devices="cpu", output="none")
-run._data.gpus = meter.GpuMeter((1, 0))  # This torch may have no CUDA: then no rank gets one by itself.
+run._data.gpus = gpu_meter.GpuMeter((1, 0))  # This torch may have no CUDA: then no rank gets one by itself.
 first = run.snapshot().ranks
 again = run.snapshot().ranks
 run._data.gpus._looked_at -= 60
@@ -135,7 +135,7 @@ def test_without_gpus_there_is_nothing_to_read() -> None:
 
 def test_meter_reads_nothing_without_nvml(tmp_path: Path) -> None:
     program = (
-        "from notebook_launcher.kernel.meter import GpuMeter; meter = GpuMeter((0,)); print(meter.read(0)); "
+        "from notebook_launcher.kernel.gpu_meter import GpuMeter; meter = GpuMeter((0,)); print(meter.read(0)); "
         "meter.close(); print(meter.read(0))"
     )
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import context, messages, reporting
-from notebook_launcher.kernel.live import LiveRecords
+from notebook_launcher.kernel.live_values import LiveValues
 
 
 def phases_of(time: float, *, spans: tuple[tuple[str, float, float], ...] = (), **fields: Any) -> messages.Phases:
@@ -22,7 +22,7 @@ def progress_of(time: float, *, items: int, loops: int, total: int = 4) -> messa
 
 
 def test_samples_are_counted_by_elapsed_time_not_by_the_time_in_phases() -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     for at in range(20):  # 8 samples every 0.5 s, 0.01 s of which is spent inside of phases.
         live.fold(0, phases_of(at * 0.5 + 0.5, spans=(("step", at * 0.5 + 0.49, 0.01),), seconds={"step": 0.01}))
     assert live.samples_per_second(0) == pytest.approx(16.0, rel=0.05)
@@ -30,7 +30,7 @@ def test_samples_are_counted_by_elapsed_time_not_by_the_time_in_phases() -> None
 
 
 def test_samples_of_a_run_leave_out_what_comes_after_the_training() -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     for end in (1.0, 2.0, 3.0):
         live.fold(0, phases_of(end, spans=(("step", end - 1.0, 1.0),)))
     live.fold(0, phases_of(4.0, spans=(("data", 3.5, 0.5),), samples=0.0, windows=0))
@@ -39,14 +39,14 @@ def test_samples_of_a_run_leave_out_what_comes_after_the_training() -> None:
 
 
 def test_samples_of_one_record_have_a_rate() -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     spans = tuple(("step", 9.9 + at * 0.01, 0.01) for at in range(10))  # The newest ones, of 0.2 s.
     live.fold(0, phases_of(20.0, spans=spans, seconds={"step": 0.2}, since=9.8))
     assert live.samples_per_second(0, is_over=True) == pytest.approx(40.0)
 
 
 def test_samples_of_a_slow_run_change_with_its_last_seconds_while_it_goes_on() -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     for end in range(1, 21):  # It trains at 8 samples a second, then ten times as fast.
         for part in range(1, 11):
             samples = 8.0 if end > 10 else 0.8
@@ -56,7 +56,7 @@ def test_samples_of_a_slow_run_change_with_its_last_seconds_while_it_goes_on() -
 
 
 def test_rank_that_counts_no_samples_has_no_rate() -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     assert live.samples_per_second(0, is_over=True) is None
     live.fold(0, phases_of(1.0, windows=0, samples=0.0))
     live.fold(0, phases_of(2.0, windows=0, samples=0.0))
@@ -64,7 +64,7 @@ def test_rank_that_counts_no_samples_has_no_rate() -> None:
 
 
 def test_pace_of_short_loops_is_measured_across_them() -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     for loop in range(1, 101):  # 4 items in 0.04 s, and a pause of 0.16 s, so that only each end of a loop is seen.
         live.fold(0, progress_of(loop * 0.2, items=4 * loop, loops=loop))
         if loop > 2:
@@ -72,7 +72,7 @@ def test_pace_of_short_loops_is_measured_across_them() -> None:
 
 
 def test_pace_of_a_long_loop_is_its_own_after_a_second() -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     for item in range(1, 31):
         live.fold(0, progress_of(item * 0.1, items=item, loops=1, total=100))
     for item in range(1, 31):
@@ -82,7 +82,7 @@ def test_pace_of_a_long_loop_is_its_own_after_a_second() -> None:
 
 
 def test_pace_restarts_with_a_restarted_rank() -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     for item in range(1, 5):
         live.fold(0, progress_of(item * 0.1, items=item, loops=1))
     live.fold(0, progress_of(0.8, items=1, loops=1))

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.lab import needs_browser
-from tests.support.monitor_page import Tab, curve, rank, reset, run
+from tests.support.monitor_page import PLOT, Tab, curve, rank, reset, run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
 pytestmark = needs_browser
 
-PLOT = ".nbl-plot-canvas"
 EVIL = "<img src=x onerror='window.hacked=1'>"
 SETTINGS = [
     {"name": "lr", "text": "0.1", "kind": "positive"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import legend_record
@@ -15,11 +16,30 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Locator, Page
 
-__all__ = ["ACTIONS", "LANES", "SCRIPT", "Tab", "curve", "log", "open_tab", "rank", "reset", "run"]
+__all__ = [
+    "ACTIONS",
+    "EVIL",
+    "LANES",
+    "PLOT",
+    "SCRIPT",
+    "TIMELINE",
+    "Tab",
+    "curve",
+    "lines",
+    "log",
+    "open_tab",
+    "rank",
+    "reset",
+    "run",
+    "waves",
+]
 
 SCRIPT = join_modules(STATIC / "monitor/main.js")
 STYLE = join_modules(STATIC / "monitor/main.css") + palette_css()
 ACTIONS = ("stop", "interrupt", "stacks", "save", "pause")
+PLOT = ".nbl-plot-canvas"
+TIMELINE = "[aria-label^='Timeline of']"
+EVIL = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>\"'&amp;"
 
 # Stands in for a front end, and counts what the script (loaded from a blob) starts and has to end.
 HARNESS = """
@@ -265,3 +285,13 @@ LANES = [
 def log(number: int, *lines: str) -> dict[str, Any]:
     """Return a record LOG of whole lines."""
     return {"rank": number, "text": "".join(f"{line}\n" for line in lines)}
+
+
+def waves(count: int, shift: float = 0.0) -> list[float | None]:
+    """Return the values of a curve."""
+    return [2 + math.sin(step / 20 + shift) for step in range(count)]
+
+
+def lines(tab: Tab) -> list[str]:
+    """Return the lines of the log that are shown."""
+    return tab.texts(".nbl-line-text")

@@ -1,4 +1,4 @@
-"""The place of torch's compiler's files, for tests of checkpoints."""
+"""For tests of checkpoints: the place of torch's compiler's files, a small training, and a checkpoint of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.toy_checkpoints import Training
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +19,16 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiler")))
         yield
+
+
+@pytest.fixture
+def training() -> Training:
+    return Training(1)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, training: Training) -> Path:
+    """A checkpoint in the middle of a window."""
+    training.train(4)
+    folder: Path = training.accelerator.save_state(tmp_path / "checkpoint")
+    return folder

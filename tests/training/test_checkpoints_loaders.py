@@ -90,18 +90,18 @@ def interrupt_and_go_on(folder: Any, kind: str, stop_after: int) -> tuple[str, s
     return expected, second.everything()
 
 
-KINDS = ["shuffled", "seedable", "dispatched", "stream", "workers"]
+LOADERS = ["shuffled", "seedable", "dispatched", "stream", "workers"]
 
 
 @pytest.mark.parametrize("stop_after", [1, 5])
-@pytest.mark.parametrize("kind", KINDS[:-1])  # torch's workers leave a signal handler behind
+@pytest.mark.parametrize("kind", LOADERS[:-1])  # torch's workers leave a signal handler behind
 def test_resumed_epoch_equals_uninterrupted_epoch(tmp_path, kind, stop_after):
     expected, found = interrupt_and_go_on(tmp_path / "a", kind, stop_after)
     assert found == expected
 
 
 @pytest.mark.parametrize("stop_after", [2, 8])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LOADERS)
 def test_resumed_epoch_equals_uninterrupted_epoch_on_every_rank(ranks, tmp_path, kind, stop_after):
     for expected, found in ranks.run(interrupt_and_go_on, args=(tmp_path / "a", kind, stop_after)):
         assert found == expected

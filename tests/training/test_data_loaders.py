@@ -35,7 +35,7 @@ from notebook_launcher.training.data import (
 )
 from notebook_launcher.training.data.lookahead import look_ahead
 
-KINDS = {
+LOADERS = {
     "map": {},
     "stream": {"put_on_device": True, "device": torch.device("cpu")},
     "stream, not dispatched": {"dispatch_batches": False},
@@ -67,10 +67,10 @@ def plain(data: Any, **options: Any) -> DataLoader[Any]:
 
 def make(kind: str, length: int = 10, **options: Any) -> DataLoaderShard | DataLoaderDispatcher:
     data: Any = Stream(length) if "stream" in kind else range(length)
-    return prepare_data_loader(plain(data, batch_size=4, **options), **KINDS[kind])  # type: ignore[arg-type]
+    return prepare_data_loader(plain(data, batch_size=4, **options), **LOADERS[kind])  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LOADERS)
 def loader(request: pytest.FixtureRequest) -> Any:
     return make(request.param)
 
@@ -137,7 +137,7 @@ def test_loop_over_the_same_loader_inside_a_loop(loader):
     assert loader.stack.loaders == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LOADERS)
 def test_nothing_keeps_a_loader_alive(kind):
     gc.disable()
     try:
@@ -168,7 +168,7 @@ def test_prepared_stream_is_a_dispatcher():
     assert type(make("stream, not dispatched")) is DataLoaderShard
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LOADERS)
 def test_loader_pickles_and_copies_inside_a_loop(kind):
     loader = make(kind)
     for _ in loader:
@@ -178,7 +178,7 @@ def test_loader_pickles_and_copies_inside_a_loop(kind):
             assert loader.stack.active is loader
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LOADERS)
 def test_len_counts_batches_of_this_rank(kind):
     if "stream" in kind:
         loader = make(kind)
@@ -318,9 +318,9 @@ def test_sampler_may_be_replaced():
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 9])
-@pytest.mark.parametrize("kind", [*KINDS, "plain", "plain stream"])
+@pytest.mark.parametrize("kind", [*LOADERS, "plain", "plain stream"])
 def test_first_batches_are_skipped(kind, number):
-    if kind in KINDS:
+    if kind in LOADERS:
         whole: Any = make(kind)
     else:
         whole = plain(Stream(10) if "stream" in kind else range(10), batch_size=4)

@@ -58,7 +58,7 @@ class NumPysOrder(BatchSampler):
         return iter(np.array_split(np.random.permutation(LENGTH), 13))  # noqa: NPY002 - what users do
 
 
-KINDS: dict[str, dict[str, Any]] = {
+LOADERS: dict[str, dict[str, Any]] = {
     "shuffled": {"loader": {"shuffle": True}},
     "seedable": {"loader": {"shuffle": True}, "options": {"use_seedable_sampler": True}},
     "workers": {"loader": {"shuffle": True, "num_workers": 2, "persistent_workers": True}},
@@ -89,7 +89,7 @@ def make(kind: str, seed: int, batch_size: int = 4) -> Any:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
-    what = KINDS[kind]
+    what = LOADERS[kind]
     data: Any = Stream(by_epoch=what["stream"]) if "stream" in what else range(LENGTH)
     arguments = {"batch_size": batch_size, **what.get("loader", {})}
     if what.get("sampler") == "numpy":
@@ -131,7 +131,7 @@ def join(first: dict[str, Any], rest: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LOADERS)
 def test_resumed_run_is_bit_for_bit_equal(ranks, num_processes, kind):
     through = ranks.run(num_processes, go_on, kind, 1, None, None)
     for stop_at in (3, 9):
@@ -143,7 +143,7 @@ def test_resumed_run_is_bit_for_bit_equal(ranks, num_processes, kind):
         assert first[0]["drawn"] + rest[0]["drawn"] == through[0]["drawn"]
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"stream, workers", "stream, lasting workers", "split"}))
+@pytest.mark.parametrize("kind", sorted(set(LOADERS) - {"stream, workers", "stream, lasting workers", "split"}))
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2)])
 def test_another_number_of_ranks_resumes_in_the_same_order(ranks, kind, before, after):
     through = ranks.run(before, go_on, kind, 1, None, None)[0]["epochs"]

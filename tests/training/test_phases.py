@@ -9,7 +9,7 @@ import pytest
 
 from notebook_launcher import Session, launch, messages, reporting
 from notebook_launcher.history.schema import MAX_SPANS, RankPhases
-from notebook_launcher.kernel.live import LiveRecords
+from notebook_launcher.kernel.live_values import LiveValues
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
 from tests.support.toy_training import session_fixture
@@ -170,7 +170,7 @@ def record_of(**fields: Any) -> messages.Phases:
 
 
 def test_kernel_sums_up_and_keeps_the_newest_spans() -> None:
-    live = LiveRecords(launched=10.0)
+    live = LiveValues(launched=10.0)
     spans = tuple(("forward", 10.0 + at, 0.5) for at in range(64))
     for _ in range(100):
         live.fold(1, record_of(seconds={"forward": 3.0, "data": 1.0}, counts={"forward": 64, "data": 1}, spans=spans))
@@ -183,7 +183,7 @@ def test_kernel_sums_up_and_keeps_the_newest_spans() -> None:
 
 
 def test_ranks_that_do_not_come_back_leave_the_phases_and_the_metrics() -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     for rank in (0, 1):
         live.fold(rank, record_of(seconds={"forward": 3.0}, counts={"forward": 1}, spans=()))
         live.fold(rank, messages.Metrics(values={"loss": 1.0}, step=1, time=1.0))
@@ -194,7 +194,7 @@ def test_ranks_that_do_not_come_back_leave_the_phases_and_the_metrics() -> None:
 
 
 def test_fullest_windows_are_counted(line: Line) -> None:
-    live = LiveRecords(launched=0.0)
+    live = LiveValues(launched=0.0)
     for micro_batches, samples in [(3, 192.0), (4, 256.0), (4, 240.0), (4, 256.0), (1, 999.0)]:
         line.clock.end_window(samples, micro_batches)
         line.clock.flush()  # Each in a record of its own,

@@ -336,7 +336,7 @@ class Monitor(anywidget.AnyWidget):
         """
         ticker = self._ticker
         if self.is_live:
-            self.leaves_picture = True  # The code that would leave a record has ended with its cell.
+            self.leaves_picture = True  # The code that would leave a picture has ended with its cell.
             return ""
         if ticker is not None:
             ticker.join(END_BUDGET)

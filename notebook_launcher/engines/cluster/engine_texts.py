@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_found", "from_settings", "read", "to_settings", "write"]
 
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Commands, Ray, SSH, Slurm)}
+ENGINES: dict[str, Any] = {kind.__name__: kind for kind in (Commands, Ray, SSH, Slurm)}
 HERE = "this machine"
 
 
@@ -43,7 +43,7 @@ def read(text: str) -> Engine | None:
 
 def write(engine: Engine | None) -> str:
     """Return the text that `read` takes for an engine; empty for this machine, and for an engine that has no text."""
-    settings = to_settings(engine) if type(engine) in KINDS.values() and engine is not None else {}
+    settings = to_settings(engine) if type(engine) in ENGINES.values() and engine is not None else {}
     if settings == {"kind": "Slurm"}:
         return "slurm"
     if settings.get("kind") == "Ray" and settings.keys() <= {"kind", "address"}:
@@ -53,8 +53,8 @@ def write(engine: Engine | None) -> str:
 
 def to_settings(engine: Engine) -> dict[str, Any]:
     """Return an engine as plain values: its kind, and the fields that differ from their defaults."""
-    if type(engine) not in KINDS.values():
-        msg = f"engine={engine!r} has no place in a settings file: it is not one of {', '.join(KINDS)}."
+    if type(engine) not in ENGINES.values():
+        msg = f"engine={engine!r} has no place in a settings file: it is not one of {', '.join(ENGINES)}."
         raise ConfigError(msg, field="engine")
     fields = [field for field in dataclasses.fields(engine) if field.init]  # type: ignore[arg-type]
     values = {field.name: getattr(engine, field.name) for field in fields}
@@ -69,12 +69,12 @@ def _plain(value: Any) -> Any:
 def from_settings(settings: Mapping[str, Any]) -> Engine:
     """Return the engine of settings that `to_settings` returned; raises `ConfigError` for others."""
     kind, options = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
-    known = [field.name for field in dataclasses.fields(KINDS[kind]) if field.init] if kind in KINDS else []
-    if kind not in KINDS or not options.keys() <= set(known):
-        msg = f"engine={dict(settings)!r} is not an engine: its kind can be {', '.join(KINDS)}, with their fields."
+    known = [field.name for field in dataclasses.fields(ENGINES[kind]) if field.init] if kind in ENGINES else []
+    if kind not in ENGINES or not options.keys() <= set(known):
+        msg = f"engine={dict(settings)!r} is not an engine: its kind can be {', '.join(ENGINES)}, with their fields."
         raise ConfigError(msg, field="engine")
     try:
-        return KINDS[kind](**options)  # type: ignore[no-any-return]
+        return ENGINES[kind](**options)  # type: ignore[no-any-return]
     except TypeError as error:
         raise ConfigError(f"engine={dict(settings)!r} is not an engine: {error}.", field="engine") from None
 

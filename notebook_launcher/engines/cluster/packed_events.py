@@ -23,12 +23,12 @@ __all__ = ["HeldEvents", "pack", "unpack"]
 
 HOLD = 0.05
 """Seconds for which a calm event waits for others."""
-KINDS: tuple[type[Any], ...] = (messages.Metrics, messages.Progress, messages.Phases)
+PACKED: tuple[type[Any], ...] = (messages.Metrics, messages.Progress, messages.Phases)
 """Records that are packed, whose first field is their time. A packed event begins with the place of its kind here."""
-OUTPUT = len(KINDS)
-NAMES = [tuple(field.name for field in dataclasses.fields(kind)) for kind in KINDS]
-READERS = {kind: (number, operator.attrgetter(*NAMES[number])) for number, kind in enumerate(KINDS)}
-SPANS = NAMES[KINDS.index(messages.Phases)].index("spans")
+OUTPUT = len(PACKED)
+NAMES = [tuple(field.name for field in dataclasses.fields(kind)) for kind in PACKED]
+READERS = {kind: (number, operator.attrgetter(*NAMES[number])) for number, kind in enumerate(PACKED)}
+SPANS = NAMES[PACKED.index(messages.Phases)].index("spans")
 
 
 def pack(event: Event) -> Any:
@@ -47,9 +47,9 @@ def unpack(packed: tuple[Any, ...], offset: float) -> FromRank | Output:
     if number == OUTPUT:
         return Output(rank, *values)
     values[0] += offset
-    if KINDS[number] is messages.Phases:
+    if PACKED[number] is messages.Phases:
         values[SPANS] = tuple([(phase, start + offset, seconds) for phase, start, seconds in values[SPANS]])
-    return FromRank(rank, KINDS[number](**dict(zip(NAMES[number], values, strict=True))), [])
+    return FromRank(rank, PACKED[number](**dict(zip(NAMES[number], values, strict=True))), [])
 
 
 class HeldEvents:

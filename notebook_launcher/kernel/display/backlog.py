@@ -7,25 +7,19 @@ dropped unread, because a million lines must not cost a million steps.
 from __future__ import annotations
 
 import collections
-import json
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.display.folding import TextBlock
 from notebook_launcher.kernel.display.newest import Newest
+from notebook_launcher.kernel.display.text_block import TextBlock
 from notebook_launcher.units import plural, rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Stream
 
-__all__ = ["Backlog", "left_out_note", "num_bytes", "split"]
+__all__ = ["Backlog", "left_out_note"]
 
 HALF = 500_000
 """Characters of one tick that are kept at the start, and as many at the end."""
-
-
-def num_bytes(text: str) -> int:
-    """Return the size of a text in a Jupyter message: a newline takes two bytes, and an escape six."""
-    return len(json.dumps(text, ensure_ascii=False).encode())
 
 
 def left_out_note(left_out: collections.Counter[int], where: str, stream: Stream = "stdout") -> TextBlock:
@@ -93,7 +87,7 @@ class Backlog:
         return start + end
 
     def _cost(self, block: TextBlock) -> int:
-        return num_bytes(block.text) + self._label_size * block.text.count("\n")
+        return block.message_size(self._label_size)
 
     def _fit(self, blocks: list[TextBlock], allowance: float) -> list[TextBlock]:
         """Move blocks from the start of the list into the result, and a part of the block that no longer fits."""
@@ -102,7 +96,7 @@ class Backlog:
             cost = self._cost(blocks[0])
             if cost > allowance:
                 size = int(len(blocks[0].text) * allowance / cost)
-                piece, blocks[0] = split(blocks[0], size)
+                piece, blocks[0] = blocks[0].cut_after_size(size)
                 taken += [piece] if piece.text else []
                 break
             allowance -= cost
@@ -111,12 +105,4 @@ class Backlog:
 
     def _leave_out(self, block: TextBlock) -> None:
         assert block.rank is not None
-        self._left_out[block.rank] += block.text.count("\n")
-
-
-def split(block: TextBlock, size: int) -> tuple[TextBlock, TextBlock]:
-    """Cut a block at the end of a line: return at most `size` characters from its beginning, and the rest."""
-    place = block.text.rfind("\n", 0, size) + 1
-    return TextBlock(block.rank, block.stream, block.text[:place]), TextBlock(
-        block.rank, block.stream, block.text[place:]
-    )
+        self._left_out[block.rank] += block.num_lines

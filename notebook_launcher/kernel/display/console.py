@@ -14,11 +14,12 @@ import itertools
 import operator
 from typing import TYPE_CHECKING, Literal
 
-from notebook_launcher.kernel.display.backlog import Backlog, num_bytes
-from notebook_launcher.kernel.display.folding import TextBlock, fold, label
+from notebook_launcher.kernel.display.backlog import Backlog
+from notebook_launcher.kernel.display.folding import fold, label
 from notebook_launcher.kernel.display.ranklog import RankLog
 from notebook_launcher.kernel.display.room import LIVE_LINES, Room
 from notebook_launcher.kernel.display.screen import Lines, Screen
+from notebook_launcher.kernel.display.text_block import TextBlock, num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,19 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from notebook_launcher.engines.events import Stream
+    from notebook_launcher.kernel.display.text_block import TextBlock
 
-__all__ = ["TextBlock", "fold", "label"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TextBlock:
-    """Whole lines that one rank wrote at once."""
-
-    rank: int | None
-    """The rank; None for the launcher's own lines."""
-    stream: Stream
-    text: str
-    """The lines; each ends with a newline."""
+__all__ = ["fold", "label"]
 
 
 def label(ranks: Iterable[int], nodes: Sequence[str] = ()) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.kernel.display.folding import TextBlock
+    from notebook_launcher.kernel.display.text_block import TextBlock
 
-__all__ = ["Newest", "last_lines_at"]
+__all__ = ["Newest"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Newest:
     def _measure(self, order: int, block: TextBlock) -> _Held:
         if block.rank is None:
             return _Held(order, block, 0, 0)
-        return _Held(order, block, block.text.count("\n"), self._size_of(block))
+        return _Held(order, block, block.num_lines, self._size_of(block))
 
     def _add(self, rank: int | None, held: _Held) -> None:
         self._held.setdefault(rank, collections.deque()).append(held)
@@ -133,17 +133,8 @@ class Newest:
         return gone
 
 
-def last_lines_at(text: str, num_lines: int) -> int:
-    """Return the place at which the last lines of a longer text of whole lines begin."""
-    return len(text[:-1].rsplit("\n", num_lines)[0]) + 1
-
-
 def _cut(block: TextBlock, kind: str, num_lines: int, fraction: float) -> tuple[TextBlock, TextBlock]:
     """Cut a block between two lines, so that at most this part of its text or of its lines is in the second piece."""
-    place, keep = len(block.text), min(int(num_lines * fraction + 1e-6), num_lines - 1)
     if kind == "size":
-        place = block.text.find("\n", place - int(place * fraction) - 1) + 1
-    elif keep > 0:
-        place = last_lines_at(block.text, keep)
-    first, second = block.text[:place], block.text[place:]
-    return dataclasses.replace(block, text=first), dataclasses.replace(block, text=second)
+        return block.cut_before_size(int(len(block.text) * fraction))
+    return block.cut_before_lines(min(int(num_lines * fraction + 1e-6), num_lines - 1))

@@ -59,10 +59,10 @@ class RunOutput:
         """True if the launcher's own first and last lines are shown."""
         self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view is expected to show the progress."""
-        self.record_from = math.inf
-        """Time, by `time.monotonic()`, from which on the end of the run is shown by a record instead of a line."""
+        self.picture_from = math.inf
+        """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
         self.last_line = ""
-        """The run's last line, if the record is to show it."""
+        """The run's last line, if the picture is to show it."""
 
     @property
     def sink(self) -> cell.Sink:
@@ -118,7 +118,7 @@ class RunOutput:
     def end(self, text: str) -> None:
         """Show the rest of the ranks' output, including unfinished lines, and then the run's last line."""
         self._console.finish()
-        if text and time.monotonic() < self.record_from:
+        if text and time.monotonic() < self.picture_from:
             self.headline(text)
         elif self._has_headlines:
             self.last_line = text

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunPicture, RunSnapshot
 
-__all__ = ["NOTHING", "Bundle", "has_picture", "kept_picture", "picture_of", "record_of"]
+__all__ = ["NOTHING", "Bundle", "final_outputs", "has_picture", "kept_picture", "picture_of"]
 
 Bundle = dict[str, str]
 """One output: its representations by MIME type."""
@@ -53,7 +53,7 @@ def picture_of(
     return table, {"text/html": picture, "image/svg+xml": drawing, "text/plain": words}
 
 
-def record_of(
+def final_outputs(
     line: str,
     snapshot: RunSnapshot,
     curves: Curves,
@@ -70,7 +70,7 @@ def record_of(
         snapshot: State of the run.
         curves: Its metrics.
         is_raised: True if the cell raises the run's exception, which describes a failure in full.
-        key: The key of the monitor that may be explored in place of the record; empty: there is none.
+        key: The key of the monitor that may be explored in place of the picture; empty: there is none.
         pictures: Pictures that ranks reported.
         options: Options of the curves; None: the usual ones.
     """

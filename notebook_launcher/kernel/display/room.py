@@ -11,13 +11,14 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.display.backlog import left_out_note, num_bytes, split
-from notebook_launcher.kernel.display.newest import Newest, last_lines_at
+from notebook_launcher.kernel.display.backlog import left_out_note
+from notebook_launcher.kernel.display.newest import Newest
+from notebook_launcher.kernel.display.text_block import num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from notebook_launcher.kernel.display.folding import TextBlock
+    from notebook_launcher.kernel.display.text_block import TextBlock
 
 __all__ = ["LIVE_LINES", "Room"]
 
@@ -33,12 +34,12 @@ class _Budget:
 
     def take(self, block: TextBlock, label_size: int) -> tuple[TextBlock, TextBlock]:
         """Return the lines from the beginning of a block that fit, and the rest."""
-        part = _first_lines(block, self.lines)
-        if (cost := _cost(part, label_size)) > self.bytes:
-            part, _ = split(part, len(part.text) * max(self.bytes, 0) // cost)
-        self.lines -= part.text.count("\n")
-        self.bytes -= _cost(part, label_size)
-        return part, dataclasses.replace(block, text=block.text[len(part.text) :])
+        part, _ = block.cut_after_lines(self.lines)
+        if (size := part.message_size(label_size)) > self.bytes:
+            part, _ = part.cut_after_size(len(part.text) * max(self.bytes, 0) // size)
+        self.lines -= part.num_lines
+        self.bytes -= part.message_size(label_size)
+        return block.cut(len(part.text))
 
 
 class Room:
@@ -60,7 +61,7 @@ class Room:
         """Room that is left for the beginning, and for standard error after the beginning."""
         self._is_full = False
         """True once a line did not fit into the beginning."""
-        self._held = Newest(TAIL[1], lambda block: _cost(block, self._label_size), TAIL[0])
+        self._held = Newest(TAIL[1], lambda block: block.message_size(self._label_size), TAIL[0])
         """The newest lines, held back for the end."""
         self._left_out: collections.Counter[int] = collections.Counter()
         """By rank: the number of lines that the cell will not show."""
@@ -90,16 +91,17 @@ class Room:
 
     def refund(self, blocks: list[TextBlock], shown: list[str]) -> None:
         """Refund the cost of lines that are shown once for several ranks."""
-        self._head.lines += sum(block.text.count("\n") for block in blocks) - sum(text.count("\n") for text in shown)
-        self._head.bytes += sum(_cost(block, self._label_size) for block in blocks) - sum(map(num_bytes, shown))
+        self._head.lines += sum(block.num_lines for block in blocks) - sum(text.count("\n") for text in shown)
+        self._head.bytes += sum(block.message_size(self._label_size) for block in blocks) - sum(map(num_bytes, shown))
 
     def live(self) -> tuple[str, list[TextBlock]]:
         """Return a heading and more than enough of the newest lines held back; the heading is empty without any."""
         blocks: list[TextBlock] = []
         num_lines = 0
         for block in self._held.newest_first():
-            blocks.append(_last_lines(block, LIVE_LINES))
-            num_lines += blocks[-1].text.count("\n")
+            _, newest = block.cut_before_lines(LIVE_LINES)
+            blocks.append(newest)
+            num_lines += newest.num_lines
             if num_lines > 8 * LIVE_LINES:
                 break
         total = self._held.num_lines + self._left_out.total()
@@ -132,23 +134,4 @@ class Room:
     def _leave_out(self, blocks: Iterable[TextBlock]) -> None:
         for block in blocks:
             assert block.rank is not None
-            self._left_out[block.rank] += block.text.count("\n")
-
-
-def _cost(block: TextBlock, label_size: int) -> int:
-    return num_bytes(block.text) + label_size * block.text.count("\n")
-
-
-def _first_lines(block: TextBlock, num_lines: int) -> TextBlock:
-    """Return a block without the lines after the first ones."""
-    if block.text.count("\n") <= num_lines:
-        return block
-    rest = block.text.split("\n", num_lines)[num_lines] if num_lines > 0 else block.text
-    return dataclasses.replace(block, text=block.text[: len(block.text) - len(rest)])
-
-
-def _last_lines(block: TextBlock, num_lines: int) -> TextBlock:
-    """Return a block without the lines before the last ones."""
-    if block.text.count("\n") <= num_lines:
-        return block
-    return dataclasses.replace(block, text=block.text[last_lines_at(block.text, num_lines) :])
+            self._left_out[block.rank] += block.num_lines

@@ -71,7 +71,7 @@ def is_secondary(report: ExceptionReport) -> bool:
     return bool(is_told) or is_victim_like(report)
 
 
-KINDS: dict[str, Literal["arrival", "return"]] = {"arrive": "arrival", "return": "return"}
+KIND_OF_STAGE: dict[str, Literal["arrival", "return"]] = {"arrive": "arrival", "return": "return"}
 """Kind of a failure by the stage of the call that raised it, for stages other than the function itself."""
 STOPPED = "stopped"
 """The summary of a rank that ended because the run was stopped."""
@@ -112,7 +112,7 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
         report = outcome.raised.report
         return Failure(
             rank=outcome.rank,
-            kind=KINDS.get(outcome.raised.stage, "exception"),
+            kind=KIND_OF_STAGE.get(outcome.raised.stage, "exception"),
             time=outcome.time,
             summary=STOPPED if outcome.after_stop and _comes_of_a_stop(report) else one_line(report),
             traceback=format_report(report),

@@ -1,4 +1,4 @@
-"""Saving and loading what an Accelerator has prepared."""
+"""Saves and loads what an Accelerator has prepared."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.durable_files import FileRecord, measure
-from notebook_launcher.training.checkpoints.layout import METADATA
+from notebook_launcher.training.checkpoints.durable_files import FileDigest, measure
+from notebook_launcher.training.checkpoints.file_names import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["read_outline", "read_shards", "record_shards", "write_shards"]
+__all__ = ["measure_shards", "read_outline", "read_shards", "write_shards"]
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
@@ -54,14 +54,18 @@ def write_shards(folder: Path, tensors: Mapping[str, Any]) -> bool:
     return True
 
 
-def record_shards(folder: Path, rank: int) -> dict[str, FileRecord]:
+def measure_shards(folder: Path, rank: int) -> dict[str, FileDigest]:
     """Return sizes and digests of the files that a rank wrote into a folder, by their names there."""
     names = [path.name for path in sorted(folder.glob(f"__{rank}_*"))] + ([METADATA] if rank == 0 else [])
     return {name: measure(folder / name, sync=True) for name in names}
 
 
-def read_outline(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a folder by name, on the meta device.
+def read_outline(folder: Path, kind: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder by name, on the meta device.
+
+    Args:
+        folder: Written by `write_shards`.
+        kind: The first part of the names, `"model"` or `"optimizer"`, which the names in the result lack.
 
     Raises:
         CheckpointError: The folder's `.metadata` is missing, cannot be read, or refers to types of other kinds.
@@ -71,9 +75,9 @@ def read_outline(folder: Path) -> dict[str, torch.Tensor]:
     try:
         entries = ShardReader(folder).read_metadata().state_dict_metadata
         return {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+            name.removeprefix(f"{kind}."): torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
             for name, entry in entries.items()
-            if hasattr(entry, "properties")
+            if name.startswith(f"{kind}.") and hasattr(entry, "properties")
         }
     except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{folder / METADATA} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Files that are on the disk when the call returns, with the digest of what was written."""
+"""Writes files that are on the disk when the call returns, and digests what was written."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["FileRecord", "measure", "sync_folder", "write_object", "write_tensors", "write_text"]
+__all__ = ["FileDigest", "measure", "sync_folder", "write_object", "write_tensors", "write_text"]
 
 CHUNK = 2**20
 """Bytes read at a time; larger reads make a digest no faster."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileDigest:
     """Size and digest of a file of a whole checkpoint."""
 
     bytes: int
@@ -58,7 +58,7 @@ class _DigestingFile:
         """Do nothing: the file is synchronised once, when it is complete."""
 
 
-def write_object(path: Path, obj: Any) -> FileRecord:
+def write_object(path: Path, obj: Any) -> FileDigest:
     """Write an object with `torch.save`; raise OSError if the disk is full or fails."""
     with path.open("wb") as file:
         digesting = _DigestingFile(file)
@@ -69,7 +69,7 @@ def write_object(path: Path, obj: Any) -> FileRecord:
                 raise digesting.error from None
             raise
         _sync(file)
-    return FileRecord(digesting.size, digesting.digest.hexdigest())
+    return FileDigest(digesting.size, digesting.digest.hexdigest())
 
 
 def write_text(path: Path, text: str) -> None:
@@ -79,7 +79,7 @@ def write_text(path: Path, text: str) -> None:
         _sync(file)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> FileRecord:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> FileDigest:
     """Write tensors as safetensors; raise OSError if the disk is full or fails."""
     # safetensors (0.8) makes a file for its owner alone and ignores the umask.
     with path.open("wb") as file:
@@ -95,7 +95,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
     return measure(path, sync=True)
 
 
-def measure(path: Path, *, sync: bool = False) -> FileRecord:
+def measure(path: Path, *, sync: bool = False) -> FileDigest:
     """Return size and digest of a file; with `sync`, once the file is on the disk."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
@@ -105,7 +105,7 @@ def measure(path: Path, *, sync: bool = False) -> FileRecord:
         while read := file.readinto(buffer):
             digest.update(buffer[:read])
             size += read
-    return FileRecord(size, digest.hexdigest())
+    return FileDigest(size, digest.hexdigest())
 
 
 def sync_folder(folder: Path) -> None:

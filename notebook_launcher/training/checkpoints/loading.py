@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.layout import continue_after, folder_to_load, newest_of
+from notebook_launcher.training.checkpoints.checkpoint_folders import continue_after, folder_to_load, newest_of
 from notebook_launcher.training.checkpoints.reading import Reader
 from notebook_launcher.training.checkpoints.sharded import share_out
 from notebook_launcher.training.checkpoints.window import restore_window
@@ -42,9 +42,9 @@ def load_state(
 ) -> Path | None:
     """Load what `save_state` wrote, also with another number of ranks; every rank calls it.
 
-    All files are compared with the manifest and read before anything changes. Folders of Accelerate's, which
-    have no manifest, are loaded unverified. With another number of ranks the window's gradients are
-    shared out, and the random states of ranks that did not exist are derived from rank 0's.
+    All files are compared with the manifest and read before anything changes. Checkpoints of Accelerate have no
+    manifest, and are loaded unverified. With another number of ranks, the window's gradients are shared out, and the
+    random states of new ranks are derived from rank 0's.
 
     Args:
         parts: The objects whose states are loaded: as many of each kind as were saved, in the same order.
@@ -94,7 +94,7 @@ def load_state(
     state = on_all_ranks("read the checkpoint", lambda: reader.read(parts))
     models = list(parts.models)
     if parts.load_hooks:
-        # They may take models out, so which files the others have is known afterwards.
+        # Hooks may remove models, so the files of the others are known only now.
         on_all_ranks("run the hooks", lambda: [hook(models, str(folder)) for hook in parts.load_hooks])
     strict = bool(model_kwargs.get("strict", True))
     weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
@@ -142,7 +142,7 @@ def _apply(
     if not parts.loaders_resume:
         for loader in parts.dataloaders:
             if not loader.use_stateful_dataloader:
-                loader.begin_anew()
+                loader.restart_epoch()
     if parts.scaler is not None and state.scaler is not None:
         parts.scaler.load_state_dict(state.scaler)
     restore_window(parts, state.window)

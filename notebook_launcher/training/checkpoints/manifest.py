@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.durable_files import FileRecord, measure, write_text
+from notebook_launcher.training.checkpoints.durable_files import FileDigest, measure, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ class Manifest:
     """Number of ranks that saved the checkpoint."""
     objects: dict[str, int]
     """Number of prepared `models`, `leaves`, `optimizers`, `schedulers`, `dataloaders` and `custom_objects`."""
-    files: dict[str, FileRecord]
+    files: dict[str, FileDigest]
     """Size and digest of each file, by path relative to the folder."""
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     time: str = ""
@@ -76,12 +76,12 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def _parse(values: dict[str, Any]) -> Manifest:
-    files = {name: FileRecord(**record) for name, record in values["files"].items()}
+    files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
     objects = {str(what): int(number) for what, number in values["objects"].items()}
     return Manifest(**{**values, "num_processes": int(values["num_processes"]), "files": files, "objects": objects})
 
 
-def check_file(folder: Path, name: str, expected: FileRecord) -> None:
+def check_file(folder: Path, name: str, expected: FileDigest) -> None:
     """Raise CheckpointError unless the file holds what was written."""
     path = folder / name
     try:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
-from notebook_launcher.training.checkpoints import durable_files, layout, staging
+from notebook_launcher.training.checkpoints import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.layout import METADATA
+from notebook_launcher.training.checkpoints.file_names import METADATA
 from notebook_launcher.training.checkpoints.packing import (
     Shards,
     check_tensors,
@@ -60,7 +60,7 @@ def save_model(
 ) -> None:
     """Write a model's weights under Hugging Face's file names; on rank 0, and the others return at once.
 
-    Only of a model that `fully_shard` spreads over ranks do all ranks have to call it.
+    All ranks have to call it only if `fully_shard` spreads the model over them.
 
     `model.safetensors`, or `model-00001-of-0000N.safetensors` with an index if they are more than
     `max_shard_size`. A process that is killed meanwhile leaves the previous save whole. Once the new one
@@ -76,7 +76,7 @@ def save_model(
         ValueError: `max_shard_size` is not a size.
         NotADirectoryError: `save_directory` is a file.
         CheckpointError: The model has something that cannot be written.
-        OSError: The disk does not take it; what was there before is untouched.
+        OSError: The disk is full or fails; what was there before is untouched.
     """
     max_size = parse_size(max_shard_size)
     target = Path(os.path.realpath(Path(save_directory).expanduser()))
@@ -197,7 +197,7 @@ def load_model(
     staging.settle(target)
     first = next((target / name for name in CANDIDATES if (target / name).exists()), None)
     bare = unwrap_model(model, keep_torch_compile=False)
-    shards = target / layout.model_shards(0)
+    shards = target / file_names.model_shards(0)
     if first is None and (shards / METADATA).exists():
         return load_shards(bare, shards, strict=strict)
     if first is None:
@@ -225,7 +225,7 @@ def save(
 
     Raises:
         CheckpointError: `safe_serialization`, and `obj` is not a dict of tensors; or `obj` holds sharded tensors.
-        OSError: The disk does not take it.
+        OSError: The disk is full or fails.
     """
     if has_spread(obj):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Packing of state dicts into files: each tensor once, and no file larger than asked for."""
+"""Packs state dicts into files: each tensor once, and no file larger than asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading of a checkpoint: it is verified, complete, and known to fit, before anything changes."""
+"""Reader of a checkpoint: verifies the files, and that they are complete and fit, before anything changes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.accumulation.targets import parameters_of
-from notebook_launcher.training.checkpoints import layout
+from notebook_launcher.training.checkpoints import file_names
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.distributed_files import read_outline, read_shards
-from notebook_launcher.training.checkpoints.layout import METADATA
+from notebook_launcher.training.checkpoints.file_names import METADATA
 from notebook_launcher.training.checkpoints.manifest import check_file, read_manifest
 from notebook_launcher.training.checkpoints.objects import read_object
 from notebook_launcher.training.checkpoints.optimizer_states import join_state, tensor_names
@@ -45,9 +45,9 @@ class State:
     custom_objects: list[Any]
     scaler: dict[str, Any] | None
     window: dict[str, Any] | None
-    """This rank's."""
+    """This rank's part of the open window; None if none was open."""
     rng: dict[str, Any]
-    """This rank's."""
+    """The states of this rank's random number generators."""
 
 
 class Reader:
@@ -86,10 +86,10 @@ class Reader:
         """
         if self.manifest is None:
             return
-        records = self.manifest.files
-        by_size = sorted(records, key=lambda name: (-records[name].bytes, name))
+        digests = self.manifest.files
+        by_size = sorted(digests, key=lambda name: (-digests[name].bytes, name))
         for name in by_size[writers.index :: writers.size]:
-            check_file(self.folder, name, records[name])
+            check_file(self.folder, name, digests[name])
 
     def read(self, parts: Parts) -> State:
         """Return the contents of all files, except for the models.
@@ -100,13 +100,13 @@ class Reader:
         self._check_counts(parts)
         optimizers = [self._read_optimizer(at, optimizer) for at, optimizer in enumerate(parts.optimizers)]
         for at, (optimizer, state) in enumerate(zip(parts.optimizers, optimizers, strict=True)):
-            _check_groups(self.folder / layout.optimizer(at), optimizer, state)
+            _check_groups(self.folder / file_names.optimizer(at), optimizer, state)
         return State(
             leaves=self._read_leaves(parts),
             optimizers=optimizers,
-            schedulers=[self._load(layout.scheduler(at)) for at in range(len(parts.schedulers))],
+            schedulers=[self._load(file_names.scheduler(at)) for at in range(len(parts.schedulers))],
             dataloaders=self._read_loaders(parts),
-            custom_objects=[self._load(layout.custom(at)) for at in range(len(parts.custom_objects))],
+            custom_objects=[self._load(file_names.custom(at)) for at in range(len(parts.custom_objects))],
             scaler=self._read_scaler(parts),
             window=self._read_window(parts),
             rng=self._read_rng(),
@@ -120,10 +120,10 @@ class Reader:
         """
         found: list[dict[str, Any]] = []
         for at, model in enumerate(models):
-            if self._has_shards(shards := layout.model_shards(at)):
+            if self._has_shards(shards := file_names.model_shards(at)):
                 found.append(find_shards(model, self.folder / shards, strict=strict))
                 continue
-            safe, pickled = layout.model(at, safe=True), layout.model(at, safe=False)
+            safe, pickled = file_names.model(at, safe=True), file_names.model(at, safe=False)
             name = pickled if pickled in self.files and safe not in self.files else safe
             weights = read_weights([self.folder / name], self._device, **self._load_kwargs)
             tensors = fill_in(model, weights)
@@ -140,8 +140,8 @@ class Reader:
         names = tensor_names(state)
         if not names:
             return share_out_state(optimizer, state)
-        folder = self.folder / layout.optimizer_shards(at)
-        outline = _below("optimizer", read_outline(folder))
+        folder = self.folder / file_names.optimizer_shards(at)
+        outline = read_outline(folder, "optimizer")
         _check_names(folder, names - set(outline))
         state, tensors = join_state(optimizer, state, outline)
         read_shards(folder, {f"optimizer.{name}": tensor for name, tensor in tensors.items()})
@@ -149,7 +149,7 @@ class Reader:
 
     def load_model_shards(self, at: int, model: torch.nn.Module, *, strict: bool) -> bool:
         """Fill a model with the tensors of the sharded layout; return False if it is not in that layout."""
-        folder = layout.model_shards(at)
+        folder = file_names.model_shards(at)
         if not self._has_shards(folder):
             return False
         load_shards(model, self.folder / folder, strict=strict)
@@ -162,14 +162,14 @@ class Reader:
         """Return an optimizer's state; where parameters are spread, with tensors that stay in the file until used."""
         spread = any(is_spread(parameter) for parameter in parameters_of(optimizer))
         options = {"mmap": True} if spread and str(self._device) == "cpu" else {}
-        state: dict[str, Any] = self._load(layout.optimizer(at), **options)
+        state: dict[str, Any] = self._load(file_names.optimizer(at), **options)
         return state
 
     def _load(self, name: str, **options: Any) -> Any:
         return read_object(self.folder / name, self._device, **{**options, **self._load_kwargs})
 
     def _check_counts(self, parts: Parts) -> None:
-        saved = layout.count(self.files) if self.manifest is None else self.manifest.objects
+        saved = file_names.count(self.files) if self.manifest is None else self.manifest.objects
         for kind, number in parts.counts.items():
             if kind == "dataloaders" or (kind == "models" and self.manifest is None and parts.load_hooks):
                 continue
@@ -185,12 +185,12 @@ class Reader:
     def _read_leaves(self, parts: Parts) -> list[torch.Tensor]:
         if not parts.leaves:
             return []
-        leaves: list[torch.Tensor] = self._load(layout.LEAVES)
+        leaves: list[torch.Tensor] = self._load(file_names.LEAVES)
         for at, (mine, theirs) in enumerate(zip(parts.leaves, leaves, strict=True)):
             if mine.shape != theirs.shape:
                 raise CheckpointError(
-                    f"{self.folder / layout.LEAVES}: leaf tensor {at} has shape {tuple(theirs.shape)} in the file, and "
-                    f"{tuple(mine.shape)} here; nothing was loaded."
+                    f"{self.folder / file_names.LEAVES}: leaf tensor {at} has shape {tuple(theirs.shape)} in the file, "
+                    f"and {tuple(mine.shape)} here; nothing was loaded."
                 )
         return leaves
 
@@ -204,25 +204,27 @@ class Reader:
                 "from the beginning."
             )
             return []
-        return [self._load(layout.loader(at)) for at in range(mine)]
+        return [self._load(file_names.loader(at)) for at in range(mine)]
 
     def _read_scaler(self, parts: Parts) -> dict[str, Any] | None:
         if parts.scaler is None:
             return None
-        if layout.SCALER not in self.files:
+        if file_names.SCALER not in self.files:
             self.remarks.append(f"{self.folder} was not saved in fp16: the gradient scaler starts afresh.")
             return None
-        scaler: dict[str, Any] = self._load(layout.SCALER)
+        scaler: dict[str, Any] = self._load(file_names.SCALER)
         return scaler
 
     def _read_window(self, parts: Parts) -> dict[str, Any] | None:
         ranks = 0 if self.manifest is None else self.manifest.num_processes
         if ranks == self._num_processes:
-            mine = layout.window(self._rank)
+            mine = file_names.window(self._rank)
             window = self._load(mine) if mine in self.files else None
             self._window_misfit = self._find_misfit(parts, [] if window is None else [window])
             return window
-        windows = [self._load(layout.window(rank)) for rank in range(ranks) if layout.window(rank) in self.files]
+        windows = [
+            self._load(file_names.window(rank)) for rank in range(ranks) if file_names.window(rank) in self.files
+        ]
         if not windows:
             return None
         if any(is_spread(parameter) for _, parameter in parts.parameters()):
@@ -255,16 +257,16 @@ class Reader:
             )
 
     def _read_rng(self) -> dict[str, Any]:
-        new = [rank for rank in range(self._num_processes) if layout.random_states(rank) not in self.files]
-        if new and layout.random_states(0) in self.files:
+        new = [rank for rank in range(self._num_processes) if file_names.random_states(rank) not in self.files]
+        if new and file_names.random_states(0) in self.files:
             self.remarks.append(
                 f"{self.folder} was saved by fewer ranks: the random number generators of "
                 f"{rank_list(new)} start from states derived from rank 0's."
             )
         if self._rank not in new:
-            states: dict[str, Any] = self._load(layout.random_states(self._rank))
+            states: dict[str, Any] = self._load(file_names.random_states(self._rank))
             return states
-        return derive_rng_states(self._load(layout.random_states(0)), self._rank)
+        return derive_rng_states(self._load(file_names.random_states(0)), self._rank)
 
 
 def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:
@@ -276,11 +278,6 @@ def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:
             f"{path} is of an optimizer whose groups have {theirs} parameters; the groups of this one have {mine}; "
             "nothing was loaded. Build the optimizer as it was when it was saved."
         )
-
-
-def _below(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors whose names begin with a prefix and a dot, by the rest of their names."""
-    return {name[len(prefix) + 1 :]: one for name, one in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 def _check_names(folder: Path, missing: set[str]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.checkpoints import durable_files, layout, staging
+from notebook_launcher.training.checkpoints import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.distributed_files import record_shards, write_shards
-from notebook_launcher.training.checkpoints.layout import folder_to_save, keep_newest
+from notebook_launcher.training.checkpoints.checkpoint_folders import folder_to_save, keep_newest
+from notebook_launcher.training.checkpoints.distributed_files import measure_shards, write_shards
 from notebook_launcher.training.checkpoints.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from notebook_launcher.training.checkpoints.objects import unsafe_types
 from notebook_launcher.training.checkpoints.optimizer_states import parameter_names, split_state
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    from notebook_launcher.training.checkpoints.durable_files import FileRecord
+    from notebook_launcher.training.checkpoints.durable_files import FileDigest
     from notebook_launcher.training.checkpoints.parts import Parts
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
@@ -48,17 +48,17 @@ def save_state(
 ) -> Path:
     """Write everything that training needs to continue; every rank calls it.
 
-    Models, leaf tensors, optimizers, schedulers, the scaler, the loaders' positions, registered objects and,
-    of each rank, its random number generators and the gradients of an open window. All of it goes to a
-    folder aside, which takes its name once it is complete, with a manifest of what it consists of. Until
-    then an earlier checkpoint of that name is whole, whenever a process is killed. Hooks are given the
-    folder aside, so that what they write goes along.
+    A checkpoint has the states of models, leaf tensors, optimizers, schedulers, the scaler, loaders and registered
+    objects and, of each rank, of its random number generators and of an open window. The files are written to a
+    stage, a folder beside the target, which takes the target's name once it is complete and has a manifest. Until
+    then, an earlier checkpoint of that name stays whole, even if a process is killed. Hooks get the stage, so that
+    their files become part of the checkpoint.
 
     Args:
         parts: The objects whose states are saved.
         process: This process among its peers.
         config: Folder and naming of checkpoints.
-        output_dir: The folder; files in it that are not an earlier checkpoint's stay. None: the next one by
+        output_dir: The folder; files in it that do not belong to an earlier checkpoint stay. None: the next one by
             `ProjectConfiguration(automatic_checkpoint_naming=True)`.
         safe: Models as safetensors; False: by `torch.save`.
         rank_check: Compares the ranks' weights first; None: they are not compared.
@@ -72,7 +72,7 @@ def save_state(
         ValueError: No folder was given and none can be named, or the automatic name is taken, or the layout is unknown
             or impossible.
         CheckpointError: Something cannot be written, or another rank failed; the earlier checkpoint is whole.
-        OSError: The disk does not take it; the earlier checkpoint is whole.
+        OSError: The disk is full or fails; the earlier checkpoint is whole.
     """
     check_layout(state_dict_type, on_each_node=bool(config.save_on_each_node))
     writers = Writers.of(process, on_each_node=config.save_on_each_node)
@@ -92,9 +92,9 @@ def save_state(
     writer = _CheckpointWriter(parts, process, writers, stage, safe=safe)
     on_each_node = bool(config.save_on_each_node)
 
-    def finish(records: dict[str, FileRecord]) -> None:
+    def finish(digests: dict[str, FileDigest]) -> None:
         if writers.leads:
-            writer.publish(target, records)
+            writer.publish(target, digests)
             keep_newest(config, target)
 
     try:
@@ -108,7 +108,7 @@ def save_state(
         writer.keep_weights(kept)
         on_all_ranks("write its part of the checkpoint", writer.write_spread)
         written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
-        mine = [records for leader, records in written if leader == writers.leader]
+        mine = [digests for leader, digests in written if leader == writers.leader]
         on_all_ranks("put the checkpoint in place", lambda: finish(dict(item for one in mine for item in one.items())))
     except BaseException:
         if writers.leads:
@@ -146,7 +146,7 @@ class _CheckpointWriter:
         self.optimizers: list[dict[str, Any]] = []
         self.objects: dict[str, Any] = {}
         """States that are the same on all ranks and written once, by file name."""
-        self.records: dict[str, FileRecord] = {}
+        self.digests: dict[str, FileDigest] = {}
         self.window: dict[str, Any] | None = None
 
     def collect(self) -> None:
@@ -155,16 +155,16 @@ class _CheckpointWriter:
         self.weights = [model.state_dict() for model in parts.models]
         self.optimizers = [optimizer.state_dict() for optimizer in parts.optimizers]
         kinds = [
-            (layout.scheduler, parts.schedulers),
-            (layout.loader, parts.dataloaders),
-            (layout.custom, parts.custom_objects),
+            (file_names.scheduler, parts.schedulers),
+            (file_names.loader, parts.dataloaders),
+            (file_names.custom, parts.custom_objects),
         ]
         for name, ones in kinds:
             self.objects.update({name(at): gather_tree(one.state_dict(), keep=keep) for at, one in enumerate(ones)})
         if parts.leaves:
-            self.objects[layout.LEAVES] = [leaf.detach() for leaf in parts.leaves]
+            self.objects[file_names.LEAVES] = [leaf.detach() for leaf in parts.leaves]
         if parts.scaler is not None:
-            self.objects[layout.SCALER] = parts.scaler.state_dict()
+            self.objects[file_names.SCALER] = parts.scaler.state_dict()
         self.window = capture_window(parts)
 
     def run_hooks(self) -> list[tuple[int | None, list[str]]]:
@@ -200,9 +200,9 @@ class _CheckpointWriter:
         state = self.weights[at]
         if self.sharded and has_spread(state):
             check_tensors(state, safe=True)
-            self._write_shards(layout.model_shards(at), "model", state)
+            self._write_shards(file_names.model_shards(at), "model", state)
             return
-        name = layout.model(at, safe=self.safe)
+        name = file_names.model(at, safe=self.safe)
         self._note(name, write_weights(self.stage / name if self.leads else None, state, safe=self.safe))
 
     def _write_optimizer(self, at: int, names: dict[int, str]) -> None:
@@ -210,39 +210,39 @@ class _CheckpointWriter:
         if self.sharded:
             state, tensors = split_state(self.parts.optimizers[at], state, names)
             if tensors:
-                self._write_shards(layout.optimizer_shards(at), "optimizer", tensors)
-        name = layout.optimizer(at)
+                self._write_shards(file_names.optimizer_shards(at), "optimizer", tensors)
+        name = file_names.optimizer(at)
         self._note(name, stream_object(self.stage / name if self.leads else None, state))
 
     def _write_shards(self, folder: str, kind: str, tensors: dict[str, Any]) -> None:
         if not write_shards(self.stage / folder, {kind: tensors}):
             return
-        written = record_shards(self.stage / folder, self.rank)
-        self.records.update({f"{folder}/{name}": record for name, record in written.items()})
+        written = measure_shards(self.stage / folder, self.rank)
+        self.digests.update({f"{folder}/{name}": digest for name, digest in written.items()})
 
-    def _note(self, name: str, record: FileRecord | None) -> None:
-        if record is not None:
-            self.records[name] = record
+    def _note(self, name: str, digest: FileDigest | None) -> None:
+        if digest is not None:
+            self.digests[name] = digest
 
-    def write(self) -> dict[str, FileRecord]:
+    def write(self) -> dict[str, FileDigest]:
         """Write this rank's other files, and return sizes and digests of all of its files."""
-        records = dict(self.records)
+        digests = dict(self.digests)
         mine = dict(self.objects) if self.leads else {}
         if self.window is not None:
-            mine[layout.window(self.rank)] = self.window
+            mine[file_names.window(self.rank)] = self.window
         # Last, since hooks and states of the user's objects may draw numbers.
         windows = self.parts.gradient_state.state_dict().get("windows", [])
         step = windows[0]["num_batches"] if windows else 0
-        mine[layout.random_states(self.rank)] = {"step": step, **capture_rng_states()}
+        mine[file_names.random_states(self.rank)] = {"step": step, **capture_rng_states()}
         for name, obj in mine.items():
-            records[name] = durable_files.write_object(self.stage / name, obj)
+            digests[name] = durable_files.write_object(self.stage / name, obj)
         if self.leads:
             self._warn_of_types()
-        return records
+        return digests
 
     def _warn_of_types(self) -> None:
         """Warn now of types that `load_state` would refuse later."""
-        for name in [*self.objects, *(layout.optimizer(at) for at in range(len(self.optimizers)))]:
+        for name in [*self.objects, *(file_names.optimizer(at) for at in range(len(self.optimizers)))]:
             found = unsafe_types(self.stage / name)
             if found:
                 warn_user(
@@ -250,18 +250,17 @@ class _CheckpointWriter:
                     '{"weights_only": False}. Let state_dict() return plain numbers, text, lists, dicts and tensors.'
                 )
 
-    def publish(self, target: Path, records: dict[str, FileRecord]) -> None:
+    def publish(self, target: Path, digests: dict[str, FileDigest]) -> None:
         """Write the manifest, and put the checkpoint in place."""
         new = staging.contents(self.stage)
-        records.update(
-            {name: durable_files.measure(self.stage / name, sync=True) for name in new - set(records)}
-        )  # hooks'
+        from_hooks = new - set(digests)
+        digests.update({name: durable_files.measure(self.stage / name, sync=True) for name in from_hooks})
         write_manifest(
             self.stage,
             Manifest(
                 num_processes=self.num_processes,
                 objects=self.parts.counts,
-                files=records,
+                files=digests,
                 format=2 if self.sharded else 1,
             ),
         )
@@ -280,7 +279,7 @@ def _earlier(target: Path, before: set[str]) -> set[str]:
         manifest = None
     if manifest is not None:
         return {MANIFEST, *manifest.files}
-    # Accelerate's have no manifest, and this file always.
-    if layout.random_states(0) not in before:
+    # A checkpoint of Accelerate has no manifest, and always has this file.
+    if file_names.random_states(0) not in before:
         return set()
-    return {MANIFEST, *filter(layout.is_part, before)}
+    return {MANIFEST, *filter(file_names.is_part, before)}

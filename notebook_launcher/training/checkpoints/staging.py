@@ -1,15 +1,15 @@
 """Stages: folders that are written aside, then put in place, so that a target is whole at any moment.
 
-A save goes to `.<name>.partial-<token>` beside its target and, once complete and on the disk, gets there
-in one of two ways:
+A save is written to `.<name>.partial-<token>` beside its target. Once it is complete and on the disk, it gets its
+place in one of two ways:
 
-* by one rename, or, where the target holds an earlier save and nothing else, by exchanging the two
-  (Linux' renameat2). No moment exists at which either is not whole.
-* file by file otherwise: the target holds files of the user, is where this process works, or lies on a
-  file system of its own. First the folder is renamed to `.<name>.ready-<token>`, from when on the save
-  counts. The next process that calls `settle` moves what a killed process had not moved yet.
+* By one rename or, if the target holds an earlier save and nothing else, by exchanging the two folders (Linux'
+  renameat2). At every moment, both are whole.
+* File by file, if the target holds files of the user, is where this process works, or lies on a file system of its
+  own. First the folder is renamed to `.<name>.ready-<token>`; from then on the save counts. If the process is killed,
+  the next one that calls `settle` moves the remaining files.
 
-What a killed save leaves behind the next save of the same target removes.
+The next save of the same target removes what a killed save has left.
 """
 
 from __future__ import annotations

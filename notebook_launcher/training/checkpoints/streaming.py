@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.durable_files import FileRecord, measure, write_object
+from notebook_launcher.training.checkpoints.durable_files import FileDigest, measure, write_object
 from notebook_launcher.training.checkpoints.sharded import has_spread, leaves
 from notebook_launcher.training.spread_tensors import whole_tensor
 
@@ -65,7 +65,7 @@ class _Postponed:
             raise self._failure
 
 
-def stream_tensors(path: Path | None, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> FileRecord | None:
+def stream_tensors(path: Path | None, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> FileDigest | None:
     """Write tensors as safetensors, gathering one at a time; all ranks call it together.
 
     The library itself takes all tensors at once. The format is the length of a header, the header in JSON, and the
@@ -78,7 +78,7 @@ def stream_tensors(path: Path | None, tensors: Mapping[str, Any], metadata: Mapp
 
     Raises:
         CheckpointError: safetensors has no name for a dtype; on all ranks.
-        OSError: The disk does not take it.
+        OSError: The disk is full or fails.
     """
     # Large items first, as the library does it, so that every tensor is aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -100,7 +100,7 @@ def stream_tensors(path: Path | None, tensors: Mapping[str, Any], metadata: Mapp
             if path is not None:
                 postponed.run(lambda whole=whole: put(_bytes_of(whole)))
         postponed.finish()
-        return None if file is None else FileRecord(_close(file), digest.hexdigest())
+        return None if file is None else FileDigest(_close(file), digest.hexdigest())
     finally:
         if file is not None:
             file.close()
@@ -133,7 +133,7 @@ def _close(file: IO[bytes]) -> int:
     return file.tell()
 
 
-def stream_object(path: Path | None, obj: Any) -> FileRecord | None:
+def stream_object(path: Path | None, obj: Any) -> FileDigest | None:
     """Write nested dicts and lists as `torch.save` does, gathering one tensor at a time; all ranks call it together.
 
     The file is written without the tensors' bytes first, and they are put in their places one by one.
@@ -143,7 +143,7 @@ def stream_object(path: Path | None, obj: Any) -> FileRecord | None:
         obj: Of the same structure on all ranks.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The disk is full or fails.
     """
     if not has_spread(obj):
         return None if path is None else write_object(path, obj)

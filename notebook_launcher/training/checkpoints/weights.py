@@ -12,7 +12,7 @@ import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.distributed_files import read_outline, read_shards
-from notebook_launcher.training.checkpoints.durable_files import FileRecord, write_object, write_tensors
+from notebook_launcher.training.checkpoints.durable_files import FileDigest, write_object, write_tensors
 from notebook_launcher.training.checkpoints.objects import read_object
 from notebook_launcher.training.checkpoints.packing import check_tensors, compact, find_tied, spread_ties
 from notebook_launcher.training.checkpoints.sharded import has_spread
@@ -57,7 +57,7 @@ def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[
     return {name: tensor for name, tensor in state.items() if name not in tied}, metadata
 
 
-def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileRecord | None:
+def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileDigest | None:
     """Write a model's state, `safe` as safetensors; with spread tensors all ranks call it together.
 
     Args:
@@ -66,8 +66,8 @@ def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) ->
         safe: safetensors; False: `torch.save`.
 
     Raises:
-        CheckpointError: There is something in it that cannot be written.
-        OSError: The disk does not take it.
+        CheckpointError: The state holds something that cannot be written.
+        OSError: The disk is full or fails.
     """
     check_tensors(state, safe=safe)
     if has_spread(state):
@@ -85,7 +85,7 @@ def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) ->
         ) from error
 
 
-def _stream_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileRecord | None:
+def _stream_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileDigest | None:
     if not safe:
         return stream_object(path, dict(state))
     tied = spread_ties(state)
@@ -195,8 +195,7 @@ def load_shards(model: torch.nn.Module, folder: Path, *, strict: bool = True) ->
 
 def find_shards(model: torch.nn.Module, folder: Path, *, strict: bool) -> dict[str, torch.Tensor]:
     """Return the tensors of a folder of the sharded layout, on the meta device, after checking that they fit."""
-    prefix = "model."
-    outline = {name.removeprefix(prefix): one for name, one in read_outline(folder).items() if name.startswith(prefix)}
+    outline = read_outline(folder, "model")
     check_fit(model, outline, f"{folder}", strict=strict, always=True)
     return outline
 

@@ -47,11 +47,11 @@ class DataLoaderDispatcher(PreparedLoader):
         slice_fn: See `Portions.slice_fn`.
         iteration: The first epoch's number.
         device: Device that batches are moved to; None: they are not moved.
-        num_processes: Among how many ranks; None: all.
+        num_processes: Number of ranks that share the data; None: all.
         even_batches: See `Portions`.
         uneven: See `Portions`; `"leave"` is as `even_batches`, since Accelerate always evens out here.
         stack: Active loaders; the loader is among them while it is iterated.
-        progress: The progress of the loader whose rest this is; None: one's own.
+        progress: Progress of the loader whose rest this loader reads; None: a new one.
         kwargs: As `DataLoader`'s.
     """
 

@@ -126,11 +126,11 @@ class Readings:
         numbers, width = start.streams or (0,) * (num_processes * (1 + num_streams)), 1 + num_streams
         if start and (start.stream != OWN_SHARDS or len(numbers) != num_processes * width):
             raise wrong_readers(len(numbers), f"{num_processes} ranks read shards with {num_streams} streams each")
-        # Of each rank: the stream of its last batch, and what it has had of each of its streams.
+        # By rank: the stream of its last batch, and the samples that it has consumed of each of its streams.
         self._ranks = [list(numbers[rank * width : (rank + 1) * width]) for rank in range(num_processes)]
 
     def of_rank(self, rank: int) -> list[int]:
-        """Return the stream of a rank's last batch, and the samples that the rank has had of each stream."""
+        """Return the stream of a rank's last batch, and the samples that the rank has consumed of each stream."""
         return list(self._ranks[rank])
 
     def note(self, read: list[tuple[int, int] | None]) -> None:

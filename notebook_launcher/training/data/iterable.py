@@ -112,7 +112,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         """Yield this rank's elements, round by round, beginning with a round without elements.
 
         Args:
-            skip: Number of elements of the stream that were had; they are read when the empty round is asked for.
+            skip: Number of consumed elements of the stream; they are read when the empty round is asked for.
 
         Raises:
             ValueError: With `uneven="error"`, where the data set ends with some ranks' elements only.

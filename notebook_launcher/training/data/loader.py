@@ -196,7 +196,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                 remainder = -1
         super().begin()
         self.remainder = remainder
-        # To ask the samplers again took 20 µs of each micro-batch.
+        # Asking the samplers for it in each micro-batch took 20 µs.
         self.current_full_rows = self.full_rows
 
     def __len__(self) -> int:
@@ -293,8 +293,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loop, or the point where it was left, in plain types and tensors.
 
-        It holds the epoch, the number of samples that all ranks together have had of it (the batch at hand
-        counts), and the states of what draws the order. Another number of ranks can continue from it.
+        It holds the epoch, the number of samples of it that all ranks together have consumed, with the present batch,
+        and the states of the generators that draw the order. Another number of ranks can continue from it.
         """
         progress = self._progress
         position = progress.begin_at or progress.position or Position(self.iteration)
@@ -305,7 +305,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop begin right after the batch that was current when the state was taken.
 
-        Data that were had already are not loaded; of an iterable data set they are read and thrown away.
+        Consumed samples are not loaded again; those of an iterable data set are read and dropped.
 
         Raises:
             ValueError: The state is not one of `state_dict`.
@@ -321,7 +321,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         progress.position, progress.order, progress.begin_at = position, order, position or None
         progress.from_start = False
 
-    def begin_anew(self) -> None:
+    def restart_epoch(self) -> None:
         """Let the next loop begin at the start of its epoch, in a new order, though a position was loaded.
 
         A loader that `skip_first_batches` returns still has the order that was loaded.

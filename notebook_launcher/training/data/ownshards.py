@@ -62,7 +62,7 @@ class OwnShards(IterableDatasetShard):
         """Yield this rank's elements, batch by batch; first of all an empty batch. Rounds count this rank alone.
 
         Args:
-            skip: Number of elements that were had; they are read when the empty batch is asked for.
+            skip: Number of consumed elements; they are read when the empty batch is asked for.
         """
         stream, size = iter(self.dataset), self.per_rank
         start = list(itertools.islice(stream, min(skip, size)))

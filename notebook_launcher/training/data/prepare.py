@@ -64,14 +64,14 @@ def prepare_data_loader(
     """Return a loader that yields this rank's share of the batches of `dataloader`.
 
     Args:
-        dataloader: Loader to share out. A random sampler in it gets a generator if it has none, and several
-            ranks share the data.
+        dataloader: Loader to share out. If several ranks share the data, a random sampler without a generator gets
+            one.
         device: Device that batches go to with `put_on_device`.
-        num_processes: Among how many ranks; None: all.
-        process_index: Which of them this is; None: this process' rank.
+        num_processes: Number of ranks that share the data; None: all.
+        process_index: Place of this process among them; None: its rank.
         split_batches: True if each rank gets a slice of every batch; False: every `num_processes`-th batch.
         put_on_device: True if batches are moved to `device`.
-        rng_types: Which generators every rank takes from rank 0 before each epoch; None: the sampler's generator.
+        rng_types: Generators that every rank takes from rank 0 before each epoch; None: the sampler's generator.
         dispatch_batches: True if rank 0 reads for all. None: for an iterable data set, if `put_on_device`. With
             False, every rank reads its own shards of a Hugging Face `datasets` stream that has enough of them.
         even_batches: True if the last round is filled with samples from the start.
@@ -81,7 +81,7 @@ def prepare_data_loader(
         data_seed: That seed; None: the one that torch's generator was last given. Rank 0's counts.
         non_blocking: True if batches are copied to a GPU while the one before is computed on.
         use_stateful_dataloader: Accepted; prepared loaders always know their position.
-        uneven: With `even_batches=False`, what a rank does that has run out of batches before others:
+        uneven: With `even_batches=False`, the conduct of a rank that has run out of batches before others:
             `"weigh"`, `"stop"`, `"error"` or `"leave"` (see `DataLoaderConfiguration.uneven`).
         check_ranks: True if ranks that read for themselves compare before each epoch what they are about to walk
             through. If so, all of them must begin each loop.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.operations import find_batch_size
-from notebook_launcher.training.operations.nested import is_record, rebuild
+from notebook_launcher.training.operations.nested import is_dataclass_instance, rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +82,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
 
 
 def _is_container(part: Any) -> bool:
-    return isinstance(part, (list, tuple, Mapping)) or is_record(part)
+    return isinstance(part, (list, tuple, Mapping)) or is_dataclass_instance(part)
 
 
 def _is_flat_list(part: Any) -> bool:

@@ -36,13 +36,13 @@ __all__ = ["DataLoaderShard"]
 class DataLoaderShard(PreparedLoader):
     """A `DataLoader` that yields one rank's batches.
 
-    What the rank's share is, a `BatchSamplerShard`, an `IterableDatasetShard` or an `OwnShards` decides; without any,
-    it is everything.
+    A `BatchSamplerShard`, an `IterableDatasetShard` or an `OwnShards` decides which samples are the rank's share;
+    without one, the share is everything.
 
     Args:
         dataset: As `DataLoader`'s.
         device: Device that batches are moved to; None: they are not moved.
-        rng_types: Which generators every rank takes from rank 0 before each epoch (`synchronize_rng_states`).
+        rng_types: Generators that every rank takes from rank 0 before each epoch (`synchronize_rng_states`).
         synchronized_generator: The generator that `"generator"` means.
         skip_batches: Number of batches that are left out at the start of each epoch.
         use_stateful_dataloader: Accepted; these loaders always know their position.
@@ -50,7 +50,7 @@ class DataLoaderShard(PreparedLoader):
         check_ranks: True if ranks compare before each epoch what they are about to walk through. If so, all of
             them must begin each loop.
         stack: Active loaders; the loader is among them while it is iterated.
-        progress: The progress of the loader whose rest this is; None: one's own.
+        progress: Progress of the loader whose rest this loader reads; None: a new one.
         kwargs: As `DataLoader`'s.
     """
 
@@ -207,7 +207,8 @@ class DataLoaderShard(PreparedLoader):
         with contextlib.nullcontext() if order is None else order.replayed(owners):
             fetched = iter(self.base_dataloader)
             if any(consumed) and not self.num_workers:
-                next(fetched, None)  # a batch to throw away: it makes the data set read what was had
+                # Dropped: asking for this batch makes the data set read the consumed samples.
+                next(fetched, None)
         yield from (pair for pair in fetched if pair[1] is not None)
 
     def _consumed_streams(self, start: Position) -> list[int]:

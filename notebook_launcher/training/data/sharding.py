@@ -112,7 +112,7 @@ class BatchSamplerShard(BatchSampler):
         """Yield this rank's batches with their rounds.
 
         Args:
-            skip: Number of samples of the epoch that were had; the rest is shared out. A batch of which only a
+            skip: Number of samples of the epoch that were consumed; the rest is shared out. A batch of which only a
                 part is left comes as that part.
 
         Raises:
@@ -146,14 +146,14 @@ class BatchSamplerShard(BatchSampler):
             batches: Batches that are left to be shared out.
             start: The epoch's first batches.
             previous: Indices that the ranks had in the round before; empty in the first.
-            skip: Number of samples of the epoch that were had.
+            skip: Number of samples of the epoch that were consumed.
         """
         known: dict[tuple[int, ...], Round] = {}
         for group, kind in self._groups(batches):
             parts = self._cut(group[0]) if self.split_batches else group
             real = tuple(map(count_samples, parts))
             if kind is _Group.FULL:
-                # Nearly always; such rounds share one object.
+                # Nearly every round is full. Full rounds share one `Round` object.
                 drawn = known.get(real) or known.setdefault(real, Round(real, real, real))
             else:
                 parts += [[]] * (self.num_processes - len(parts))

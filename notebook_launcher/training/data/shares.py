@@ -55,7 +55,7 @@ def stretches_of(batch_sampler: Any, skip: int = 0) -> Iterator[Stretch]:
 
     Args:
         batch_sampler: A batch sampler; or a sampler, whose items then count one sample each.
-        skip: Number of samples of the epoch that were had. A batch of which only a part is left comes as that.
+        skip: Number of samples of the epoch that were consumed. Of a batch that they end in, the rest is yielded.
     """
     if hasattr(batch_sampler, "stretches"):
         stretches: Iterator[Stretch] = batch_sampler.stretches(skip)

@@ -43,7 +43,7 @@ class SkipBatchSampler(BatchSampler):
         """Yield the remaining batches, with their rounds.
 
         Args:
-            skip: Number of samples of the epoch that were had; if any, the first batches are among them.
+            skip: Number of samples of the epoch that were consumed; if any, the first batches are among them.
         """
         left_out = 0 if skip else self.skip_batches
         for stretch in stretches_of(self.batch_sampler, skip):

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeIs
 
-__all__ = ["find_tensors", "honor_type", "is_record", "is_tensor", "map_tensors", "rebuild", "recursively_apply"]
+__all__ = [
+    "find_tensors",
+    "honor_type",
+    "is_dataclass_instance",
+    "is_tensor",
+    "map_tensors",
+    "rebuild",
+    "recursively_apply",
+]
 
 
 def is_tensor(value: Any) -> TypeIs[torch.Tensor]:
@@ -22,7 +30,7 @@ def is_tensor(value: Any) -> TypeIs[torch.Tensor]:
     return isinstance(value, torch.Tensor)
 
 
-def is_record(value: Any) -> bool:
+def is_dataclass_instance(value: Any) -> bool:
     """Return True if `value` is an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
@@ -43,7 +51,7 @@ def rebuild(data: Any, func: Callable[[Any], Any], skip: Collection[Any] = ()) -
     if isinstance(data, (list, tuple)):
         return honor_type(data, [func(part) for part in data])
     if not isinstance(data, Mapping):
-        return _rebuild_record(data, func, skip)
+        return _rebuild_dataclass(data, func, skip)
     parts = {key: part if key in skip else func(part) for key, part in data.items()}
     if type(data) is dict:
         return parts
@@ -55,7 +63,7 @@ def rebuild(data: Any, func: Callable[[Any], Any], skip: Collection[Any] = ()) -
     return clone
 
 
-def _rebuild_record(data: Any, func: Callable[[Any], Any], skip: Collection[Any]) -> Any:
+def _rebuild_dataclass(data: Any, func: Callable[[Any], Any], skip: Collection[Any]) -> Any:
     clone = copy.copy(data)
     for field in dataclasses.fields(data):
         if field.name not in skip and hasattr(data, field.name):
@@ -91,7 +99,7 @@ def recursively_apply(
             return rebuild(part, walk)
         if test_type(part):
             return func(part, *args, **kwargs)
-        if is_record(part):
+        if is_dataclass_instance(part):
             return rebuild(part, walk)
         if error_on_other_type:
             raise TypeError(_wrong_leaf(_name(func), part))
@@ -108,7 +116,7 @@ def map_tensors(operation: str, func: Callable[[torch.Tensor], Any], data: Any) 
             return func(part)
         if part is None:
             return None
-        if isinstance(part, (list, tuple, Mapping)) or is_record(part):
+        if isinstance(part, (list, tuple, Mapping)) or is_dataclass_instance(part):
             return rebuild(part, walk)
         raise TypeError(_wrong_leaf(operation, part))
 
@@ -125,7 +133,7 @@ def find_tensors(data: Any) -> Iterator[torch.Tensor]:
     elif isinstance(data, Mapping):
         for part in data.values():
             yield from find_tensors(part)
-    elif is_record(data):
+    elif is_dataclass_instance(data):
         for field in dataclasses.fields(data):
             yield from find_tensors(getattr(data, field.name, None))
 

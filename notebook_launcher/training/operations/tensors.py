@@ -11,7 +11,7 @@ import torch
 from notebook_launcher.training.operations.nested import (
     find_tensors,
     honor_type,
-    is_record,
+    is_dataclass_instance,
     rebuild,
     recursively_apply,
 )
@@ -64,7 +64,7 @@ def send_to_device(
         # A mapping's own `to` (BatchEncoding has one) knows nothing of keys to skip.
         if hasattr(part, "to") and not isinstance(part, type) and not (skip and isinstance(part, Mapping)):
             return _move(part, device, non_blocking=non_blocking)
-        if isinstance(part, (list, tuple, Mapping)) or is_record(part):
+        if isinstance(part, (list, tuple, Mapping)) or is_dataclass_instance(part):
             return rebuild(part, walk, skip)
         return part
 
@@ -119,7 +119,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     if isinstance(first, Mapping):
         joined = {key: concatenate([batch[key] for batch in data], dim=dim) for key in first}
         return _replace(first, joined)
-    if is_record(first):
+    if is_dataclass_instance(first):
         names = [field.name for field in dataclasses.fields(first)]
         return _replace(first, {n: concatenate([getattr(batch, n) for batch in data], dim=dim) for n in names})
     if len(data) == 1:

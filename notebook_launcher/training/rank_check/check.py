@@ -44,8 +44,8 @@ SAME_INPUTS = 3
 """Comparisons in a row with the same inputs on all ranks, after which a notice is shown."""
 
 
-class Record(NamedTuple):
-    """The record that a rank writes at a comparison."""
+class Evidence(NamedTuple):
+    """The fingerprints and numbers that a rank writes for the others at a comparison."""
 
     form: int
     """Fingerprint of the parameters' names and shapes."""
@@ -122,17 +122,17 @@ class RankCheck:
         self._notified: set[str] = set()
 
     def write(self, watched: Sequence[tuple[SyncedModel, Any]]) -> list[Unit]:
-        """Before a backward: write records of the units that are due for a comparison, and return these units."""
+        """Before a backward: write evidence of the units that are due for a comparison, and return these units."""
         due = [model for model, _ in watched if model.notes.is_due and model.notes.forwards & FORWARD_SYNCED]
         units = [Unit.of_model(model) for model in due if model.notes.compares]
         leaves = self._members.leaves
         if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
             units.append(Unit.of_leaves(self._members))
-        topics = {unit.owner: f"record {unit.notes.num_synced + 1}" for unit in units}
-        return [unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._record(unit))]
+        topics = {unit.owner: f"comparison {unit.notes.num_synced + 1}" for unit in units}
+        return [unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._evidence_of(unit))]
 
     def compare(self, written: Sequence[Unit]) -> None:
-        """After a backward: compare the records that the ranks have written.
+        """After a backward: compare the evidence that the ranks have written.
 
         Raises:
             RuntimeError: The ranks' weights, optimizer states or learning rates differ; on every rank.
@@ -142,16 +142,16 @@ class RankCheck:
             self._fence.finish()
         for unit in reached:
             update = unit.notes.compared = unit.notes.num_synced
-            found = self.bulletin.read(unit.owner, f"record {update}")
-            records = {rank: Record(*record) for rank, record in found.items()}
-            _compare_steps(records, f"update {update}")
-            self._compare_inputs(records)
-            self._compare_outside(records)
+            found = self.bulletin.read(unit.owner, f"comparison {update}")
+            evidence = {rank: Evidence(*one) for rank, one in found.items()}
+            _compare_steps(evidence, f"update {update}")
+            self._compare_inputs(evidence)
+            self._compare_outside(evidence)
 
             def gather(mine: Any, ranks: Iterable[int], unit: Unit = unit, update: int = update) -> dict[int, Any]:
                 return self.bulletin.exchange(unit.owner, f"details {update}", mine, ranks)
 
-            self._judge(unit, records, f"update {update}", gather)
+            self._judge(unit, evidence, f"update {update}", gather)
 
     def compare_now(self, call: str, exchange: Callable[[Any], list[Any]]) -> None:
         """Compare everything at a place that all ranks have reached.
@@ -165,7 +165,7 @@ class RankCheck:
         """
         units = [Unit.of_model(model) for model in self._members.synced_models if not model.notes.trains_alone]
         units += [Unit.of_leaves(self._members)] if self._members.leaves else []
-        by_rank = exchange([self._record(unit) for unit in units])
+        by_rank = exchange([self._evidence_of(unit) for unit in units])
         if any(len(theirs) != len(units) for theirs in by_rank):
             return
 
@@ -174,11 +174,11 @@ class RankCheck:
             return {rank: everything[rank] for rank in ranks}
 
         for at, unit in enumerate(units):
-            self._judge(unit, {rank: Record(*theirs[at]) for rank, theirs in enumerate(by_rank)}, call, gather)
+            self._judge(unit, {rank: Evidence(*theirs[at]) for rank, theirs in enumerate(by_rank)}, call, gather)
 
-    def _record(self, unit: Unit) -> Record:
+    def _evidence_of(self, unit: Unit) -> Evidence:
         state = self._state_of(unit)
-        return Record(
+        return Evidence(
             form=_digest([(name, list(tensor.shape)) for name, tensor in unit.tensors]),
             weights=fingerprint(tensor for _, tensor in unit.tensors),
             state_form=_digest([name for name, _ in state]),
@@ -189,16 +189,18 @@ class RankCheck:
             num_steps=self._state.num_steps if self._state.current is None else self._state.current.num_steps,
         )
 
-    def _judge(self, unit: Unit, records: dict[int, Record], where: str, gather: Callable[..., dict[int, Any]]) -> None:
+    def _judge(
+        self, unit: Unit, evidence: dict[int, Evidence], where: str, gather: Callable[..., dict[int, Any]]
+    ) -> None:
         """Raise or report the first thing in which these ranks differ; every rank comes to the same conclusion."""
-        mine = records[self._rank]
-        alike = {rank: record for rank, record in records.items() if record.form == mine.form}
-        in_parts = any(record.state_form != mine.state_form for record in alike.values())
-        rates = {rank: tuple(record.rates) for rank, record in alike.items()}
+        mine = evidence[self._rank]
+        alike = {rank: one for rank, one in evidence.items() if one.form == mine.form}
+        in_parts = any(one.state_form != mine.state_form for one in alike.values())
+        rates = {rank: tuple(one.rates) for rank, one in alike.items()}
         found: dict[str, dict[int, Any]] = {
-            "weights": {rank: record.weights for rank, record in alike.items()},
+            "weights": {rank: one.weights for rank, one in alike.items()},
             "rates": rates,
-            "state": {rank: 0 if in_parts else record.state for rank, record in alike.items()},
+            "state": {rank: 0 if in_parts else one.state for rank, one in alike.items()},
         }
         what = next((what for what, values in found.items() if len(set(values.values())) > 1), None)
         if what is None:
@@ -221,9 +223,9 @@ class RankCheck:
             raise RuntimeError(text)
         self._notify(what, text)
 
-    def _compare_inputs(self, records: dict[int, Record]) -> None:
-        inputs = {record.inputs for record in records.values()}
-        same = len(records) == self._num_processes and len(inputs) == 1 and None not in inputs
+    def _compare_inputs(self, evidence: dict[int, Evidence]) -> None:
+        inputs = {one.inputs for one in evidence.values()}
+        same = len(evidence) == self._num_processes and len(inputs) == 1 and None not in inputs
         self._same_inputs = self._same_inputs + 1 if same else 0
         if self._same_inputs == SAME_INPUTS:
             self._notify(
@@ -233,8 +235,8 @@ class RankCheck:
                 "`loader = accelerator.prepare(loader)`, which gives each rank a share of its own.",
             )
 
-    def _compare_outside(self, records: dict[int, Record]) -> None:
-        found = {record.outside for record in records.values()}
+    def _compare_outside(self, evidence: dict[int, Evidence]) -> None:
+        found = {one.outside for one in evidence.values()}
         if len(found) > 1 and None not in found:
             kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.forgotten.outside))
             self._notify(
@@ -289,9 +291,9 @@ class RankCheck:
         return _nobody, ()  # The ranks of another launch need not all have a copy.
 
 
-def _compare_steps(records: dict[int, Record], where: str) -> None:
+def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
     """Raise RuntimeError if the ranks' windows have different numbers of micro-batches; on every rank."""
-    by_rank = {rank: record.num_steps for rank, record in sorted(records.items())}
+    by_rank = {rank: one.num_steps for rank, one in sorted(evidence.items())}
     if len(set(by_rank.values())) > 1:
         numbers = ", ".join(f"{number} on rank {rank}" for rank, number in by_rank.items())
         raise RuntimeError(

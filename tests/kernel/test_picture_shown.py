@@ -1,4 +1,4 @@
-"""Record of a run at the end of its cell: one line, or a record, below all that its ranks wrote."""
+"""Picture of a run at the end of its cell: one line, or tables and a drawing, below all that its ranks wrote."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outputs(outcome: Outcome) -> list[tuple[str, Any]]:
             kept.append(("text", content["text"]))
         elif message["msg_type"] == "display_data":
             data = updated.get(content["transient"].get("display_id"), content["data"])
-            kept += [("record", data)] if data.get("text/plain") else []
+            kept += [("picture", data)] if data.get("text/plain") else []
     return kept
 
 
@@ -58,18 +58,18 @@ def test_short_run_leaves_one_line_that_opens_to_its_record_after_what_was_print
         "notebook_launch(train, 2)"
     )
     outcome = run(kernel, code, has_audience=has_audience)
-    *texts, (kind, record) = outputs(outcome)
+    *texts, (kind, picture) = outputs(outcome)
     assert {kind for kind, _ in texts} == {"text"}
     assert "".join(text for _, text in texts).splitlines()[1:] == ["[rank 0] first", "[rank 0] last"]
-    assert kind == "record"
-    assert record["text/plain"].startswith("train: done in ")
-    assert "\n" not in record["text/plain"]
-    assert record["text/html"].startswith("<details")
-    assert f">{record['text/plain']}</summary>" in record["text/html"]
+    assert kind == "picture"
+    assert picture["text/plain"].startswith("train: done in ")
+    assert "\n" not in picture["text/plain"]
+    assert picture["text/html"].startswith("<details")
+    assert f">{picture['text/plain']}</summary>" in picture["text/html"]
     assert outcome.result == "Results of 2 ranks: all returned None"
 
 
-def test_run_that_ends_while_its_monitor_is_imported_leaves_one_record() -> None:
+def test_run_that_ends_while_its_monitor_is_imported_leaves_one_picture() -> None:
     code = (
         "class Patient:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
@@ -86,11 +86,11 @@ def test_run_that_ends_while_its_monitor_is_imported_leaves_one_record() -> None
         cell = kernel.start(code, allow_stdin=True)
         outcome = kernel.wait(cell, until=lambda outcome: "train: done in " in str(outcome.of("display_data")))
         widgets = kernel.execute("import ipywidgets; len(ipywidgets.widgets.widget._instances)")
-    assert [kind for kind, _ in outputs(outcome)] == ["text", "text", "record"]
+    assert [kind for kind, _ in outputs(outcome)] == ["text", "text", "picture"]
     assert widgets.result == "0"
 
 
-def test_interrupt_while_the_monitor_is_made_stops_the_run_and_leaves_one_record(kernel: Kernel) -> None:
+def test_interrupt_while_the_monitor_is_made_stops_the_run_and_leaves_one_picture(kernel: Kernel) -> None:
     code = (
         "import ipywidgets, signal\n"
         "made = []\n"
@@ -105,7 +105,7 @@ def test_interrupt_while_the_monitor_is_made_stops_the_run_and_leaves_one_record
     )
     outcome = run(kernel, code, has_audience=True)
     assert outcome.error == "KeyboardInterrupt: sleep was stopped"
-    assert [kind for kind, _ in outputs(outcome) if kind == "record"] == ["record"]
+    assert [kind for kind, _ in outputs(outcome) if kind == "picture"] == ["picture"]
     assert kernel.execute("len(made)").result == "1"
     assert kernel.execute("del made, press, ipywidgets").error is None
 
@@ -124,7 +124,7 @@ def test_run_with_curves_leaves_them_after_what_was_printed(kernel: Kernel, *, h
     assert "image/svg+xml" in drawing
 
 
-def test_failure_that_the_cell_raises_is_shown_once_with_a_folded_record(kernel: Kernel, *, has_audience: bool) -> None:
+def test_failure_that_a_cell_raises_is_shown_once_in_a_folded_picture(kernel: Kernel, *, has_audience: bool) -> None:
     code = (
         "def train():\n"
         "    for i in range(13): time.sleep(0.1); report(loss=i)\n"
@@ -133,17 +133,17 @@ def test_failure_that_the_cell_raises_is_shown_once_with_a_folded_record(kernel:
         "notebook_launch(train, 2)"
     )
     outcome = run(kernel, code, has_audience=has_audience)
-    _, record = outputs(outcome)[-1]
-    assert record["text/plain"].startswith("train: failed after ")
-    assert record["text/plain"].endswith(" on rank 1")
-    page = record["text/html"]
+    _, picture = outputs(outcome)[-1]
+    assert picture["text/plain"].startswith("train: failed after ")
+    assert picture["text/plain"].endswith(" on rank 1")
+    page = picture["text/html"]
     assert page.startswith("<details")
     assert "Traceback" not in page
     assert page.index("caused by rank 1") > page.index("ValueError: boom at last")
     assert outcome.traceback.count("boom at last") == 1
 
 
-def test_failure_that_no_cell_raises_is_shown_in_full_by_its_record(kernel: Kernel, *, has_audience: bool) -> None:
+def test_failure_that_no_cell_raises_is_shown_in_full_by_its_picture(kernel: Kernel, *, has_audience: bool) -> None:
     code = (
         "def train():\n"
         "    time.sleep(1.3)\n"
@@ -153,8 +153,8 @@ def test_failure_that_no_cell_raises_is_shown_in_full_by_its_record(kernel: Kern
     )
     cell = kernel.start(code, allow_stdin=has_audience)
     outcome = kernel.wait(cell, until=lambda outcome: "boom alone" in str(outputs(outcome)))
-    _, record = outputs(outcome)[-1]
-    assert "\n    ValueError: boom alone\n" in record["text/plain"]
+    _, picture = outputs(outcome)[-1]
+    assert "\n    ValueError: boom alone\n" in picture["text/plain"]
     assert "boom alone" not in outcome.stdout
     assert kernel.execute("del run").error is None
 

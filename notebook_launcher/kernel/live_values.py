@@ -20,7 +20,7 @@ from notebook_launcher.history.schema import (
 from notebook_launcher.kernel.pace import Pace
 from notebook_launcher.units import describe_values
 
-__all__ = ["LiveRecords", "describe_change"]
+__all__ = ["LiveValues", "describe_change"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ MAX_WAITING = 16
 """Records of phases that wait. To add several costs about as much as to add one: the spans that are kept are copied."""
 
 
-class LiveRecords:
+class LiveValues:
     """The values that the ranks of one run have reported. The run's thread writes them, any thread may read them."""
 
     def __init__(self, launched: float, num_ranks: int = 1) -> None:

@@ -10,10 +10,10 @@ from notebook_launcher.archive.edits import write_edits
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LiveEdits"]
+__all__ = ["RunEdits"]
 
 
-class LiveEdits:
+class RunEdits:
     """The edits of one run. Any thread may change them; the run's thread gives the folder."""
 
     def __init__(self) -> None:

@@ -1,0 +1,174 @@
+"""Definitions of the notebook, and of modules beside it, reach the ranks as they are now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.first_cell import DEFINITIONS, FORKED, START_METHODS
+from tests.support.warm_kernels import evaluate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.kernels import Kernel
+
+
+@pytest.fixture(scope="module")
+def kernel_code() -> str:
+    return DEFINITIONS
+
+
+@pytest.fixture(scope="module")
+def kernel_cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebook")
+
+
+# Modules beside the notebook.
+
+
+def test_ranks_run_an_edited_module_as_it_is_now(kernel: Kernel) -> None:
+    first, second = (
+        kernel.execute(code)
+        for code in (
+            """
+            Path("helper.py").write_text("def value(): return 'old'")
+            import helper
+            from helper import value
+            def by_module(): return helper.value()
+            def by_name(): return value()
+            def by_import():
+                import helper
+                return helper.value()
+            session = Session(2).__enter__()
+            print([session.run(f)[0] for f in (by_module, by_name, by_import)])
+            """,
+            """
+            Path("helper.py").write_text("def value(): return 'edited'")
+            print([notebook_launch(f, 2)[0] for f in (by_module, by_name, by_import)])
+            print([session.run(f)[0] for f in (by_module, by_name, by_import)])
+            session.close()
+            print(helper.value())
+            """,
+        )
+    )
+    assert first.error is None, first.traceback
+    assert second.error is None, second.traceback
+    assert "['old', 'old', 'old']\n" in first.stdout
+    assert "changed" not in first.stdout
+    assert second.stdout.count("['edited', 'edited', 'edited']\n") == 2
+    assert "helper.py changed since the kernel imported it: ranks run the file as it is now\n" in second.stdout
+    assert second.stdout.count("helper.py changed: the ranks import the notebook's own modules again\n") == 1
+    assert second.stdout.endswith("\nold\n")
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_functions_changed_by_autoreload_reach_the_ranks(kernel: Kernel, start_method: str) -> None:
+    name = f"reloaded_{start_method}"
+    setup = f"%load_ext autoreload\n%autoreload 2\nPath('{name}.py').write_text('VALUE = 1')\nimport {name}"
+    assert kernel.execute(setup).error is None
+    assert kernel.execute(f"Path('{name}.py').write_text('VALUE = 22')").error is None
+    values = evaluate(
+        kernel,
+        f"""
+        def reload():
+            return {name}.VALUE
+        list(notebook_launch(reload, 2, start_method={start_method!r}))
+        """,
+    )
+    assert kernel.execute("%autoreload 0").error is None
+    assert values == [22, 22]
+
+
+# What the notebook defines.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_definitions_of_the_notebook_reach_the_ranks(kernel: Kernel, start_method: str) -> None:
+    values, same, kernels = evaluate(
+        kernel,
+        f"""
+        import dataclasses, enum, functools, pickle, typing
+        @dataclasses.dataclass
+        class Options:
+            rate: float = 0.5
+        class Colour(enum.Enum):
+            RED = "red"
+        class Point(typing.NamedTuple):
+            x: int
+            y: int = 2
+        class Base:
+            def name(self): return "base"
+        class Child(Base):
+            def name(self): return super().name() + " of child"
+        counter = 0
+        def count():
+            global counter
+            counter += 1
+            return counter
+        def factorial(n): return 1 if n == 0 else n * factorial(n - 1)
+        def is_even(n): return n == 0 or is_odd(n - 1)
+        def is_odd(n): return n != 0 and is_even(n - 1)
+        def shout(function):
+            @functools.wraps(function)
+            def wrapped(*args): return function(*args).upper()
+            return wrapped
+        @shout
+        def greet(name): return f"hi {{name}}"
+        @functools.cache
+        def cached(x):
+            return count()
+        def make_counter():
+            number = 10
+            def increment():
+                nonlocal number
+                number += 1
+                return number
+            return increment
+        closure = make_counter()
+        double = lambda x: 2 * x
+        async def wait_a_little(): return await asyncio.sleep(0, "awaited")
+        def use():
+            gathered = [None, None]
+            dist.all_gather_object(gathered, (Options(dist.get_rank()), Colour.RED, Point(1)))
+            count(), closure()
+            values = (factorial(5), is_even(4), greet("you"), cached(1), cached(1), count(), counter, closure(),
+                      double(4), asyncio.run(wait_a_little()), gathered[1][0].rate, gathered[0][1] is Colour.RED,
+                      Child().name(), pickle.loads(pickle.dumps(Point(3))) == Point(3))
+            return values, Options(0.1), Colour.RED, Point(5), Child(), Child
+        results = notebook_launch(use, 2, start_method={start_method!r})
+        same = [(returned[0] == Options(0.1), returned[1] is Colour.RED, type(returned[2]) is Point,
+                 isinstance(returned[3], Base), returned[4] is Child) for _, *returned in results]
+        [values for values, *_ in results], same, (counter, closure())
+        """,
+    )
+    assert values == [
+        (120, True, "HI YOU", 2, 2, 3, 3, 12, 8, "awaited", 1, True, "base of child", True),
+    ] * 2  # fmt: skip
+    assert same == [(True,) * 5] * 2
+    # The ranks' counters are not the kernel's.
+    assert kernels == (0, 11)
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_every_kind_of_callable_can_be_launched_from_a_cell(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        import functools
+        class Adder:
+            def __init__(self, by): self.by = by
+            def __call__(self, x): return x + self.by
+            def method(self, x): return x + 2 * self.by
+            @classmethod
+            def of_class(cls, x): return cls(3)(x)
+            @staticmethod
+            def of_nobody(x): return -x
+        def power(x, exponent): return x ** exponent
+        callables = [Adder(1), Adder(1).method, Adder.of_class, Adder.of_nobody, functools.partial(power, exponent=2),
+                     lambda x: 7 * x, abs, float]
+        [notebook_launch(f, 2, args=(5,), start_method={start_method!r}, output="none")[1] for f in callables]
+        """,
+    )
+    assert results == [6, 7, 8, -5, 25, 35, 5, 5.0]

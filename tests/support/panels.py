@@ -1,0 +1,70 @@
+"""Panels in tests: machines, functions to launch, and hands that type into fields."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import LaunchConfig
+from notebook_launcher.machine.devices import GPU, Machine
+
+if TYPE_CHECKING:
+    from notebook_launcher.widgets import ConfigPanel
+
+__all__ = ["GIGABYTE", "Model", "Optimizer", "chosen", "field", "machine", "note_of", "pasted", "train", "type_in"]
+
+GIGABYTE = 10**9
+
+
+def machine(num_cores: int = 8, num_gpus: int = 0, capability: tuple[int, int] = (9, 0)) -> Machine:
+    gpus = tuple(
+        GPU(index=at, name="H200", total_memory=140 * GIGABYTE, free_memory=20 * GIGABYTE, capability=capability)
+        for at in range(num_gpus)
+    )
+    return Machine(num_cores=num_cores, gpus=gpus, torch_has_cuda=True, why_no_gpu="" if gpus else "no GPU found")
+
+
+class Optimizer(enum.Enum):
+    ADAM = "adam"
+    SGD = "sgd"
+
+
+class Model:
+    def __repr__(self) -> str:
+        raise AssertionError("of a real model it takes long, and it is asked for at each stroke of a key")
+
+
+def train(lr: float = 0.1, epochs: int = 3, batch_size: int = 32) -> float:
+    return lr
+
+
+def field(panel: ConfigPanel, name: str) -> Any:
+    """Return the field of an option, else that of an argument."""
+    return {**panel.view.argument_fields, **panel.view.fields}[name]
+
+
+def type_in(panel: ConfigPanel, name: str, text: Any) -> None:
+    field(panel, name).control.value = text
+
+
+def note_of(panel: ConfigPanel, name: str) -> str:
+    return str(field(panel, name).note.value)
+
+
+def chosen(panel: ConfigPanel) -> Any:
+    return panel.config.devices
+
+
+def pasted(panel: ConfigPanel, names: dict[str, Any]) -> tuple[Any, dict[str, Any], LaunchConfig]:
+    """Run the panel's code as a cell; return the function, its arguments and the options of its call."""
+    calls: list[Any] = []
+
+    def notebook_launch(fn, num_processes=None, *, args=(), kwargs=None, **options):
+        if num_processes is not None:
+            options["num_processes"] = num_processes
+        calls.append((fn, {**dict(enumerate(args)), **(kwargs or {})}, LaunchConfig(**options)))
+
+    lines = [line for line in panel.code.splitlines() if line != "from notebook_launcher import notebook_launch"]
+    exec("\n".join(lines), {**names, "notebook_launch": notebook_launch})
+    (call,) = calls
+    return call  # type: ignore[no-any-return]

@@ -1,0 +1,137 @@
+"""Folders of checkpoints: what is named, replaced and removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notebook_launcher.training.accelerator import Accelerator
+from notebook_launcher.training.checkpoints import CheckpointError
+from notebook_launcher.training.plugins import ProjectConfiguration
+from tests.support.checkpoints import files
+from tests.support.toy_checkpoints import Meter, Training
+
+pytestmark = pytest.mark.usefixtures("compiler_cache")
+
+MANIFEST = "checkpoint_manifest.json"
+
+
+def test_saving_again_leaves_nothing_of_the_earlier_checkpoint_and_all_else(saved, training):
+    (saved / "notes.txt").write_text("mine")
+    (saved / "below").mkdir()
+    (saved / "below" / "model.safetensors").write_text("mine too")
+    training.train(2)  # the window has ended
+    training.accelerator.save_state(saved)
+    assert "window_0.bin" not in files(saved)
+    assert (saved / "notes.txt").read_text() == "mine"
+    assert (saved / "below" / "model.safetensors").read_text() == "mine too"
+    other = Training(2)
+    other.accelerator.load_state(saved)
+    assert other.state() == training.state()
+    assert {path.name for path in saved.parent.iterdir()} == {"checkpoint"}
+
+
+def test_checkpoint_of_accelerates_is_replaced_whole(tmp_path, training):
+    (tmp_path / "a").mkdir()
+    for name in ("random_states_0.pkl", "random_states_1.pkl", "pytorch_model.bin", "sampler.bin", "keep.txt"):
+        (tmp_path / "a" / name).write_text("theirs")
+    training.accelerator.save_state(tmp_path / "a")
+    assert not files(tmp_path / "a") & {"random_states_1.pkl", "pytorch_model.bin", "sampler.bin"}
+    assert "keep.txt" in files(tmp_path / "a")
+
+
+def test_files_beside_no_checkpoint_stay_whatever_their_name(tmp_path, training):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "pytorch_model.bin").write_text("mine")
+    training.accelerator.save_state(tmp_path / "a")
+    assert (tmp_path / "a" / "pytorch_model.bin").read_text() == "mine"
+
+
+def test_save_state_needs_a_folder_or_automatic_naming(tmp_path, training):
+    with pytest.raises(CheckpointError, match=r"load_state\('.*nowhere'\): there is no folder"):
+        training.accelerator.load_state(tmp_path / "nowhere")
+    for method in ("save_state", "load_state"):
+        with pytest.raises(
+            ValueError, match=rf"{method}\(\) needs a folder: pass one, or .*automatic_checkpoint_naming"
+        ):
+            getattr(training.accelerator, method)()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="is a file; a checkpoint is a folder"):
+        training.accelerator.save_state(tmp_path / "file")
+
+
+def test_tilde_is_expanded_in_folder(tmp_path, monkeypatch, training):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    training.accelerator.save_state("~/a")
+    assert (tmp_path / "a" / MANIFEST).exists()
+    training.accelerator.load_state("~/a")
+
+
+def project(tmp_path: Path, **options: Any) -> Accelerator:
+    config = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, **options)
+    return Accelerator(cpu=True, project_config=config)
+
+
+def test_checkpoints_are_numbered_and_the_newest_is_loaded(tmp_path):
+    accelerator = project(tmp_path)
+    accelerator.register_for_checkpointing(meter := Meter())
+    for meter.state in range(11):
+        assert accelerator.save_state() == tmp_path / "checkpoints" / f"checkpoint_{meter.state}"
+    (tmp_path / "checkpoints" / "notes").mkdir()
+    accelerator.load_state()
+    assert meter.state == 10
+    assert accelerator.save_iteration == 11
+
+
+def test_relative_project_dir_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    accelerator = project(Path("project"))
+    accelerator.save_state()
+    assert accelerator.load_state() == tmp_path / "project" / "checkpoints" / "checkpoint_0"
+
+
+def test_oldest_are_removed_once_the_new_one_is_whole(tmp_path):
+    accelerator = project(tmp_path, total_limit=2)
+    accelerator.register_for_checkpointing(meter := Meter())
+    for meter.state in range(12):
+        accelerator.save_state()
+    folders = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert folders == {"checkpoint_10", "checkpoint_11"}
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    accelerator.register_save_state_pre_hook(fail)
+    with pytest.raises(OSError, match="disk full"):
+        accelerator.save_state()
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == folders
+
+
+def test_automatic_name_that_is_taken_is_not_written_over(tmp_path):
+    first = project(tmp_path)
+    first.save_state()
+    first.save_state()
+    second = project(tmp_path)
+    with pytest.raises(ValueError, match=r"checkpoint_0 exists already.*iteration=2\), or call load_state\(\) first"):
+        second.save_state()
+    second.load_state()
+    assert second.save_state() == tmp_path / "checkpoints" / "checkpoint_2"
+
+
+def test_automatic_names_need_a_project(tmp_path):
+    accelerator = Accelerator(cpu=True, project_config=ProjectConfiguration(automatic_checkpoint_naming=True))
+    with pytest.raises(ValueError, match=r"save_state\(\) without a folder needs a project"):
+        accelerator.save_state()
+    with pytest.raises(CheckpointError, match=r"checkpoints holds no folder checkpoint_N yet"):
+        project(tmp_path).load_state()
+
+
+def test_folder_that_is_named_wins_over_automatic_naming_and_is_never_removed(tmp_path):
+    accelerator = project(tmp_path / "project", total_limit=1)
+    for name in ("checkpoint_1", "checkpoint_2"):
+        assert accelerator.save_state(tmp_path / name) == tmp_path / name
+    accelerator.load_state(tmp_path / "checkpoint_1")
+    assert accelerator.save_iteration == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint_1", "checkpoint_2"}

@@ -1,0 +1,323 @@
+"""Fields of a panel for the function's parameters."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Union
+
+import pytest
+
+from notebook_launcher import ConfigError
+from notebook_launcher.widgets import ConfigPanel
+from notebook_launcher.widgets.launching.parameters import MISSING, parameters_of
+from tests.support.panels import Model, Optimizer, field, note_of, train, type_in
+
+pytestmark = pytest.mark.usefixtures("small_machine")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "kind", "optional"),
+    [
+        (int, 3, "int", False),
+        (float, 1, "float", False),
+        ("float", 0.1, "float", False),
+        ("int | None", None, "int", True),
+        (Union[str, None], None, "str", True),  # noqa: UP007 - as older code says it
+        (bool, True, "bool", False),
+        (bool, MISSING, "choice", False),
+        (Literal["a", "b"], "a", "choice", False),
+        ("Literal[1, 2]", 1, "choice", False),
+        (Optimizer, Optimizer.SGD, "choice", False),
+        ("Optimizer", MISSING, "choice", False),
+        (MISSING, 3, "int", False),
+        (MISSING, 0.5, "float", False),
+        (MISSING, True, "bool", False),
+        (MISSING, "a", "str", False),
+        (MISSING, Optimizer.ADAM, "choice", False),
+        (MISSING, (1, 2), "literal", False),
+        (MISSING, None, "literal", True),
+        (MISSING, MISSING, "literal", False),
+        (list[int], MISSING, "literal", False),
+        ("dict[str, int] | None", None, "literal", True),
+        (int | str, 1, "literal", False),
+        ("Unheard", MISSING, "literal", False),
+        (Model, MISSING, "code", False),
+        (MISSING, Model(), "code", False),
+        ("Model | None", None, "code", True),
+        ([1], MISSING, "code", False),
+        (float, float("nan"), "float", False),
+        (MISSING, print, "code", False),
+    ],
+)
+def test_kind_of_a_parameter_follows_annotation_and_default(annotation, default, kind, optional):
+    def function(x=default):
+        pass
+
+    function.__annotations__["x"] = annotation
+    if default is MISSING:
+        function.__defaults__ = None
+    if annotation is MISSING:
+        del function.__annotations__["x"]
+    (parameter,) = parameters_of(function)
+    assert (parameter.kind, parameter.optional) == (kind, optional)
+    assert parameter.fits(default) is (kind != "code" or default in (MISSING, None))
+
+
+def test_every_sort_of_callable_has_its_parameters():
+    class Trainer:
+        def fit(self, lr: float = 0.1):
+            pass
+
+        def __call__(self, steps: int = 1):
+            pass
+
+    assert list(ConfigPanel(Trainer().fit).view.argument_fields) == ["lr"]
+    assert list(ConfigPanel(Trainer()).view.argument_fields) == ["steps"]
+    assert list(ConfigPanel(functools.partial(train, lr=0.5)).view.argument_fields) == ["lr", "epochs", "batch_size"]
+    assert list(ConfigPanel(lambda *args, **kwargs: 0).view.argument_fields) == []
+    assert list(ConfigPanel(sum).view.argument_fields) == ["iterable", "start"]
+    assert ConfigPanel(dict).view.argument_fields == {}
+
+
+def test_arguments_are_set_by_typing_and_choosing():
+    def function(
+        lr: float = 0.1, opt: Optimizer = Optimizer.ADAM, *, flag: bool = False, name: str | None = "x", h=(1,)
+    ):
+        pass
+
+    panel = ConfigPanel(function)
+    for name, value in {"lr": "1e-3", "opt": 1, "flag": True, "name": "", "h": "[2, 3]"}.items():
+        type_in(panel, name, value)
+    assert dict(panel.arguments) == {"lr": 0.001, "opt": Optimizer.SGD, "flag": True, "name": None, "h": [2, 3]}
+    for name, value in {"lr": "0.1", "opt": 0, "flag": False, "name": "x", "h": ""}.items():
+        type_in(panel, name, value)
+    assert dict(panel.arguments) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "message"),
+    [
+        ("lr", "fast", "Enter a number."),
+        ("epochs", "1.5", "Enter a whole number."),
+        ("epochs", "True", "Enter a whole number."),
+        ("sizes", "[1,", "Enter a Python literal, such as 3, &#x27;text&#x27; or [1, 2]."),
+        ("sizes", "words", "Enter a Python literal, such as 3, &#x27;text&#x27; or [1, 2]."),
+    ],
+)
+def test_typed_argument_without_a_value_is_refused(name, typed, message):
+    def function(lr=0.1, epochs=3, sizes=(1, 2)):
+        pass
+
+    panel = ConfigPanel(function)
+    type_in(panel, name, typed)
+    assert message in note_of(panel, name)
+    assert panel.launch_button.disabled
+    type_in(panel, name, "")
+    assert panel.problems == {}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "right", "wrong", "words"),
+    [
+        (list, "[1, 'a']", "5", "Enter a literal of type list, such as [1, 2]."),
+        (list[int], "[1]", "[1, 'a']", "Enter a literal of type list[int], such as [1, 2]."),
+        (list[int], "[]", "[True]", "of type list[int]"),
+        ("list[float] | None", "[1, 0.5]", "(1, 2)", "of type list[float]"),
+        (dict[str, int], "{'a': 1}", "{1: 2}", "Enter a literal of type dict[str, int], such as {'a': 1}."),
+        (dict[str, list[int]], "{'a': [1]}", "{'a': 1}", "of type dict[str, list[int]]"),
+        (tuple[int, str], "(1, 'a')", "(1, 'a', 2)", "of type tuple[int, str], such as (1, 2)."),
+        (tuple[int, ...], "(1, 2, 3)", "(1, 'a')", "of type tuple[int, ...]"),
+        (frozenset[int], "{1}", "[1]", "of type frozenset[int]"),
+        (Sequence[str], "('a',)", "'a'", "of type Sequence[str]"),
+        (list[int | None], "[1, None]", "['a']", "of type list[int | None]"),
+        (list[Model], "[1]", "1", "Enter a literal of type list["),  # A type of the user's is not checked.
+    ],
+)
+def test_typed_container_has_the_type_of_the_annotation(annotation, right, wrong, words):
+    def function(layers=None):
+        pass
+
+    function.__annotations__["layers"] = annotation
+    (parameter,) = parameters_of(function)
+    assert parameter.parse(right) == ast.literal_eval(right)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        parameter.parse(wrong)
+
+
+def test_code_that_this_machine_cannot_run_names_the_field_to_fix():
+    panel = ConfigPanel(train)
+    type_in(panel, "num_processes", "65")
+    assert "Fix Processes to run this code on this machine." in panel.view._code.value
+    assert "nbp-copy" not in panel.view._code.value
+    type_in(panel, "num_processes", "2")
+    assert "Fix " not in panel.view._code.value
+
+
+def test_required_argument_that_cannot_be_typed_comes_from_code():
+    def function(model: Model, data, *, steps: int):
+        pass
+
+    panel = ConfigPanel(function)
+    assert set(panel.problems) == {"arguments.model", "arguments.data", "arguments.steps"}
+    assert "Set it from code: panel.arguments[&quot;model&quot;] = ..." in note_of(panel, "model")
+    panel.arguments["model"] = Model()
+    panel.arguments["data"] = Model()
+    assert field(panel, "data").control.placeholder == "from code: Model"
+    type_in(panel, "steps", "3")
+    assert panel.problems == {}
+    assert "Taken from code" in note_of(panel, "model")
+    assert ">Model<" in field(panel, "model").control.value
+    type_in(panel, "data", "[1]")
+    assert panel.arguments["data"] == [1]
+    del panel.arguments["steps"]
+    assert list(panel.problems) == ["arguments.steps"]
+    panel.arguments = {"steps": 1}
+    assert set(panel.problems) == {"arguments.model", "arguments.data"}
+
+
+def test_unknown_argument_is_refused():
+    panel = ConfigPanel(train)
+    with pytest.raises(ConfigError, match=r"arguments\['epoch'\]: train has no parameter of that name. Did you mean"):
+        panel.arguments["epoch"] = 3
+    with pytest.raises(ConfigError, match=r"arguments\['x'\]: train .* It takes lr, epochs, batch_size."):
+        ConfigPanel(train, kwargs={"x": 3})
+    with pytest.raises(ConfigError, match=r"arguments\['x'\]: nothing has no parameter .* It takes none"):
+        ConfigPanel(kwargs={"x": 3})
+    anything = ConfigPanel(lambda **kwargs: 0, kwargs={"x": 3})
+    assert dict(anything.arguments) == {"x": 3}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "typed", "value", "note"),
+    [
+        (MISSING, None, "data/train.csv", "data/train.csv", "Read as the text &quot;data/train.csv&quot;."),
+        (MISSING, None, '"3"', "3", ""),
+        (MISSING, None, "3", 3, "Read as a number. Write &quot;3&quot; for a text."),
+        (MISSING, None, "[1, 2]", [1, 2], ""),
+        (MISSING, None, "true", "true", "Write True for the truth value."),
+        (MISSING, None, "True", True, ""),
+        (MISSING, None, "None", None, ""),
+        ("int | str", 1, "auto", "auto", "Read as the text &quot;auto&quot;."),
+        ("str | None", None, "None", "None", "Read as the text &quot;None&quot;. Empty the field for None."),
+        ("str", "x", "'y'", "'y'", "The quotes are read as part of the text. Leave them out."),
+        ("str | Path", "x", "y", "y", ""),
+        ("Path | None", None, "a b/c", Path("a b/c"), ""),
+        (MISSING, Path("x"), "y", Path("y"), ""),
+    ],
+)
+def test_bare_words_are_read_as_text_where_a_text_may_be_meant(annotation, default, typed, value, note):
+    def function(path=default):
+        pass
+
+    if annotation is not MISSING:
+        function.__annotations__["path"] = annotation
+    panel = ConfigPanel(function)
+    type_in(panel, "path", typed)
+    assert panel.problems == {}
+    assert panel._state.value_of("path") == value
+    assert note in note_of(panel, "path")
+    assert bool(note) or "Read" not in note_of(panel, "path")
+
+
+@pytest.mark.parametrize("typed", ["[1", "{'a'", "'data", '"data', "(1,"])
+def test_broken_literal_is_not_read_as_a_text(typed):
+    panel = ConfigPanel(lambda path=None: 0)
+    type_in(panel, "path", typed)
+    assert "Enter a Python literal, such as 3" in note_of(panel, "path")
+
+
+@pytest.mark.parametrize(
+    ("default", "annotation", "value", "note"),
+    [
+        (0.1, "float", 0.1, "Empty means 0.1."),
+        (3, "int | None", None, "Empty means None."),
+        ("x", "str", "", "Empty means &quot;&quot;."),
+        ("x", "str | None", None, "Empty means None."),
+        ((1, 2), "tuple", (1, 2), "Empty means (1, 2)."),
+    ],
+)
+def test_emptied_field_names_the_value_that_it_means(default, annotation, value, note):
+    def function(x=default):
+        pass
+
+    function.__annotations__["x"] = annotation
+    panel = ConfigPanel(function)
+    assert "Empty" not in note_of(panel, "x")
+    type_in(panel, "x", "7" if annotation != "tuple" else "(7,)")
+    type_in(panel, "x", "")
+    assert field(panel, "x").control.value == ""
+    assert panel._state.value_of("x") == value
+    assert note in note_of(panel, "x")
+
+
+def test_emptied_option_names_the_value_that_it_means():
+    panel = ConfigPanel(train, 2, seed=3)
+    type_in(panel, "num_processes", "")
+    type_in(panel, "seed", "")
+    assert "Empty means 2 (automatic). 64 at most" in note_of(panel, "num_processes")
+    assert "Empty means a random seed, which is recorded." in note_of(panel, "seed")
+
+
+def test_list_of_choices_shows_the_value_that_is_set():
+    def function(opt: Literal["a", "b"] = "other", n: Literal[1, "1"] = 1, kind: Optimizer = "adam"):  # type: ignore[assignment]
+        pass
+
+    panel = ConfigPanel(function)
+    assert [word for word, _ in field(panel, "opt").control.options] == ["other", "a", "b"]
+    assert [word for word, _ in field(panel, "n").control.options] == ["1", "'1'"]
+    assert [word for word, _ in field(panel, "kind").control.options] == ["adam", "ADAM", "SGD"]
+    panel.arguments["opt"] = "new"
+    control = field(panel, "opt").control
+    assert dict(control.options)["from code: 'new'"] == control.value
+    control.value = 1
+    assert panel.arguments["opt"] == "a"
+    assert "from code" not in str(control.options)
+
+
+def test_code_is_withheld_from_the_clipboard_while_a_field_is_wrong():
+    panel = ConfigPanel(train, 2, seed=7)
+    assert "Copy" in panel.view._code.value
+    type_in(panel, "seed", "7x")
+    type_in(panel, "lr", "fast")
+    assert "Fix Seed and lr to bring this code up to date." in panel.view._code.value
+    assert "Copy" not in panel.view._code.value
+    required = ConfigPanel(lambda data: 0)
+    assert "Fix data to bring this code up to date." in required.view._code.value
+
+
+def test_code_of_a_panel_without_a_name_asks_for_one(names):
+    panel = ConfigPanel(lambda model=None: 0, kwargs={"model": Model()})
+    assert "Give the panel a name first: panel = ConfigPanel(...)" in panel.view._code.value
+    names["mine"] = panel
+    panel.view.draw()
+    assert "Give the panel a name" not in panel.view._code.value
+    assert "mine.fn" in panel.code
+
+
+def test_panel_reports_that_its_function_was_defined_again(names):
+    exec("def loop(): pass", names)
+    first = names["loop"]
+    panel = names["panel"] = ConfigPanel(first, 2)
+    assert panel.code.endswith("notebook_launch(loop, 2)")
+    exec("def loop(): return 1", names)
+    panel.view.draw()
+    assert panel.code.endswith("notebook_launch(panel.fn, 2)")
+    assert "loop was defined again: run this cell again to launch the new version." in panel._running.status.value
+
+
+def test_disabled_stop_button_reports_that_there_is_no_run():
+    assert ConfigPanel(train).stop_button.tooltip == "There is no run to stop."
+
+
+def test_function_that_cannot_be_launched_disables_launch():
+    async def function():
+        pass
+
+    panel = ConfigPanel(function)
+    assert "is a coroutine function" in panel.problems[""]
+    assert panel.launch_button.disabled
+    assert "make the panel with ConfigPanel(train)" in ConfigPanel().problems[""]

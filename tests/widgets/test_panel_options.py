@@ -1,0 +1,242 @@
+"""Fields of a panel for options of the launch, and for the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from notebook_launcher import ConfigError, LaunchConfig
+from notebook_launcher.machine import devices
+from notebook_launcher.machine.devices import GPU, Machine
+from notebook_launcher.widgets import ConfigPanel
+from tests.support.panels import GIGABYTE, chosen, field, note_of, train, type_in
+
+pytestmark = pytest.mark.usefixtures("small_machine")
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "value"),
+    [
+        ("num_processes", "2", 2),
+        ("gradient_accumulation_steps", " 8 ", 8),
+        ("max_grad_norm", "0.5", 0.5),
+        ("seed", "7", 7),
+        ("shard", "1", 1),
+        ("timeout", "1e3", 1000.0),
+        ("max_restarts", "1", 1),
+        ("max_grad_norm", "None", None),
+        ("num_processes", "", None),
+        ("backend", 1, "gloo"),
+        ("comm_hook", 2, "bf16"),
+        ("idle_timeout", "60", 60.0),
+        ("resume", 1, "checkpoint"),
+        ("preemption_signal", 2, "SIGUSR1"),
+        ("gradient_accumulation_steps", "1", 1),
+        ("gradient_accumulation_steps", "", None),
+        ("gradient_accumulation_steps", "1e3", 1000),
+        ("num_processes", "2.0", 2),
+    ],
+)
+def test_field_sets_its_option(name, typed, value):
+    panel = ConfigPanel(train)
+    type_in(panel, name, typed)
+    assert panel.config == LaunchConfig(**{name: value})
+    assert panel.problems == {}
+    assert not panel.launch_button.disabled
+
+
+def test_notes_name_the_option_that_a_restart_or_a_signal_needs():
+    panel = ConfigPanel(train)
+    assert "The function starts from the beginning, unless it loads" in note_of(panel, "resume")
+    assert "Automatic: no signal; if restarts resume from a checkpoint" in note_of(panel, "preemption_signal")
+    type_in(panel, "resume", 1)
+    type_in(panel, "preemption_signal", 1)
+    assert "No restarts are allowed yet" in note_of(panel, "resume")
+    assert "Only for a run that outlives the kernel" in note_of(panel, "preemption_signal")
+    type_in(panel, "max_restarts", "3")
+    type_in(panel, "detached", True)
+    assert panel.config == LaunchConfig(resume="checkpoint", preemption_signal="SIGTERM", max_restarts=3, detached=True)
+    assert "without a folder loads the newest checkpoint" in note_of(panel, "resume")
+    assert "Sent by a cluster before" in note_of(panel, "preemption_signal")
+    type_in(panel, "preemption_signal", 0)
+    assert "SIGTERM. Sent by a cluster" in note_of(panel, "preemption_signal")
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "value"),
+    [("mixed_precision", "bf16", "bf16"), ("start_method", "spawn", "spawn"), ("output", "none", "none")],
+)
+def test_segment_sets_its_option(name, word, value):
+    panel = ConfigPanel(train)
+    buttons = field(panel, name).buttons
+    buttons[word].value = True
+    assert getattr(panel.config, name) == value
+    assert [each for each, button in buttons.items() if button.value] == [word]
+    buttons[word].value = False  # pressed again
+    assert buttons[word].value
+    assert getattr(panel.config, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "message"),
+    [
+        ("num_processes", "two", "Enter a whole number, 1 or more."),
+        ("num_processes", "0", "Enter a whole number, 1 or more."),
+        ("num_processes", "-3", "Enter a whole number, 1 or more."),
+        ("num_processes", "True", "Enter a whole number, 1 or more."),
+        ("num_processes", "[2]", "Enter a whole number, 1 or more."),
+        ("gradient_accumulation_steps", "1.5", "Enter a whole number, 1 or more."),
+        ("gradient_accumulation_steps", "1,5", "Enter a whole number, 1 or more."),
+        ("max_restarts", "None", "Enter a whole number, 0 or more."),
+        ("num_processes", "1000", "Enter 64 or less: this machine has 2 CPU cores."),
+        ("shard", "0", "Enter a whole number, 1 or more."),
+        ("shard", "3", "2 / 3 is not a whole number of replicas. It can be 1, 2"),
+        ("seed", "-1", "Enter a whole number, 0 to 4,294,967,295."),
+        ("seed", "4294967296", "Enter a whole number, 0 to 4,294,967,295."),
+        ("timeout", "inf", "Enter a number above 0."),
+        ("timeout", "nan", "Enter a number above 0."),
+        ("timeout", "0", "Enter a number above 0."),
+        ("max_grad_norm", "x", "Enter a number above 0."),
+        ("backend", 2, "Choose auto or gloo: nccl needs a GPU for each process (no GPU found)."),
+    ],
+)
+def test_invalid_value_is_noted_at_its_field_and_disables_launch(name, typed, message):
+    panel = ConfigPanel(train)
+    type_in(panel, name, typed)
+    assert message in note_of(panel, name)
+    assert list(panel.problems) == [name]
+    assert panel.launch_button.disabled
+    reason = f"Fix {field(panel, name).label} to enable Launch."
+    assert reason in panel._running.status.value
+    assert panel.launch_button.tooltip == reason
+    panel.launch_button.click()
+    assert panel.run is None
+    type_in(panel, name, 0 if name == "backend" else "")
+    assert panel.problems == {}
+    assert not panel.launch_button.disabled
+    assert "nbp-error" not in note_of(panel, name)
+
+
+def test_mistake_in_one_field_survives_typing_in_another():
+    panel = ConfigPanel(train)
+    type_in(panel, "seed", "abc")
+    type_in(panel, "num_processes", "2")
+    assert field(panel, "seed").control.value == "abc"
+    assert list(panel.problems) == ["seed"]
+    assert panel.view.advanced.head.description == "▸ Advanced (1 to fix)"
+    assert (panel.config.seed, panel.config.num_processes) == (None, 2)
+
+
+def test_typed_text_stays_as_typed():
+    panel = ConfigPanel(train)
+    type_in(panel, "timeout", "1e3")
+    type_in(panel, "seed", "3")
+    assert field(panel, "timeout").control.value == "1e3"
+
+
+def test_config_can_be_set_and_observed():
+    panel = ConfigPanel(train, 2)
+    seen: list[LaunchConfig] = []
+    panel.observe(lambda change: seen.append(change["new"]), "config")
+    type_in(panel, "seed", "abc")
+    panel.config = LaunchConfig(num_processes=1, timeout=60, env={"A": "b"}, mixed_precision="bf16", seed=5)
+    assert [field(panel, name).control.value for name in ("num_processes", "timeout", "seed")] == ["1", "60", "5"]
+    assert field(panel, "mixed_precision").buttons["bf16"].value
+    assert panel.problems == {}
+    type_in(panel, "seed", "6")
+    assert [config.seed for config in seen] == [5, 6]
+    assert panel.config.env == {"A": "b"}
+
+
+def test_panel_takes_the_options_of_a_launch():
+    assert ConfigPanel(train, 2, config=LaunchConfig(seed=1), timeout=5).config == LaunchConfig(
+        num_processes=2, seed=1, timeout=5
+    )
+    with pytest.raises(ConfigError, match=r"unknown option num_proceses=. Did you mean num_processes="):
+        ConfigPanel(train, num_proceses=2)
+
+
+def test_too_many_processes_for_the_machine_are_refused(on):
+    assert "64 at most on 2 CPU cores" in note_of(ConfigPanel(train), "num_processes")
+    on(16, 4)
+    panel = ConfigPanel(train)
+    assert "Automatic: 4, one for each GPU; 256 at most" in note_of(panel, "num_processes")
+    assert field(panel, "num_processes").control.placeholder == "4 (automatic)"
+
+
+def test_without_a_gpu_the_devices_are_grey_with_the_reason():
+    panel = ConfigPanel(train)
+    segments = field(panel, "devices").segments.buttons
+    assert [segments[word].disabled for word in ("all", "some", "CPU")] == [True, True, False]
+    assert segments["CPU"].value
+    assert segments["all"].tooltip == "no GPU found"
+    assert "No GPU found" in note_of(panel, "devices")
+    panel.config = LaunchConfig(devices=[0])  # type: ignore[arg-type]
+    assert "Choose CPU: no GPU found." in note_of(panel, "devices")
+    segments["CPU"].value = True
+    assert panel.config.devices == "cpu"
+    assert panel.problems == {}
+
+
+def test_gpus_are_picked_by_name_and_memory(on):
+    on(16, 3)
+    panel = ConfigPanel(train)
+    picker = field(panel, "devices")
+    assert [box.description for box in picker.boxes][1] == "1: H200, 20 GB free, 120 GB used"
+    assert picker.segments.buttons["all"].value
+    picker.segments.buttons["some"].value = True
+    assert chosen(panel) == (0, 1, 2)
+    picker.boxes[1].value = False
+    assert chosen(panel) == (0, 2)
+    assert field(panel, "num_processes").control.placeholder == "2 (automatic)"
+    picker.boxes[0].value = picker.boxes[2].value = False
+    assert "Tick a GPU, or choose CPU." in note_of(panel, "devices")
+    picker.segments.buttons["CPU"].value = True
+    assert chosen(panel) == "cpu"
+    assert [box.value for box in picker.boxes] == [False] * 3
+    assert panel.problems == {}
+
+
+def test_free_memory_of_gpus_can_be_read_again(on, monkeypatch):
+    on(16, 1)
+    panel = ConfigPanel(train)
+    fresh = GPU(index=0, name="H200", total_memory=140 * GIGABYTE, free_memory=140 * GIGABYTE)
+    monkeypatch.setattr(
+        devices, "detect", lambda: Machine(num_cores=1, gpus=(fresh,), torch_has_cuda=True, why_no_gpu="")
+    )
+    field(panel, "devices").refresh.click()
+    assert field(panel, "devices").boxes[0].description == "0: H200, 140 GB free, 0 bytes used"
+
+
+@pytest.mark.parametrize(
+    ("on_machine", "grey", "reason"),
+    [
+        ((2, 0), ["fp16"], "fp16 needs a GPU"),
+        ((8, 1, (9, 0)), [], ""),
+        ((8, 1, (7, 5)), ["bf16"], "bf16 needs compute capability 8.0; H200 has 7.5."),
+        ((8, 1, (5, 2)), ["fp16", "bf16"], "fp16 needs compute capability 5.3"),
+    ],
+)
+def test_unsupported_precisions_are_grey(on, on_machine, grey, reason):
+    on(*on_machine)
+    panel = ConfigPanel(train)
+    buttons = field(panel, "mixed_precision").buttons
+    assert [word for word, button in buttons.items() if button.disabled] == grey
+    assert reason in note_of(panel, "mixed_precision")
+    if grey:
+        panel.config = LaunchConfig(mixed_precision=grey[0])
+        assert "Note: " in note_of(panel, "mixed_precision")
+        assert panel.problems == {}  # It runs, if slowly; who says so in code is not stopped.
+
+
+def test_refusal_of_the_machine_is_noted_at_its_field(on):
+    on(16, 2)
+    panel = ConfigPanel(train, 4, backend="nccl")
+    assert "Enter 2 or less, or choose gloo as backend: nccl needs a GPU for each process." in note_of(
+        panel, "num_processes"
+    )
+    assert panel.launch_button.disabled
+
+
+def test_backends_that_need_a_gpu_show_the_reason():
+    words = [word for word, _ in field(ConfigPanel(train), "backend").control.options]
+    assert "nccl (no GPU found)" in words
