@@ -152,7 +152,7 @@ class Accelerator:
             fsdp_plugin: Share each model out among the ranks, with these settings.
             parallelism_config: The number of ranks that share a model out, and of its replicas. None: the launch's
                 `shard`; with `fsdp_plugin` alone, all ranks share each model out.
-            max_grad_norm: Clip the gradients of each optimizer to this total norm before its update. None: the launch's.
+            max_grad_norm: Clip each optimizer's gradients to this total norm before its update. None: the launch's.
             even_batches: Shortcut for `dataloader_config`.
             dispatch_batches: Shortcut for `dataloader_config`.
             use_seedable_sampler: Shortcut for `dataloader_config`.

@@ -16,6 +16,7 @@ from notebook_launcher.command_line.program import COMMANDS, main, make_parser
 from notebook_launcher.command_line.sharding_options import sharding_env
 from notebook_launcher.history.run_folders import VARIABLE
 from tests.support.programs import command_line, end, read_until, surroundings, type_command, type_in_terminal
+from tests.support.toy_training import shards_on_cpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,6 +161,7 @@ def test_sigterm_stops_the_run_and_is_the_exit_status(home, tmp_path):
     assert run.state == "stopped"
 
 
+@shards_on_cpus
 def test_options_about_sharding_reach_the_accelerator_of_the_script(tmp_path):
     (tmp_path / "shard.py").write_text(SHARD)
     (tmp_path / "settings.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nuse_cpu: true\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -193,18 +194,37 @@ def test_optimizer_that_was_not_prepared_raises_at_its_first_local_step(ranks: S
     assert first == second
 
 
-def test_no_hook_of_an_accelerator_outlives_it(ranks: Sessions) -> None:
-    def train() -> tuple[int, int]:
+def test_hook_of_an_accelerator_outlives_it_until_the_next_one_only(ranks: Sessions) -> None:
+    def count() -> list[int]:
         from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
-        before = len(hooks)  # An earlier test's Accelerator may live on, in the frames of its failure.
-        training = Training()
-        training.step()
-        during = len(hooks)
-        del training
-        return during - before, len(hooks) - before
+        found = []
+        for _ in range(4):
+            Accelerator(cpu=True)
+            gc.collect()
+            found.append(len(hooks))
+        return found
 
-    assert ranks.run(2, train) == [(1, 0)] * 2
+    for found in ranks.run(2, count):
+        assert found == [found[0]] * 4
+
+
+def test_accelerator_that_is_collected_during_a_step_does_not_disturb_it(ranks: Sessions) -> None:
+    def step() -> float:
+        parameter = torch.nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([parameter], lr=0.5)
+        held = [Accelerator(cpu=True)]
+
+        def collect(*_: Any) -> None:
+            held.clear()
+            gc.collect()
+
+        optimizer.register_step_pre_hook(collect)
+        parameter.grad = torch.ones(())
+        optimizer.step()
+        return parameter.item()
+
+    assert list(ranks.run(2, step)) == [0.5, 0.5]
 
 
 # What may differ.

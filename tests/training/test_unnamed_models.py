@@ -45,7 +45,7 @@ def train(trained: str, order: str, num_samples: int, *, weighs: bool) -> list[t
                 first.step()
                 second.step()
             if accelerator.sync_gradients:
-                gradients = [parameter.grad.item() for parameter in both]  # type: ignore[union-attr]
+                gradients = [parameter.grad.item() for parameter in both]
                 found.append((*gradients, sum(one**2 for one in gradients) ** 0.5 if norm is None else norm.item()))
             if accelerator.sync_gradients or order == "backward, step, clear":
                 first.zero_grad()

@@ -176,7 +176,7 @@ class Updates:
         scaler = self._accumulation.scaler
         if self._stepped and scaler is not None:
             opened = [window for window in self._accumulation.state.windows.values() if window.num_backwards]
-            before = scaler._scale.clone() if opened else None  # noqa: SLF001 - `get_scale()` would wait for a GPU.
+            before = _scale_of(scaler).clone() if opened else torch.ones(())
             done = {
                 id(parameter)
                 for prepared in self.optimizers
@@ -188,7 +188,7 @@ class Updates:
             scaler.update()
             for window in opened:
                 gathered = [one for member in window.all_members for one in member.parameters() if id(one) not in done]
-                rescale(gathered, scaler._scale / before)  # noqa: SLF001
+                rescale(gathered, _scale_of(scaler) / before)
                 if window.gathered is not None:
                     window.gathered = find_gradient(window.members, window.gathered)  # Its version has changed.
         return scaler
@@ -323,6 +323,13 @@ class Updates:
         self.optimizers.clear()
         self._unscaled.clear()
         self._stepped.clear()
+
+
+def _scale_of(scaler: torch.amp.GradScaler) -> torch.Tensor:
+    """Return the scale where it is; `get_scale()` would wait for a GPU."""
+    scale = scaler._scale  # noqa: SLF001
+    assert scale is not None
+    return scale
 
 
 def _skips_inside(optimizer: torch.optim.Optimizer) -> bool:

@@ -32,16 +32,11 @@ class ForgottenOptimizers:
         self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         """Optimizers in the order of their first steps since members were added last: True for those that update
         nothing that was prepared."""
-        me = weakref.ref(self)
-
-        def check_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            forgotten = me()
-            if forgotten is not None and not torch.compiler.is_compiling():
-                forgotten.check(optimizer)
-                forgotten.note(optimizer)
-
-        handle = register_optimizer_step_pre_hook(check_step)
-        weakref.finalize(self, handle.remove).atexit = False
+        hooks = register_optimizer_step_pre_hook(_StepCheck(self)).hooks_dict_ref() or {}
+        # Not by a finalizer: the garbage collector may run it while torch goes through the hooks of a step.
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, _StepCheck) and hook.is_dead:
+                del hooks[key]
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise RuntimeError if a step of this optimizer would use gradients that were not synchronised.
@@ -78,6 +73,25 @@ class ForgottenOptimizers:
     def outside_parameters(self) -> list[torch.Tensor]:
         """Return the parameters of those optimizers that can be compared between ranks."""
         return [one for optimizer in self.outside for one in parameters_of(optimizer) if is_comparable(one)]
+
+
+class _StepCheck:
+    """The hook of `ForgottenOptimizers`; once these are gone it does nothing, and the next ones remove it."""
+
+    def __init__(self, forgotten: ForgottenOptimizers) -> None:
+        self._forgotten = weakref.ref(forgotten)
+
+    @property
+    def is_dead(self) -> bool:
+        """True if what the hook looks for is gone."""
+        return self._forgotten() is None
+
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Check a step before it is made."""
+        forgotten = self._forgotten()
+        if forgotten is not None and not torch.compiler.is_compiling():
+            forgotten.check(optimizer)
+            forgotten.note(optimizer)
 
 
 def _is_local(model: SyncedModel) -> bool:
