@@ -211,6 +211,8 @@ def test_hook_of_an_accelerator_outlives_it_until_the_next_one_only(ranks: Sessi
 
 def test_accelerator_that_is_collected_during_a_step_does_not_disturb_it(ranks: Sessions) -> None:
     def step() -> float:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
         parameter = torch.nn.Parameter(torch.ones(()))
         optimizer = torch.optim.SGD([parameter], lr=0.5)
         held = [Accelerator(cpu=True)]
@@ -219,9 +221,11 @@ def test_accelerator_that_is_collected_during_a_step_does_not_disturb_it(ranks: 
             held.clear()
             gc.collect()
 
-        optimizer.register_step_pre_hook(collect)
+        handles = [register_optimizer_step_pre_hook(hook) for hook in (collect, lambda *_: None)]
         parameter.grad = torch.ones(())
         optimizer.step()
+        for handle in handles:
+            handle.remove()
         return parameter.item()
 
     assert list(ranks.run(2, step)) == [0.5, 0.5]
