@@ -548,6 +548,6 @@ def test_reset_window_is_as_new():
     names = [field.name for field in dataclasses.fields(Window)]
     of_models = {"members", "key", "_parameters", "is_broken", "iteration", "num_drawn", "weight_versions"}
     for name in set(names) - of_models:
-        setattr(window, name, 7)
+        setattr(window, name, [7] if name == "joined" else 7)
     window.reset()
     assert [getattr(window, name) for name in names] == [getattr(new, name) for name in names]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import pytest
@@ -101,9 +100,7 @@ def test_without_sync_switches_every_member_off_and_restores_nested_states():
     [(1, False, True, False), (4, False, True, True), (1, True, True, True), (1, True, False, False)],
 )
 def test_window_ends_when_full_or_at_the_end_of_its_loader(num_batches, at_end, with_loader, expected):
-    loader = types.SimpleNamespace(end_of_dataloader=at_end)
-    assert ends_window(num_batches, 4, loader, sync_with_dataloader=with_loader) is expected
-    assert ends_window(num_batches, 4, None, sync_with_dataloader=with_loader) is (num_batches == 4)
+    assert ends_window(num_batches, 4, is_last=at_end, sync_with_dataloader=with_loader) is expected
 
 
 def test_prepared_model_pauses_and_a_model_that_the_user_wrapped_does_not():

@@ -27,6 +27,7 @@ from notebook_launcher.training.accumulation.given_weights import (
 from notebook_launcher.training.accumulation.gradients import InitialGradient
 from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
 from notebook_launcher.training.accumulation.windows import find_gradient, has_values
+from notebook_launcher.training.data.rounds import relative_weights
 from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
 __all__ = ["Accumulation"]
 
 MOST_BLOCKS = 16
+_ZIPPED = (
+    "two prepared loaders are read side by side, and one of them has a batch that is not full where the other's is, "
+    "such as its last one. A micro-batch weighs as many samples as the loader counted that was read last. Pass "
+    "weight=, the number of samples that the loss is a mean over, to every backward."
+)
 
 
 class Accumulation:
@@ -259,6 +265,10 @@ class Accumulation:
             return mine
         if loader.counts_otherwise and self._rules.guards and (window.num_steps > 1 or self._num_data_ranks > 1):
             self.warn_once("counts otherwise", loader.counts_otherwise)
+        if self._rules.guards and any(
+            relative_weights(other) != relative_weights(loader) for other in self.state.stack.in_step(loader)
+        ):
+            self.warn_once("zipped", _ZIPPED)
         full = float(loader.current_full_rows or max(loader.current_round.rows) or 1)
         unit = window.unit if window.kind == "counted" else full
         per_weight = full if window.kind == "equal" else 1.0

@@ -50,7 +50,7 @@ class GradientState:
         """Micro-batches per update."""
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
-        self.stack = LoaderStack(self._loop_begins)
+        self.stack = LoaderStack(self._loop_begins, follows_draws=rules.guards)
         self.block: Any = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
@@ -97,9 +97,11 @@ class GradientState:
 
     @property
     def end_of_dataloader(self) -> bool:
-        """True if the active loader is at its last batch."""
+        """True if the active loader is at its last batch, or one that is iterated beside it, as by `zip`."""
         loader = self.stack.active
-        return loader is not None and bool(loader.end_of_dataloader)
+        if loader is None or loader.end_of_dataloader or not self._rules.guards:
+            return loader is not None and bool(loader.end_of_dataloader)
+        return any(other.end_of_dataloader for other in self.stack.in_step(loader))
 
     @property
     def remainder(self) -> int:
@@ -148,6 +150,7 @@ class GradientState:
         loader = self.stack.active
         iteration = None if loader is None else loader.iteration_token
         self.is_out_of_step = self._is_out_of_step(window, loader)
+        self.stack.note_micro_batch()
         if loader is not None:
             self._note_drawn(loader)
         abandoned = self._abandoned(window, iteration)
@@ -163,7 +166,10 @@ class GradientState:
         # A number of steps that is set inside a window holds from the next one on.
         num_steps = self.num_steps if self._rules.nominal_divisor else window.num_steps
         self.sync_gradients = ends_window(
-            window.num_batches, num_steps, loader, sync_with_dataloader=self.plugin.sync_with_dataloader
+            window.num_batches,
+            num_steps,
+            is_last=self.end_of_dataloader,
+            sync_with_dataloader=self.plugin.sync_with_dataloader,
         )
         self._last = window
         return abandoned

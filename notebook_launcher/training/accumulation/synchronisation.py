@@ -18,7 +18,7 @@ a window ends, even with `sync_each_batch=True`: `GradientState.sync_gradients`.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 __all__ = ["ends_window", "pause", "reduce_leaves", "resume", "sync_next", "waits_for_ranks", "without_sync"]
 
 
-def ends_window(num_batches: int, num_steps: int, loader: Any, *, sync_with_dataloader: bool) -> bool:
+def ends_window(num_batches: int, num_steps: int, *, is_last: bool, sync_with_dataloader: bool) -> bool:
     """Return True if a micro-batch is the last of its window.
 
     Args:
         num_batches: Micro-batches of the window, with this one.
         num_steps: Micro-batches of a full window.
-        loader: The prepared loader that is being iterated; None outside a loop.
+        is_last: True if its batch is the last of a prepared loader; False outside a loop.
         sync_with_dataloader: True if a window ends where its loader ends.
     """
-    return num_batches >= num_steps or (loader is not None and sync_with_dataloader and bool(loader.end_of_dataloader))
+    return num_batches >= num_steps or (is_last and sync_with_dataloader)
 
 
 def pause(members: Iterable[Member], *, sync_each_batch: bool | None) -> list[tuple[Member, bool]]:

@@ -43,10 +43,9 @@ class Window:
     weight_versions: list[int] = dataclasses.field(default_factory=list)
     """Versions of the weights when the window began."""
 
+    # What `reset` forgets.
     joined: list[Member] = dataclasses.field(default_factory=list)
     """Members that `accumulate` was not given, and that an optimizer was to update inside the window nevertheless."""
-
-    # What `reset` forgets.
     num_batches: int = 0
     """Micro-batches so far, with the current one."""
     num_backwards: int = 0

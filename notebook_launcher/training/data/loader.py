@@ -219,7 +219,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             deliveries, moved = self._moving(self._deliveries(start, order))
             # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
             attributes, watch = vars(self), watch_rows(self, self._place)
-            on_next = self.stack.on_next if len(self.stack.loaders) == 1 else None
+            stack = self.stack
+            on_next = stack.on_next if len(stack.loaders) == 1 else None
             for batch, drawn, is_last, position in self._with_progress(deliveries, start):
                 attributes["current_round"], attributes["end_of_dataloader"], attributes["iteration_token"] = (
                     drawn,
@@ -227,6 +228,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                     token,
                 )
                 attributes["num_drawn"] += 1
+                stack.note_draw(self)
                 if watch is not None:
                     watch.look(batch, drawn)
                 progress.position = position

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LoaderStack", "Round"]
+__all__ = ["LoaderStack", "Round", "relative_weights"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,16 +30,38 @@ class Round:
         return Round(rows, real, tuple(weight for weight in self.weights for _ in range(copies)))
 
 
+def relative_weights(loader: Any) -> tuple[float, ...] | None:
+    """Return the weights of a loader's present batches, in full batches; None if they are unknown."""
+    drawn = loader.current_round
+    if drawn is None:
+        return None
+    full = loader.current_full_rows or max(drawn.rows) or 1
+    return tuple(weight / full for weight in drawn.weights)
+
+
 def _no_state() -> None:
     return None
 
 
-class LoaderStack:
-    """The prepared loaders that are being iterated; the newest is the active one."""
+IN_STEP = 2
+"""Micro-batches in a row for each of which a loader has drawn a batch, from which on it counts as read side by side."""
 
-    def __init__(self, on_begin: Callable[[], None] | None = None) -> None:
-        """Call `on_begin`, a bound method, whenever an iteration begins, for as long as its object is in use."""
+
+class LoaderStack:
+    """The prepared loaders that are being iterated; the active one is the one that has drawn a batch last."""
+
+    def __init__(self, on_begin: Callable[[], None] | None = None, *, follows_draws: bool = True) -> None:
+        """Call `on_begin`, a bound method, whenever an iteration begins, for as long as its object is in use.
+
+        Args:
+            on_begin: The method.
+            follows_draws: False: the active loader is the one whose iteration began last, as in Accelerate.
+        """
         self._loaders: list[weakref.ref[Any]] = []
+        self._follows_draws = follows_draws
+        self._draws: dict[object, tuple[int, int]] = {}
+        """Of several loaders, by their iterations: the batches drawn up to the last micro-batch, and the number of
+        micro-batches in a row for each of which one was drawn."""
         # Weakly: its object holds this stack, and a cycle would keep models until the garbage collector comes.
         self._on_begin = None if on_begin is None else weakref.WeakMethod(on_begin)
         self.on_next: Callable[[], None] | None = None
@@ -67,9 +89,34 @@ class LoaderStack:
                 break
         self._loaders = kept
 
+    def note_draw(self, loader: Any) -> None:
+        """Make a loader that has drawn a batch the active one."""
+        if self._follows_draws and len(self._loaders) > 1 and self._loaders[-1]() is not loader:
+            self._loaders.sort(key=lambda ref: ref() is loader)
+
+    def note_micro_batch(self) -> None:
+        """Note the batches that each loader has drawn since the last micro-batch, if there are several."""
+        if len(self._loaders) < 2:
+            return
+        draws: dict[object, tuple[int, int]] = {}
+        for loader in self.loaders:
+            before, in_a_row = self._draws.get(loader.iteration_token, (0, 0))
+            draws[loader.iteration_token] = loader.num_drawn, in_a_row + 1 if loader.num_drawn == before + 1 else 0
+        self._draws = draws
+
+    def in_step(self, loader: Any) -> list[Any]:
+        """Return the other loaders that are iterated beside this one, as `zip` does: each micro-batch draws from them.
+
+        The loop around another loop draws one batch for several micro-batches of the inner one.
+        """
+        if len(self._loaders) < 2:
+            return []
+        others = [other for other in self.loaders if other is not loader]
+        return [other for other in others if self._draws.get(other.iteration_token, (0, 0))[1] >= IN_STEP]
+
     @property
     def active(self) -> Any | None:
-        """The loader whose iteration began last and has not ended."""
+        """The loader that has drawn a batch last and is still iterated."""
         while self._loaders:
             loader = self._loaders[-1]()
             if loader is not None:
