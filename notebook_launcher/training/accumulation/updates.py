@@ -9,6 +9,7 @@ import torch
 
 from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_
 from notebook_launcher.training.accumulation.correction import rescale
+from notebook_launcher.training.accumulation.member_kinds import PreparedModel
 from notebook_launcher.training.accumulation.targets import parameters_of
 from notebook_launcher.training.accumulation.windows import find_gradient
 from notebook_launcher.training.argument_checks import check_limit
@@ -314,9 +315,18 @@ class Updates:
                     f"step(): the gradients of {member.describe()} were not synchronised, so the ranks' weights "
                     f"would diverge. {member.explain_unsynced()}"
                 )
+            self._check_foreign(member)
         local = [parameter for parameter in members.local_parameters(prepared.optimizer) if parameter.grad is not None]
         if local:
             raise RuntimeError(_local(prepared.optimizer, local, members))
+
+    def _check_foreign(self, member: Member) -> None:
+        """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
+        check = self._accumulation.check
+        if check is None or not isinstance(member, PreparedModel) or member.module.notes.answered:
+            return
+        if member.has_gradients():
+            check.compare_gradients(member.module)
 
     def clear(self) -> None:
         """Release the optimizers."""

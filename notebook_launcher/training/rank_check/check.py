@@ -153,6 +153,26 @@ class RankCheck:
 
             self._judge(unit, evidence, f"update {update}", gather)
 
+    def compare_gradients(self, model: SyncedModel) -> None:
+        """Compare gradients of `loss.backward()`, `torch.autograd.grad` or the user, at steps 1, 2, 4, 8 and so on.
+
+        Raises:
+            RuntimeError: They differ between the ranks; on every rank.
+        """
+        model.notes.num_foreign += 1
+        number = model.notes.num_foreign
+        if number & (number - 1):
+            return
+        mine = fingerprint(one.grad for one in model.trained if one.grad is not None and is_comparable(one))
+        found = self.bulletin.exchange(model, f"gradients {number}", mine, range(self._num_processes))
+        if len(set(found.values())) > 1:
+            raise RuntimeError(
+                f"step(): the gradients of {type(model.module).__name__} differ between the ranks, so the weights "
+                "would diverge. No accelerator.backward(loss) has computed them, and gradients of "
+                "torch.autograd.grad, or set by hand, are not synchronised. Call accelerator.backward(loss), or average "
+                f"them: parameter.grad = accelerator.reduce(gradient, 'mean'). {SWITCH}"
+            )
+
     def compare_now(self, call: str, exchange: Callable[[Any], list[Any]]) -> None:
         """Compare everything at a place that all ranks have reached.
 
