@@ -169,8 +169,8 @@ class RankCheck:
             raise RuntimeError(
                 f"step(): the gradients of {type(model.module).__name__} differ between the ranks, so the weights "
                 "would diverge. No accelerator.backward(loss) has computed them, and gradients of "
-                "torch.autograd.grad, or set by hand, are not synchronised. Call accelerator.backward(loss), or average "
-                f"them: parameter.grad = accelerator.reduce(gradient, 'mean'). {SWITCH}"
+                "torch.autograd.grad, or set by hand, are not synchronised. Call accelerator.backward(loss), or "
+                f"average them: parameter.grad = accelerator.reduce(gradient, 'mean'). {SWITCH}"
             )
 
     def compare_now(self, call: str, exchange: Callable[[Any], list[Any]]) -> None:
