@@ -21,6 +21,7 @@ OWN = {
     "debug_launcher": "launchers",
     "get_logger": "logging",
     "notebook_launcher": "launchers",
+    "prepare_data_loader": "data_loader",
 }
 """Names that decide by Accelerate's rules, each with its module of `compat`."""
 

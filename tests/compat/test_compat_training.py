@@ -256,3 +256,33 @@ def test_reduce_ignores_the_scale_and_sums_without_a_reduction(ranks):
 
     theirs, ours = (ranks.run(2, reduced, library) for library in LIBRARIES)
     assert ours == theirs == [[1.0, 1.0, 0.5]] * 2
+
+
+def accumulate_with_a_loader_of_the_function(library: str) -> list[float]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    names = load(library)
+    reset(names)
+    accelerator = names.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = torch.nn.Linear(1, 1, bias=False)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    data: Any = torch.arange(12.0)[:, None]
+    loader = names.prepare_data_loader(DataLoader(data, batch_size=2))
+    found = []
+    for _ in range(2):
+        for numbers in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(numbers).mean())
+                if accelerator.sync_gradients:
+                    found.append(next(model.parameters()).grad.item())
+                optimizer.step()
+                optimizer.zero_grad()
+    reset(names)
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_windows_end_with_a_loader_that_the_function_prepared(ranks, num_ranks):
+    theirs, ours = (ranks.run(num_ranks, accumulate_with_a_loader_of_the_function, one) for one in LIBRARIES)
+    assert list(ours) == list(theirs)

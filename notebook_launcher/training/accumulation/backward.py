@@ -91,6 +91,8 @@ class Accumulation:
         self.check = check
         self.is_in_closure = False
         """True while an optimizer calls its closure, which may compute the gradients several times."""
+        self.is_local = False
+        """True if every rank trains by itself (`LocalSGD`), so that its windows are means over its own samples."""
         self._has_stepped = False
         """True if an optimizer has stepped since the last backward outside any block."""
         self._device = process.device
@@ -289,7 +291,8 @@ class Accumulation:
             self._sparse = self.members.version, has_sparse_gradients(self.members.models_and_leaves)
         value = checked_weight(weight, self._device, reads=self._sparse[1])
         weights = self._round_weights()
-        return 0.0 if weights is not None and any(weights) and not weights[self._data_rank] else value
+        is_counted = weights is not None and (self.is_local or any(weights))
+        return 0.0 if weights is not None and is_counted and not weights[self._data_rank] else value
 
     def _round_weights(self) -> tuple[int, ...] | None:
         loader = self.state.stack.active
@@ -297,6 +300,8 @@ class Accumulation:
         if current is None or len(current.weights) != self._num_data_ranks:
             return None
         weights: tuple[int, ...] = current.weights
+        if self.is_local:
+            weights = (weights[self._data_rank],) * self._num_data_ranks
         if 0 in weights and loader is not None:
             loader.repeat_is_known = True
         return weights
@@ -311,15 +316,15 @@ class Accumulation:
         return self.state.given_unit
 
     def _total(self, weight: float | torch.Tensor) -> float | torch.Tensor:
-        if self._num_data_ranks == 1:
-            return weight
+        if self._num_data_ranks == 1 or self.is_local:
+            return self._num_data_ranks * weight
         total = as_total(weight, self._device)
         dist.all_reduce(total, group=self._data_group)
         return keep_or_read(total)
 
     def _sum_weights(self, window: Window) -> Any:
         """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
-        if self._num_data_ranks == 1 or window.backwards_in_block > 1:
+        if self._num_data_ranks == 1 or self.is_local or window.backwards_in_block > 1:
             return None
         total = as_total(window.weight, self._device)
         return total, dist.all_reduce(total, group=self._data_group, async_op=True)
@@ -332,7 +337,7 @@ class Accumulation:
             pending[1].wait()
             window.world_weight = keep_or_read(pending[0])
         elif window.kind == "given":
-            window.world_weight = window.weight
+            window.world_weight = self._num_data_ranks * window.weight
         window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
         _rescale([*self.state.block.members, *window.joined], window.correction)
 

@@ -81,8 +81,10 @@ class LocalSGD:
             self._average()
 
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - a switch
-        for member in self._accumulation.members.inside(self._model):
+        members = self._accumulation.members
+        for member in members.inside(self._model):
             member.train_alone(allowed, "LocalSGD")
+        self._accumulation.is_local = all(member.trains_alone for member in members.models_and_leaves)
 
     def _average(self) -> None:
         for parameter in self._model.parameters():

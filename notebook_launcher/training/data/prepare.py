@@ -63,6 +63,9 @@ def prepare_data_loader(
 ) -> DataLoaderShard | DataLoaderDispatcher:
     """Return a loader that yields this rank's share of the batches of `dataloader`.
 
+    No Accelerator knows of it: windows of accumulation do not end with it, and its samples are not counted. A loader
+    for `accumulate` comes from `accelerator.prepare`.
+
     Args:
         dataloader: Loader to share out. If several ranks share the data, a random sampler without a generator gets
             one.
