@@ -31,10 +31,9 @@ from notebook_launcher.training.data.rounds import relative_weights
 from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import Member
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.parallelism.mesh import Layout
@@ -339,12 +338,13 @@ class Accumulation:
         elif window.kind == "given":
             window.world_weight = self._num_data_ranks * window.weight
         window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
-        _rescale([*self.state.block.members, *window.joined], window.correction)
+        named = (parameter for member in self.state.block.members for parameter in member.parameters())
+        rescale([*named, *window.outside(window.joined)] if window.joined else named, window.correction)
 
     def correct_joined(self, window: Window) -> None:
         """Rescale the gradients of models that have joined the window after its last backward."""
         if window.num_backwards != 1 or window.kind == "given":
-            _rescale(window.joined, window.correction)
+            rescale(window.outside(window.joined), window.correction)
 
     def _note_gradients(
         self, window: Window | None, watched: Sequence[tuple[SyncedModel, list[int] | None]], *, ends: bool
@@ -432,10 +432,6 @@ class Accumulation:
                 "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
                 "micro-batch.",
             )
-
-
-def _rescale(members: Iterable[Member], factor: float | torch.Tensor) -> None:
-    rescale((parameter for member in members for parameter in member.parameters()), factor)
 
 
 def _check_loss(loss: Any, reduction: str, weight: Any) -> None:

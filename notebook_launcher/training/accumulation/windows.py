@@ -93,7 +93,15 @@ class Window:
 
     def holds(self, members: Iterable[Member]) -> bool:
         """Return True if the window gathers gradients of one of these members."""
-        return not self.key or any(id(member) in self.key or member in self.joined for member in members)
+        return not self.key or any(
+            id(member) in self.key or member in self.joined or not self.outside([member]) for member in members
+        )
+
+    def outside(self, members: Iterable[Member]) -> list[torch.Tensor]:
+        """Return the trained parameters of these members that belong to no member of `accumulate`."""
+        mine = self._trained()
+        parameters = (parameter for member in members for parameter in member.parameters())
+        return [one for one in parameters if one.requires_grad and id(one) not in mine]
 
     def shares_parameters(self, other: Window) -> bool:
         """Return True if a parameter has its gradient gathered by both windows."""
