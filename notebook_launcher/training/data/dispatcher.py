@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader
 
 from notebook_launcher.training.data import wire
 from notebook_launcher.training.data.completing import uneven_error
+from notebook_launcher.training.data.counted import CountedBatch, CountingCollate, counted
 from notebook_launcher.training.data.loader import PreparedLoader
 from notebook_launcher.training.data.loader_arguments import data_arguments
 from notebook_launcher.training.data.lookahead import look_ahead
 from notebook_launcher.training.data.portions import Portions
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners
-from notebook_launcher.training.data.rows import count_rows, take_rows
 from notebook_launcher.training.data.samplers import length_of, sampler_chain
 from notebook_launcher.training.data.transfer import Delivery, without_label
 from notebook_launcher.training.data.walking import WalkedSampler
@@ -105,6 +105,12 @@ class DataLoaderDispatcher(PreparedLoader):
     def split_batches(self) -> bool:
         """True if every batch is cut among the ranks."""
         return self._split_batches
+
+    def _fetching(self) -> dict[str, Any]:
+        arguments = super()._fetching()
+        is_ready = self.batch_sampler is None and self.batch_size is None
+        arguments["collate_fn"] = CountingCollate.around(self.collate_fn, is_ready=is_ready)
+        return arguments
 
     def _portions(self) -> Portions:
         return Portions(
@@ -206,34 +212,34 @@ class DataLoaderDispatcher(PreparedLoader):
         else:
             skip, is_rest = 0, bool(start) or self.skip_batches > 0
             first = self._read_first_round(order) if is_rest and portions.fills else []
-            batches = ((delivery.batch, delivery.position.samples) for delivery in self._walk(start, order))
+            batches = ((counted(delivery.batch), delivery.position.samples) for delivery in self._walk(start, order))
         yield from itertools.islice(portions.deal(batches, first), skip, None)
 
     def _stream(
         self, start: Position, order: Order | None, *, keeps_first: bool
-    ) -> tuple[list[Any], Iterator[tuple[Any, int]]]:
+    ) -> tuple[list[CountedBatch], Iterator[tuple[CountedBatch, int]]]:
         """Return the first round of an epoch that is read from its middle on, and the batches from there on."""
         owners = self._owners()
         self._progress.order = order or Order.capture(owners)
         with contextlib.nullcontext() if order is None else order.replayed(owners):
-            fetched = iter(self.base_dataloader)
+            fetched = map(counted, iter(self.base_dataloader))
             first = list(itertools.islice(fetched, self._fetched_per_round)) if start and keeps_first else []
             batches = itertools.chain(first, fetched)
             rest = _read_past(batches, start.samples)
-        return first, _counted(itertools.chain(rest, batches), start.samples)
+        return first, _with_samples(itertools.chain(rest, batches), start.samples)
 
-    def _read_first_round(self, order: Order | None) -> list[Any]:
+    def _read_first_round(self, order: Order | None) -> list[CountedBatch]:
         """Read the epoch's first round apart from its rest; all generators are as before."""
         owners = [*self._owners(), *generator_owners([self])]
         before = Order.capture(owners)
         indices = WalkedSampler(sampler_chain(self)[0])
         indices.begin_at(0, order)
-        fetching = {"collate_fn": self.collate_fn, "generator": self.generator}
+        fetching = {"collate_fn": self._fetching()["collate_fn"], "generator": self.generator}
         with before.replayed(owners):
             # As in `_walk`: the iterator draws a seed for workers, and a resumed loop has drawn its seed already.
             with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
                 fetched = iter(DataLoader(self.dataset, **data_arguments(self, indices), **fetching))
-            first = list(itertools.islice(without_label(fetched), self._fetched_per_round))
+            first = list(map(counted, itertools.islice(without_label(fetched), self._fetched_per_round)))
         before.restore_generators(owners)
         return first
 
@@ -258,18 +264,18 @@ class DataLoaderDispatcher(PreparedLoader):
         )
 
 
-def _counted(batches: Iterable[Any], samples: int) -> Iterator[tuple[Any, int]]:
+def _with_samples(batches: Iterable[CountedBatch], samples: int) -> Iterator[tuple[CountedBatch, int]]:
     for batch in batches:
-        samples += count_rows(batch)
+        samples += batch.rows
         yield batch, samples
 
 
-def _read_past(batches: Iterator[Any], skip: int) -> list[Any]:
+def _read_past(batches: Iterator[CountedBatch], skip: int) -> list[CountedBatch]:
     """Read `skip` samples, and return the rest of the batch in which they end."""
     while skip > 0:
         batch = next(batches, None)
-        rows = 0 if batch is None else count_rows(batch)
-        if rows > skip:
-            return [take_rows(batch, skip, rows, rows)]
+        rows = 0 if batch is None else batch.rows
+        if batch is not None and rows > skip:
+            return [batch._replace(batch=batch.take(skip, rows), rows=rows - skip)]
         skip -= rows or skip
     return []

@@ -80,12 +80,16 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     def _make_base(self) -> DataLoader[Any]:
         """Return the loader that fetches."""
         if isinstance(self.dataset, IterableDataset):
-            return self._make_stream(fetching_arguments(self))
+            return self._make_stream(self._fetching())
         indices = sampler_chain(self)[0]
         if self.skip_batches:
             indices = SkipBatchSampler(indices, self.skip_batches * self._fetched_per_round)
         self._walked = WalkedSampler(indices)
-        return DataLoader(self.dataset, **data_arguments(self, self._walked), **fetching_arguments(self))
+        return DataLoader(self.dataset, **data_arguments(self, self._walked), **self._fetching())
+
+    def _fetching(self) -> dict[str, Any]:
+        """Return the arguments of the loader that fetches, but for the data."""
+        return fetching_arguments(self)
 
     def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
         """Return the loader that fetches from an iterable data set."""

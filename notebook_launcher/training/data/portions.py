@@ -7,8 +7,9 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.data.completing import uneven_error
+from notebook_launcher.training.data.counted import CountedBatch, counted
 from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.data.rows import count_rows, find_rows, join_batches, take_rows
+from notebook_launcher.training.data.rows import find_rows, join_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,21 +45,23 @@ class Portions:
         """Deal out batches that come with the number of samples up to their end.
 
         Args:
-            batches: Batches, each with the number of samples up to its end.
+            batches: Batches, counted or not, each with the number of samples up to its end.
             first: The first round of the epoch, if `batches` are the rest of one.
 
         Yields:
             Every rank's batch, what all of them count, and the number of samples up to the round's end.
         """
         per_round = 1 if self.split else self.num_processes
-        group: list[Any] = []
-        start = list(first) if first and self._is_even(first) else []
+        group: list[CountedBatch] = []
+        start = list(map(counted, first))
+        if start and not self._is_even(start):
+            start = []
         samples = 0
         for batch, samples_with_it in batches:
             if len(group) == per_round:
                 yield *self._middle(group), samples
                 group = []
-            group.append(batch)
+            group.append(counted(batch))
             samples = samples_with_it
             if len(group) == per_round and self._is_even(group):
                 if not start and self.fills:
@@ -73,80 +76,84 @@ class Portions:
         """True if a short last round gets samples from the epoch's start."""
         return self.even and not self.drop_last
 
-    def _is_even(self, group: Sequence[Any]) -> bool:
+    def _is_even(self, group: Sequence[CountedBatch]) -> bool:
         if self.split:
-            return count_rows(group[0]) % self.num_processes == 0
-        return len(set(map(count_rows, group))) == 1
+            return group[0].rows % self.num_processes == 0
+        return len({batch.rows for batch in group}) == 1
 
-    def _middle(self, group: list[Any]) -> tuple[list[Any], Round]:
+    def _middle(self, group: list[CountedBatch]) -> tuple[list[Any], Round]:
         if self.slice_fn is not None and self._is_even(group):
-            joined = join_batches(group)
-            rows = (count_rows(joined) // self.num_processes,) * self.num_processes
-            return self._slices(joined, rows), Round(rows, rows, rows)
+            joined = join_batches([batch.batch for batch in group])
+            total = sum(batch.rows for batch in group)
+            rows = (total // self.num_processes,) * self.num_processes
+            return self._slices(CountedBatch(joined, total, can_be_cut=True), rows), Round(rows, rows, rows)
         return self._apart(group[0]) if self.split else _whole(group)
 
-    def _last(self, group: list[Any], start: list[Any]) -> tuple[list[Any], Round] | None:
+    def _last(self, group: list[CountedBatch], start: list[CountedBatch]) -> tuple[list[Any], Round] | None:
         missing = 0 if self.split else self.num_processes - len(group)
         if self.drop_last and missing:
             return None
         if self.even:
             return self._evened(group, start)
-        small = missing > 0 or (self.split and count_rows(group[0]) < self.num_processes)
+        total = sum(batch.rows for batch in group)
+        small = missing > 0 or (self.split and total < self.num_processes)
         if small and self.uneven == "stop":
             return None
         if small and self.uneven == "error":
-            raise uneven_error(f"{sum(map(count_rows, group))} samples are left for {self.num_processes} ranks")
+            raise uneven_error(f"{total} samples are left for {self.num_processes} ranks")
         return self._apart(group[0]) if self.split else _whole(group, missing)
 
-    def _evened(self, group: list[Any], start: list[Any]) -> tuple[list[Any], Round]:
+    def _evened(self, group: list[CountedBatch], start: list[CountedBatch]) -> tuple[list[Any], Round]:
         try:
             return self._evened_by_samples(group, start)
         except (RuntimeError, TypeError):
-            # Batches of different widths, for instance: some ranks repeat a whole one.
+            # Batches of different widths, for instance, or that cannot be cut: some ranks repeat a whole one.
             if self.split:
                 raise
             parts, drawn = _whole(group, self.num_processes - len(group))
             return parts, dataclasses.replace(drawn, weights=drawn.rows)
 
-    def _evened_by_samples(self, group: list[Any], start: list[Any]) -> tuple[list[Any], Round]:
-        joined = join_batches(group)
-        total = find_rows(joined)
-        if total is None:
+    def _evened_by_samples(self, group: list[CountedBatch], start: list[CountedBatch]) -> tuple[list[Any], Round]:
+        if not all(batch.can_be_cut and find_rows(batch.batch) is not None for batch in group):
             raise TypeError("these batches have no samples that can be counted")
+        total = sum(batch.rows for batch in group)
         size = -(-total // self.num_processes)
         filler = itertools.cycle(self._first_samples(start or group))
-        joined = join_batches([joined, *itertools.islice(filler, size * self.num_processes - total)])
+        parts = [batch.batch for batch in group]
+        joined = join_batches([*parts, *itertools.islice(filler, size * self.num_processes - total)])
         rows = (size,) * self.num_processes
         real = tuple(min(size, max(0, total - rank * size)) for rank in range(self.num_processes))
-        return self._slices(joined, rows), Round(rows, real, rows)
+        return self._slices(CountedBatch(joined, size * self.num_processes, can_be_cut=True), rows), Round(
+            rows, real, rows
+        )
 
-    def _first_samples(self, group: list[Any]) -> list[Any]:
+    def _first_samples(self, group: list[CountedBatch]) -> list[Any]:
         """Return up to one sample for every rank, as batches of one."""
         found: list[Any] = []
         for batch in group:
-            rows = count_rows(batch)
-            found += [take_rows(batch, row, row + 1, rows) for row in range(min(rows, self.num_processes - len(found)))]
+            wanted = min(batch.rows, self.num_processes - len(found))
+            found += [batch.take(row, row + 1) for row in range(wanted)]
         return found
 
-    def _apart(self, batch: Any) -> tuple[list[Any], Round]:
+    def _apart(self, batch: CountedBatch) -> tuple[list[Any], Round]:
         """Cut a batch into parts that differ by one sample at most; ranks without a part repeat the first."""
-        small, more = divmod(count_rows(batch), self.num_processes)
+        small, more = divmod(batch.rows, self.num_processes)
         real = tuple(small + (rank < more) for rank in range(self.num_processes))
         return self._slices(batch, real), Round(tuple(max(1, count) for count in real), real, real)
 
-    def _slices(self, batch: Any, sizes: Iterable[int]) -> list[Any]:
-        rows, ends = count_rows(batch), itertools.accumulate(sizes)
+    def _slices(self, batch: CountedBatch, sizes: Iterable[int]) -> list[Any]:
+        ends = itertools.accumulate(sizes)
         bounds = [slice(end - size, end) if size else slice(0, 1) for size, end in zip(sizes, ends, strict=True)]
         if self.slice_fn is None:
-            return [take_rows(batch, one.start, one.stop, rows) for one in bounds]
+            return [batch.take(one.start, one.stop) for one in bounds]
         return [
-            self.slice_fn(batch, one, process_index=rank, num_processes=self.num_processes)
+            self.slice_fn(batch.batch, one, process_index=rank, num_processes=self.num_processes)
             for rank, one in enumerate(bounds)
         ]
 
 
-def _whole(group: list[Any], missing: int = 0) -> tuple[list[Any], Round]:
+def _whole(group: list[CountedBatch], missing: int = 0) -> tuple[list[Any], Round]:
     """Give each rank a batch; ranks without a batch repeat one, with weight 0."""
-    batches = [*group, *itertools.islice(itertools.cycle(group), missing)]
-    real = (*map(count_rows, group), *[0] * missing)
-    return batches, Round(tuple(map(count_rows, batches)), real, real)
+    dealt = [*group, *itertools.islice(itertools.cycle(group), missing)]
+    real = (*(batch.rows for batch in group), *[0] * missing)
+    return [batch.batch for batch in dealt], Round(tuple(batch.rows for batch in dealt), real, real)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
-from notebook_launcher.training.data.rows import count_rows, find_rows
+from notebook_launcher.training.data.counted import counted_ready
+from notebook_launcher.training.data.rows import find_rows
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class RowWatch:
         """Look at the next batch of this rank."""
         loader = self._loader
         if loader.batch_sampler is None:
-            loader.current_rows = count_rows(batch)
+            loader.current_rows = counted_ready(batch).rows
         elif not loader.counts_otherwise and drawn is not None and self._place < len(drawn.rows):
             self._compare(find_rows(batch), drawn.rows[self._place])
 

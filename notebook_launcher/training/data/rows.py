@@ -17,7 +17,7 @@ from notebook_launcher.training.operations.nested import is_dataclass_instance, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["count_rows", "find_rows", "join_batches", "take_rows"]
+__all__ = ["count_rows", "find_rows", "fits_rows", "is_list_of_samples", "join_batches", "take_rows"]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 """Types of values that belong to a batch as a whole, such as the name of a task."""
@@ -33,6 +33,22 @@ def count_rows(batch: Any) -> int:
     """Return the number of samples; 1 if it cannot be known."""
     rows = find_rows(batch)
     return 1 if rows is None else rows
+
+
+def fits_rows(batch: Any, num_rows: int) -> bool:
+    """Return True if all tensors and flat lists of a batch are as long; single numbers and texts belong to all rows."""
+    if isinstance(batch, torch.Tensor):
+        return batch.ndim == 0 or batch.shape[0] == num_rows
+    if _is_flat_list(batch):
+        return len(batch) == num_rows
+    if _is_container(batch):
+        return all(fits_rows(part, num_rows) for part in _parts(batch))
+    return isinstance(batch, PLAIN)
+
+
+def is_list_of_samples(batch: Any) -> bool:
+    """Return True for a list of mappings or tuples, which a data set that makes batches ready may give."""
+    return type(batch) is list and len(batch) > 0 and all(isinstance(one, (Mapping, tuple)) for one in batch)
 
 
 def take_rows(batch: Any, start: int, stop: int, num_rows: int) -> Any:
