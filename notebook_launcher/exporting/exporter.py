@@ -24,10 +24,11 @@ from notebook_launcher.exporting.script_text import (
 )
 from notebook_launcher.kernel.checks import check_call
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.text import type_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from notebook_launcher.kernel.plan import Plan
 
@@ -96,6 +97,9 @@ def export(
     if config.engine is not None:
         msg = f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=."
         raise ConfigError(msg, field="engine")
+    if not isinstance(slurm, (bool, Mapping)):
+        msg = f"export(..., slurm={slurm!r}) is {type_of(slurm)}; it must be True, False or options of sbatch by name."
+        raise ConfigError(msg)
     plan = make_plan(config)
     args, kwargs = check_call(fn, args, kwargs)
     script = _script_path(path)
@@ -107,15 +111,15 @@ def export(
     text = script_text(
         needs, plan, function=name, arguments=arguments, values=files["values"].name, command=shlex.join(words)
     )
-    written = [script, *([files["values"]] if needs.values else []), *([files["job"]] if slurm else [])]
-    _check_free(written, overwrite=overwrite)
-    script.write_text(text, encoding="utf-8")
+    contents = {script: text.encode()}
     if needs.values:
-        with files["values"].open("wb") as file:
-            pickle.dump(needs.values, file)
+        contents[files["values"]] = pickle.dumps(needs.values)
     if slurm:
         sbatch = slurm if isinstance(slurm, Mapping) else {}
-        files["job"].write_text(job_text(plan, script, sbatch), encoding="utf-8")
+        contents[files["job"]] = job_text(plan, script, sbatch).encode()
+    _check_free(contents, script, overwrite=overwrite)
+    for file, content in contents.items():
+        file.write_bytes(content)
     commands = [shlex.join(words), shlex.join(launch_words(plan, script))]
     commands += [f"sbatch {files['job'].name}"] if slurm else []
     return Exported(
@@ -173,11 +177,12 @@ def _expression(needs: Needs, name: str, value: Any) -> str:
     return f"_VALUES[{name!r}]"
 
 
-def _check_free(files: Sequence[Path], *, overwrite: bool) -> None:
+def _check_free(files: Iterable[Path], script: Path, *, overwrite: bool) -> None:
     for file in files:
-        if overwrite or not file.exists() or file.suffix == ".values":
+        if overwrite or not file.exists():
             continue
-        if MARK not in file.read_text(encoding="utf-8", errors="replace"):
+        marked = script if file.suffix == ".values" else file  # Values are export's own if the script beside them is.
+        if not marked.exists() or MARK not in marked.read_text(encoding="utf-8", errors="replace"):
             msg = f"{file} exists, and export() has not written it. Choose another name, or pass overwrite=True."
             raise ConfigError(msg)
 
