@@ -98,7 +98,9 @@ class GradientState:
     @property
     def end_of_dataloader(self) -> bool:
         """True if the active loader is at its last batch, or one that is iterated beside it, as by `zip`."""
-        loader = self.stack.active
+        return self._is_at_end(self.stack.active)
+
+    def _is_at_end(self, loader: Any) -> bool:
         if loader is None or loader.end_of_dataloader or not self._rules.guards:
             return loader is not None and bool(loader.end_of_dataloader)
         return any(other.end_of_dataloader for other in self.stack.in_step(loader))
@@ -168,7 +170,7 @@ class GradientState:
         self.sync_gradients = ends_window(
             window.num_batches,
             num_steps,
-            is_last=self.end_of_dataloader,
+            is_last=self._is_at_end(loader),
             sync_with_dataloader=self.plugin.sync_with_dataloader,
         )
         self._last = window
