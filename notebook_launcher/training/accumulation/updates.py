@@ -76,6 +76,9 @@ class Updates:
         self._num_processes = num_processes
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
+        self._named: tuple[int, dict[tuple[int, int], bool]] = -1, {}
+        """By the ids of optimizer and window: True if the window's `accumulate` was given all models of the optimizer.
+        Each step inside a window would look it up, in 2 us. With the members' version."""
 
     def parameters_changed(self) -> None:
         """Have the members of each optimizer looked up again."""
@@ -89,7 +92,7 @@ class Updates:
         return {**named, "grad_norm": self.last_grad_norm} if self.last_grad_norm is not None else named
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _named=(-1, {}))
         for prepared in self.optimizers:  # each leaves its Updates out, so that it pickles by itself
             prepared._updates = self  # noqa: SLF001 - ours
 
@@ -99,7 +102,7 @@ class Updates:
         window = state.current
         if self._rules.guards and window is not None:
             self._check_window(window, closure)
-            if window.num_backwards:
+            if window.num_backwards and not self._is_named(prepared, window):
                 self._join(self._accumulation.members.of_optimizer(prepared.optimizer), window)
         if not state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
@@ -124,6 +127,16 @@ class Updates:
         if clock is not None:
             clock.mark("step")
         return outcome, skipped
+
+    def _is_named(self, prepared: AcceleratedOptimizer, window: Window) -> bool:
+        members, key = self._accumulation.members, (id(prepared), id(window))
+        if self._named[0] != members.version:
+            self._named = members.version, {}
+        known = self._named[1].get(key)
+        if known is None:
+            owned = members.of_optimizer(prepared.optimizer)
+            known = self._named[1][key] = all(id(member) in window.key for member in owned)
+        return known
 
     def _join(self, members: Sequence[Member], window: Window) -> None:
         """Let models that a block steps or clips belong to its window, if `accumulate` was given other models only.
@@ -333,6 +346,7 @@ class Updates:
         self.optimizers.clear()
         self._unscaled.clear()
         self._stepped.clear()
+        self._named = -1, {}
 
 
 def _scale_of(scaler: torch.amp.GradScaler) -> torch.Tensor:
