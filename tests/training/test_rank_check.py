@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from notebook_launcher import Accelerator, LaunchConfig, notebook_launch
 from notebook_launcher.training.rank_check.fingerprints import fingerprint, fingerprint_nested, is_comparable, sketch
 from tests.support.toy_training import Sessions, make_data, make_model, sessions_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -256,6 +258,39 @@ def test_gradients_that_no_backward_has_synchronised_are_an_error(ranks: Session
     else:
         first, second = ranks.run(2, train)
         assert first == second
+
+
+class Shuffled:
+    """Batches in an order of its own generator."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = random.Random(seed)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = [[2 * at, 2 * at + 1] for at in range(len(self))]
+        self.generator.shuffle(batches)
+        return iter(batches)
+
+
+@pytest.mark.parametrize("differs", [True, False])
+def test_samplers_that_draw_other_orders_get_a_notice(capfd: pytest.CaptureFixture[str], *, differs: bool) -> None:
+    def train() -> None:
+        accelerator = Accelerator(cpu=True)
+        model = torch.nn.Linear(1, 1)
+        data: Any = torch.arange(16.0)[:, None]
+        sampler: Any = Shuffled(accelerator.process_index if differs else 7)
+        loader = DataLoader(data, batch_sampler=sampler)
+        model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        for numbers in loader:
+            accelerator.backward(model(numbers).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    notebook_launch(train, 2)
+    assert ("the sampler draws another order on rank 1 than on rank 0" in capfd.readouterr().out) is differs
 
 
 # What may differ.

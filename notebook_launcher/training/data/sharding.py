@@ -74,6 +74,9 @@ class BatchSamplerShard(BatchSampler):
         self.split_batches = split_batches
         self.even_batches = even_batches
         self.uneven = uneven
+        self.first_round: list[Any] | None = None
+        """The batches of all ranks with which the last iteration began, as this rank drew them; None for torch's own
+        samplers, whose order all ranks share."""
         self.batch_size: int | None = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
         if split_batches and (self.batch_size is None or self.batch_size % num_processes != 0):
@@ -122,9 +125,11 @@ class BatchSamplerShard(BatchSampler):
         if stream is None or not size or skip % size:
             batches = batches_of(self.batch_sampler, stream)
             start = list(itertools.islice(batches, self._per_round))
+            self.first_round = list(start) if stream is None else None
             batches = itertools.chain(start, batches)
             yield from self._irregular(rest_of(batches, skip) if skip else batches, start, [], skip)
             return
+        self.first_round = None
         num_processes, rows = self.num_processes, size // self.num_processes if self.split_batches else size
         epochs_start = stream.take(num_processes * rows)
         stream.give_back(epochs_start)

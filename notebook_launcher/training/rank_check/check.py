@@ -24,7 +24,7 @@ from notebook_launcher import context, messages
 from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.rank_check.bulletin import Bulletin
-from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe
+from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe, named
 from notebook_launcher.training.rank_check.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
 from notebook_launcher.training.rank_check.left_out import LeftOut
@@ -61,6 +61,8 @@ class Evidence(NamedTuple):
     """Fingerprint of the parameters that unprepared optimizers update beside the prepared models; None without any."""
     num_steps: int
     """Micro-batches of a full window."""
+    order: int | None
+    """Digest of the indices with which the loop began; None for orders that all ranks share, and outside a loop."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class RankCheck:
             _compare_steps(evidence, f"update {update}")
             self._compare_inputs(evidence)
             self._compare_outside(evidence)
+            self._compare_orders(evidence)
 
             def gather(mine: Any, ranks: Iterable[int], unit: Unit = unit, update: int = update) -> dict[int, Any]:
                 return self.bulletin.exchange(unit.owner, f"details {update}", mine, ranks)
@@ -207,6 +210,7 @@ class RankCheck:
             inputs=unit.notes.inputs if self._state.stack.active is None else None,
             outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
             num_steps=self._state.num_steps if self._state.current is None else self._state.current.num_steps,
+            order=_order_of(self._state.stack.active),
         )
 
     def _judge(
@@ -265,6 +269,18 @@ class RankCheck:
                 "prepared, so each rank trains a model of its own. Write `model, optimizer = "
                 "accelerator.prepare(model, optimizer)`; if this is intended, `Accelerator(check_ranks=False)` "
                 "compares nothing.",
+            )
+
+    def _compare_orders(self, evidence: dict[int, Evidence]) -> None:
+        orders = {rank: one.order for rank, one in evidence.items() if one.order is not None}
+        others = [rank for rank, order in orders.items() if order != orders.get(0, order)]
+        if others:
+            self._notify(
+                "orders",
+                f"the sampler draws another order on rank{'s' * (len(others) > 1)} {named(others)} than on rank 0. "
+                "Each rank walks through the whole order and takes its share, so some samples are read by several "
+                "ranks and others by none. Draw the order from a generator that has the same seed on every rank, such "
+                "as numpy.random.default_rng(epoch).",
             )
 
     def _notify(self, key: str, text: str) -> None:
@@ -330,6 +346,11 @@ def notify(text: str) -> None:
         warn_user(text)
     else:
         rank.send(messages.Notice(text=text))
+
+
+def _order_of(loader: Any) -> int | None:
+    first = getattr(getattr(loader, "shard", None), "first_round", None)
+    return None if first is None else _digest(repr(first))
 
 
 def _digest(value: Any) -> int:
