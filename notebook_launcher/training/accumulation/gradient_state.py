@@ -82,7 +82,7 @@ class GradientState:
 
     @property
     def active_dataloader(self) -> Any | None:
-        """The prepared loader whose iteration began last; None outside a loop."""
+        """The prepared loader that has drawn a batch last and is still iterated; None outside a loop."""
         return self.stack.active
 
     @property
