@@ -518,8 +518,17 @@ class Accelerator:
         return self._accumulation.block(models)
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
-        """Let gradients accumulate on each rank by itself; put forward and backward inside."""
-        return synchronisation.without_sync(self._prepared.members.inside(model))
+        """Let gradients accumulate on each rank by itself; put forward and backward inside.
+
+        Raises:
+            ValueError: Nothing in the model was prepared.
+        """
+        members = self._prepared.members.inside(model)
+        if not members and self._rules.guards:
+            raise ValueError(
+                f"no_sync({type(model).__name__}): nothing in it was prepared. Pass the model that prepare() returned."
+            )
+        return synchronisation.without_sync(members)
 
     def trigger_sync_in_backward(self, model: Any) -> AbstractContextManager[None]:
         """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
@@ -551,6 +560,11 @@ class Accelerator:
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor | None:
         """Clip gradients to a total norm where a window ends; inside one nothing happens.
 
+        Args:
+            parameters: Parameters, or a model for all of its own.
+            max_norm: The norm, 0 or more.
+            norm_type: As of `torch.nn.utils.clip_grad_norm_`.
+
         Returns:
             The norm before, a tensor of one element; None inside a window.
         """
@@ -576,6 +590,9 @@ class Accelerator:
         Args:
             joinables: Models that `prepare` returned.
             even_batches: Overrides the setting of the prepared loaders inside the block.
+
+        Raises:
+            ValueError: Ranks would run out inside a window of several micro-batches.
         """
         return join_uneven_inputs(
             joinables,
@@ -583,6 +600,7 @@ class Accelerator:
             even_batches=even_batches,
             default=self.even_batches,
             num_processes=self.num_processes,
+            num_steps=self.gradient_accumulation_steps if self._rules.guards else 1,
         )
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.option_checks import whole_number
 from notebook_launcher.training.operations import broadcast_object_list
 from notebook_launcher.training.operations.collectives import world_size
 from notebook_launcher.training.process.regrouping import Peers, forget
@@ -97,8 +98,10 @@ def find_executable_batch_size(
     Raises:
         RuntimeError: Not even a batch of 1 fits.
         TypeError: The function cannot be called with the batch size first and the arguments after it.
-        ValueError: `reduce_batch_size_fn` returned a size that is not smaller.
+        ValueError: `starting_batch_size` is not a whole number from 1 on, or `reduce_batch_size_fn` returned a size
+            that is not smaller.
     """
+    starting_batch_size = whole_number("starting_batch_size", starting_batch_size)
     if function is None:
         return functools.partial(
             find_executable_batch_size,

@@ -233,6 +233,20 @@ def test_join_uneven_inputs_lets_ranks_with_more_batches_continue(ranks):
     assert ranks.run(2, train) == [2, 1]
 
 
+def test_join_uneven_inputs_is_refused_in_windows_of_several_micro_batches(ranks):
+    def join() -> None:
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = accelerator.prepare(torch.nn.Linear(1, 1))
+        with accelerator.join_uneven_inputs([model]):
+            pass  # All ranks have as many batches.
+        accelerator.join_uneven_inputs([model], even_batches=False).__enter__()
+
+    with pytest.raises(ValueError, match=r"with gradient_accumulation_steps=2: torch's Join follows .* Leave it out"):
+        ranks.run(2, join)
+
+
 def test_settings_of_the_launch_are_adopted():
     from notebook_launcher import Accelerator
 

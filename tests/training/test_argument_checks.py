@@ -17,6 +17,7 @@ from notebook_launcher import (
     GradientAccumulationPlugin,
     GradScalerKwargs,
     ProjectConfiguration,
+    find_executable_batch_size,
 )
 
 Net = torch.nn.Linear
@@ -99,6 +100,8 @@ def test_record_of_another_package_is_named_with_its_module() -> None:
     (lambda a, m, o: a.backward(m.weight.sum(), weight=True), "weight=True is not a number"),
     (lambda a, m, o: a.on_process(print, process_index="0"), "process_index='0' is a str; it must be a whole number"),
     (lambda a, m, o: a.on_local_process(print, local_process_index=-1), "local_process_index=-1 is too small"),
+    (lambda a, m, o: a.no_sync(m), r"no_sync\(Linear\): nothing in it was prepared. Pass the model that"),
+    (lambda a, m, o: find_executable_batch_size(print, 8.0), "starting_batch_size=8.0 is a float; it must be a whole"),
     (lambda a, m, o: a.autocast("bf16"), "autocast_handler='bf16' is not an AutocastKwargs. Pass AutocastKwargs"),
     (lambda a, m, o: a.profile("trace"), "profile_handler='trace' is not a ProfileKwargs"),
     (lambda a, m, o: a.join_uneven_inputs(m).__enter__(), r"join_uneven_inputs\(Linear\): pass a list of models"),
@@ -116,3 +119,14 @@ def test_what_is_none_of_these_comes_back_as_it_is() -> None:
     assert accelerator.prepare(*given) == given
     loader = accelerator.prepare(DataLoader(data))
     assert len(loader) == 2
+
+
+def test_gradients_of_a_model_can_be_clipped_by_its_name() -> None:
+    accelerator, model = Accelerator(cpu=True), Net(1, 1, bias=False)
+    model = accelerator.prepare(model)
+    accelerator.backward(model(torch.full((1, 1), 4.0)).sum())
+    norm = accelerator.clip_grad_norm_(model, 1.0)
+    assert norm is not None
+    assert norm.item() == 4.0
+    accelerator.clip_grad_value_(model, 0.25)
+    assert next(model.parameters()).grad.item() == 0.25

@@ -151,6 +151,28 @@ def test_clipping_is_exact_with_modules_that_stay_whole(session, ignored, clip):
     check(session, Net, Plugin(ignored_modules=ignored), clip=clip)
 
 
+def test_clipping_by_the_largest_element_is_exact_where_a_rank_has_no_part(session):
+    def clip(sharded: bool) -> tuple[float, list[float]]:  # noqa: FBT001
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin() if sharded else None)
+        net = torch.nn.Linear(3, 1, bias=False)  # One row, so rank 1 has none.
+        torch.nn.init.ones_(net.weight)
+        net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=1.0))
+        accelerator.backward(net(torch.tensor([[1.0, -4.0, 2.0]])).sum())
+        norm = accelerator.clip_grad_norm_(net.parameters(), 0.5, norm_type=float("inf"))
+        assert norm is not None
+        optimizer.step()
+        weight: Any = next(net.parameters())
+        weight = weight.full_tensor() if sharded else weight
+        return norm.item(), weight.flatten().tolist()
+
+    for sharded in (False, True):
+        for norm, weight in session.run(clip, args=(sharded,)):
+            assert norm == 4.0
+            assert weight == pytest.approx([1 - 0.125, 1 + 0.5, 1 - 0.25], abs=1e-5)
+
+
 @pytest.mark.parametrize("backend", ["no", "eager"])
 @pytest.mark.parametrize(
     "plugin",

@@ -5,9 +5,11 @@ Torch's functions take one kind at a time (torch 2.13: "got mixed torch.Tensor a
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from notebook_launcher.training.spread_tensors import whole_tensor
 
@@ -38,6 +40,8 @@ def clip_value_(parameters: Any, clip_value: float) -> None:
 def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:
     """Return the parameters that have a gradient, by the mesh that it is sharded over; None for whole gradients."""
     given: Iterable[torch.Tensor] = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    if isinstance(parameters, torch.nn.Module):
+        given = parameters.parameters()
     groups: dict[Any, list[torch.Tensor]] = {}
     for parameter in given:
         gradient = parameter.grad
@@ -51,5 +55,19 @@ def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:
 
 def _total_norm(parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     grads: list[Any] = [parameter.grad for parameter in parameters]
+    if float(norm_type) == math.inf and hasattr(grads[0], "device_mesh"):
+        return _largest(grads)
     norm = torch.nn.utils.get_total_norm(grads, norm_type)
     return whole_tensor(norm)
+
+
+def _largest(gradients: list[Any]) -> torch.Tensor:
+    """Return the largest absolute value of sharded gradients; torch fails where a rank's part of one is empty."""
+    parts = [gradient.to_local() for gradient in gradients]
+    exact = torch.promote_types(parts[0].dtype, torch.float32)  # Not every backend takes the maximum of 16 bits.
+    found = [torch.linalg.vector_norm(part.to(exact), math.inf) for part in parts if part.numel()]
+    largest = torch.stack(found).max() if found else torch.zeros((), dtype=exact, device=parts[0].device)
+    mesh = gradients[0].device_mesh
+    for dimension in range(mesh.ndim):
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=mesh.get_group(dimension))
+    return largest

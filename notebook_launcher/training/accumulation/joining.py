@@ -19,7 +19,13 @@ __all__ = ["join_uneven_inputs"]
 
 @contextlib.contextmanager
 def join_uneven_inputs(
-    joinables: list[Any], loaders: list[Any], *, even_batches: bool | None, default: bool, num_processes: int
+    joinables: list[Any],
+    loaders: list[Any],
+    *,
+    even_batches: bool | None,
+    default: bool,
+    num_processes: int,
+    num_steps: int,
 ) -> Iterator[None]:
     """Let ranks with more batches continue after others have run out; see `Accelerator.join_uneven_inputs`.
 
@@ -29,11 +35,14 @@ def join_uneven_inputs(
         even_batches: Overrides the loaders' `even_batches`; None: `default`.
         default: The Accelerator's `even_batches`.
         num_processes: Ranks that train together.
+        num_steps: Micro-batches of a window.
 
     Raises:
         TypeError: `joinables` is not a list, or `even_batches` no switch.
+        ValueError: Ranks would run out inside a window of several micro-batches.
     """
-    _check(joinables, even_batches)
+    even = default if even_batches is None else even_batches
+    _check(joinables, even_batches, 1 if even or num_processes == 1 else num_steps)
     if num_processes == 1:
         yield
         return
@@ -45,7 +54,6 @@ def join_uneven_inputs(
         )
         yield
         return
-    even = default if even_batches is None else even_batches
     all_samplers: list[Any] = [getattr(loader, "batch_sampler", None) for loader in loaders]
     samplers = [sampler for sampler in all_samplers if hasattr(sampler, "even_batches")]
     if even_batches is not None and len(samplers) < len(all_samplers):
@@ -72,10 +80,17 @@ def join_uneven_inputs(
                 sampler.uneven = uneven_before
 
 
-def _check(joinables: Any, even_batches: Any) -> None:
+def _check(joinables: Any, even_batches: Any, num_steps: int) -> None:
+    """Raise for arguments of another type, and for windows of several micro-batches in which ranks could run out."""
     if not isinstance(joinables, (list, tuple)):
         raise TypeError(f"join_uneven_inputs({type(joinables).__name__}): pass a list of models, such as [model].")
     check_switch("even_batches", even_batches, or_none=True)
+    if num_steps > 1:
+        raise ValueError(
+            f"join_uneven_inputs with gradient_accumulation_steps={num_steps}: torch's Join follows each backward of "
+            "the others, and theirs synchronise at the end of a window only. Leave it out: with "
+            "DataLoaderConfiguration(even_batches=False), ranks that have run out keep step with weight 0."
+        )
 
 
 def _note_own_states(joinables: list[Any]) -> None:

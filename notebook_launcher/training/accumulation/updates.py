@@ -259,7 +259,8 @@ class Updates:
         window = self._accumulation.state.current
         if window is None or not self._rules.guards or (type(window.correction) is float and window.correction == 1.0):
             return parameters
-        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        given = parameters.parameters() if isinstance(parameters, torch.nn.Module) else parameters
+        listed = [given] if isinstance(given, torch.Tensor) else list(given)
         clipped = set(map(id, listed))
         for member in self._accumulation.members.models_and_leaves:
             if not window.holds([member]) and any(id(one) in clipped for one in member.parameters()):
