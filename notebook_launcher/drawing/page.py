@@ -168,8 +168,8 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None, width: int 
         curves: Metrics of the run, drawn in one line each. None: no metrics.
         width: Characters of a line of the tables; None: any number.
     """
-    told = filter(None, [one_line(snapshot.waiting, 1000), call_text(snapshot)])
-    lines = [headline(snapshot), *told, one_line(snapshot.summary, 300)]
+    stated = filter(None, [one_line(snapshot.waiting, 1000), call_text(snapshot)])
+    lines = [headline(snapshot), *stated, one_line(snapshot.summary, 300)]
     lines += [f"error: {one_line(snapshot.error)}"] if _is_bare_error(snapshot) else []
     failures = sections.failures_of(snapshot)
     for place, group in enumerate(sections.alike(failures)[:MAX_FAILURES]):

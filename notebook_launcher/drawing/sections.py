@@ -120,15 +120,15 @@ def metrics_html(curves: Curves) -> str:
 
 def shares_html(phases: Mapping[int, RankPhases]) -> str:
     """Return a table with the share of each phase in the ranks' time."""
-    told = {rank: known for rank, known in sorted(phases.items()) if any(known.seconds.values())}
-    if not told:
+    measured = {rank: known for rank, known in sorted(phases.items()) if any(known.seconds.values())}
+    if not measured:
         return ""
-    columns = [Column("rank", [str(rank) for rank in told], kind="number")]
+    columns = [Column("rank", [str(rank) for rank in measured], kind="number")]
     for name, look in PHASES.items():
-        cells = [format_share(known.shares.get(name, 0.0)) for known in told.values()]
+        cells = [format_share(known.shares.get(name, 0.0)) for known in measured.values()]
         columns.append(Column(look.word, cells, kind="number"))
-    columns.append(Column("windows", [f"{known.windows:,}" for known in told.values()], kind="number"))
-    columns.append(Column("micro-batches", [f"{known.micro_batches:,}" for known in told.values()], kind="number"))
+    columns.append(Column("windows", [f"{known.windows:,}" for known in measured.values()], kind="number"))
+    columns.append(Column("micro-batches", [f"{known.micro_batches:,}" for known in measured.values()], kind="number"))
     return table_html(columns, caption="Where the time went", more="more ranks")
 
 

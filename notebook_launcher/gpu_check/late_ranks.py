@@ -108,9 +108,9 @@ def _train_behind() -> None:
 def _wait_is_sync(hardware: Hardware) -> str:
     run = launch(_train_behind, **hardware.ranks(2))
     run.result()
-    told, expected = run.phases[0].seconds["sync"], LAG * NUM_UPDATES
-    assert told > 0.6 * expected, f"rank 0 told {told:.2f} s of waiting, rank 1 lagged by {expected:.2f} s"
-    return f"{told:.2f} s of waiting for a rank that lagged by {expected:.2f} s"
+    reported, expected = run.phases[0].seconds["sync"], LAG * NUM_UPDATES
+    assert reported > 0.6 * expected, f"rank 0 reported {reported:.2f} s of waiting, rank 1 lagged by {expected:.2f} s"
+    return f"{reported:.2f} s of waiting for a rank that lagged by {expected:.2f} s"
 
 
 def _read_a_sum() -> None:
@@ -133,14 +133,14 @@ def _hang_is_named(hardware: Hardware) -> str:
     run = launch(_read_a_sum, **{**hardware.ranks(2), "hang_notice": NOTICE_AFTER})
     began = time.monotonic()
     try:
-        while not (told := run.snapshot().waiting):
+        while not (reported := run.snapshot().waiting):
             assert not run.wait(0.1), run.exception()
             seconds = time.monotonic() - began
             assert seconds < SECONDS_TO_NOTICE, f"no notice of a rank that waits, after {seconds:.0f} s"
     finally:
         run.stop(at_once=True)
-    assert told.startswith("rank 0 has waited"), told
-    return str(told).partition(" (")[0]
+    assert reported.startswith("rank 0 has waited"), reported
+    return str(reported).partition(" (")[0]
 
 
 CHECKS = (

@@ -137,8 +137,8 @@ def _synchronisations(hardware: Hardware) -> str:
     for weighted in (False, True):
         count_them = functools.partial(_count_synchronisations, weighted=weighted)
         (count,) = notebook_launch(count_them, **hardware.ranks(1))
-        told = f"a {'weighted ' * weighted}window waited {count} times for the GPU"
-        assert count <= MOST_SYNCHRONISATIONS, f"{told}, {MOST_SYNCHRONISATIONS} are due"
+        reported = f"a {'weighted ' * weighted}window waited {count} times for the GPU"
+        assert count <= MOST_SYNCHRONISATIONS, f"{reported}, {MOST_SYNCHRONISATIONS} are due"
         counts.append(count)
     return f"{counts[0]} in a window of 4, {counts[1]} with weights from the GPU"
 
@@ -180,10 +180,12 @@ def _time_phases() -> dict[str, float]:
 def _phases(hardware: Hardware) -> str:
     run = launch(_time_phases, **hardware.ranks(1))
     (expected,) = run.result()
-    told = run.phases[0].seconds
+    reported = run.phases[0].seconds
     for phase, seconds in expected.items():
-        assert abs(told[phase] - seconds) < 0.1 * seconds + 0.01, f"{phase}: {told[phase]:.3f} s told, {seconds:.3f} s"
-    return ", ".join(f"{phase} {told[phase]:.3f} s of {seconds:.3f} s" for phase, seconds in expected.items())
+        assert abs(reported[phase] - seconds) < 0.1 * seconds + 0.01, (
+            f"{phase}: {reported[phase]:.3f} s reported, {seconds:.3f} s"
+        )
+    return ", ".join(f"{phase} {reported[phase]:.3f} s of {seconds:.3f} s" for phase, seconds in expected.items())
 
 
 def _search_batch_size() -> tuple[int, int, int]:

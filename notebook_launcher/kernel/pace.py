@@ -39,7 +39,7 @@ class Pace:
         elif count > self._marks[-1][1]:
             self._grown = time, count
         if self._marks and count < self._marks[-1][1]:
-            self._marks.clear()  # Another process counts anew.
+            self._marks.clear()  # Another process counts from 0.
         self._marks.append((time, count))
         while len(self._marks) > 2 and time - self._marks[1][0] > RATE_SECONDS:
             self._marks.popleft()

@@ -179,7 +179,7 @@ class RunThread:
             line = end_line(outcome, asked_to_stop=data.commands.asked_to_stop, is_raised=self._in_cell)
             data.output.end("" if data.scope.is_brief and data.seconds < QUIET else f"{data.name}: {line}")
         finally:
-            # Whoever waits must be released, whatever happens.
+            # Waiting threads must be released, whatever happens.
             self._forgotten.detach()
             if self._call_parcel is not None:
                 self._call_parcel.close()

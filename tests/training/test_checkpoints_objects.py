@@ -115,6 +115,6 @@ def test_scaler_is_restored_and_reported_if_missing(tmp_path):
     other.load_state(tmp_path / "half")
     assert other.scaler.state_dict() == saving.scaler.state_dict()
     full.save_state(tmp_path / "full")
-    with pytest.warns(UserWarning, match="was not saved in fp16: the gradient scaler starts afresh"):
+    with pytest.warns(UserWarning, match="was not saved in fp16: the gradient scaler begins with its initial"):
         other.load_state(tmp_path / "full")
     full.load_state(tmp_path / "half")

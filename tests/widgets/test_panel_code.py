@@ -1,4 +1,4 @@
-"""Batch, sharding and code of a panel: what its settings come to."""
+"""Batch, sharding and code of a panel: the call that its settings make."""
 
 from __future__ import annotations
 

@@ -88,9 +88,11 @@ class Cluster:
         for node in self.nodes:
             if node.greeting is None and (greeting := self._await_greeting(node, until)) is None:
                 words = node.last_words()
-                told = "\nIts last words:\n" + "\n".join(f"    {line}" for line in words.splitlines()) if words else ""
+                last_words = (
+                    "\nIts last words:\n" + "\n".join(f"    {line}" for line in words.splitlines()) if words else ""
+                )
                 reason = node.lost or f"no message arrived for {self._key.patience:g} s"
-                down[node.number] = f"node {node.number} did not come up: {reason}. {node.origin}{told}"
+                down[node.number] = f"node {node.number} did not come up: {reason}. {node.origin}{last_words}"
             elif node.greeting is None:
                 node.greeting = greeting
         if down:

@@ -77,8 +77,8 @@ class RelayedPage:
         if state.epoch != self._epoch:
             return
         self._page[board_layout.HAS_SAFEPOINT] |= state.has_safepoint
-        for first, told in ((board_layout.COOPERATIVE, state.cooperative), (board_layout.ACTIVITY, state.activities)):
-            self._page[first + ranks[0] : first + ranks[0] + len(told)] = told
+        for first, values in ((board_layout.COOPERATIVE, state.cooperative), (board_layout.ACTIVITY, state.activities)):
+            self._page[first + ranks[0] : first + ranks[0] + len(values)] = values
 
 
 @dataclasses.dataclass(slots=True)

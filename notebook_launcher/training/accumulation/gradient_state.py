@@ -263,7 +263,7 @@ class GradientState:
     def note_end(self, loader: Any) -> None:
         """Note that a loop over a prepared loader has come to its end."""
         is_unused = self.num_blocks == self._blocks_before_loop and loader.num_drawn > 1
-        # Whoever evaluates, and so needs no accumulate(), computes no gradients.
+        # An evaluation, which needs no accumulate(), computes no gradients.
         self.was_read_ahead = is_unused and torch.is_grad_enabled()
 
     @property

@@ -210,7 +210,9 @@ class Reader:
         if parts.scaler is None:
             return None
         if file_names.SCALER not in self.files:
-            self.remarks.append(f"{self.folder} was not saved in fp16: the gradient scaler starts afresh.")
+            self.remarks.append(
+                f"{self.folder} was not saved in fp16: the gradient scaler begins with its initial scale."
+            )
             return None
         scaler: dict[str, Any] = self._load(file_names.SCALER)
         return scaler

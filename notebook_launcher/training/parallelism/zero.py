@@ -82,7 +82,7 @@ def resolve_zero(
     mixed_precision: Sequence[GivenSetting] = (),
     scaler: GradScalerKwargs | None = None,
 ) -> ZeroSettings:
-    """Return what the settings come to for so many ranks.
+    """Return the resolved settings for this number of ranks.
 
     Args:
         plugin: DeepSpeed's settings.
