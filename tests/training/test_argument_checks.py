@@ -21,6 +21,7 @@ from notebook_launcher import (
 )
 
 Net = torch.nn.Linear
+FLOAT_SIZE: Any = 8.0
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -101,7 +102,7 @@ def test_record_of_another_package_is_named_with_its_module() -> None:
     (lambda a, m, o: a.on_process(print, process_index="0"), "process_index='0' is a str; it must be a whole number"),
     (lambda a, m, o: a.on_local_process(print, local_process_index=-1), "local_process_index=-1 is too small"),
     (lambda a, m, o: a.no_sync(m), r"no_sync\(Linear\): nothing in it was prepared. Pass the model that"),
-    (lambda a, m, o: find_executable_batch_size(print, 8.0), "starting_batch_size=8.0 is a float; it must be a whole"),
+    (lambda a, m, o: find_executable_batch_size(print, FLOAT_SIZE), "starting_batch_size=8.0 is a float; it must be"),
     (lambda a, m, o: a.autocast("bf16"), "autocast_handler='bf16' is not an AutocastKwargs. Pass AutocastKwargs"),
     (lambda a, m, o: a.profile("trace"), "profile_handler='trace' is not a ProfileKwargs"),
     (lambda a, m, o: a.join_uneven_inputs(m).__enter__(), r"join_uneven_inputs\(Linear\): pass a list of models"),

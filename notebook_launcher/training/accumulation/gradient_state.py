@@ -59,8 +59,8 @@ class GradientState:
         """Micro-batches begun so far."""
         self.left_out: LeftOutBatch | None = None
         """The batch that was left out last."""
-        self._drawn: tuple[object | None, int] = None, 0
-        """The iteration of the last micro-batch's loader, and the number of batches drawn in it by then."""
+        self._drawn: dict[object, int] = {}
+        """By the iterations of the loaders: the number of batches drawn when the last micro-batch began."""
         self.was_read_ahead = False
         """True if the last loop read all of its loader and no micro-batch began meanwhile, as `list(loader)` does."""
         self.is_out_of_step = False
@@ -178,11 +178,10 @@ class GradientState:
 
     def _note_drawn(self, loader: Any) -> None:
         """Note the batches that were drawn for the micro-batch that begins: one, if the loop left none out."""
-        iteration, drawn = loader.iteration_token, loader.num_drawn
-        before = self._drawn[1] if self._drawn[0] is iteration else 0
-        if drawn - before > 1:
+        iteration = loader.iteration_token
+        if loader.num_drawn - self._drawn.get(iteration, 0) > 1:
             self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
-        self._drawn = iteration, drawn
+        self._drawn = {one.iteration_token: one.num_drawn for one in self.stack.loaders}
 
     def _is_out_of_step(self, window: Window, loader: Any) -> bool:
         """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
@@ -304,7 +303,7 @@ class GradientState:
         """Forget all windows; models that are prepared later get new ones."""
         self.windows.clear()
         self._last = self.left_out = None
-        self._drawn = None, 0
+        self._drawn.clear()
         self.sync_gradients = True
 
     def state_dict(self) -> dict[str, Any]:
