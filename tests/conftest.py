@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import gc
 import os
 import signal
@@ -45,16 +44,11 @@ ALONE = frozenset({"chores", "deaths", "forking", "hangs", "leaks", "monitor", "
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of the files in `ALONE`; parallel workers share all others, the longest files first."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the files in `ALONE`; parallel workers share all others."""
     for item in items:
         if item.path.stem.removeprefix("test_") in ALONE:
             item.add_marker(pytest.mark.alone)
-    if not config.getoption("loadscopereorder", default=True):
-        seconds: collections.Counter[Path] = collections.Counter()
-        for item in items:
-            seconds[item.path] += 15 if item.get_closest_marker("slow") else 1  # Means of a whole run, roughly.
-        items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,15 +11,12 @@ failures are not chance: then nothing runs again.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKERS = min(4, (os.cpu_count() or 1) + 1)
-"""Processes for the tests that run side by side: a test waits half of its time for processes that it has started."""
-SIDE_BY_SIDE = ("-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone")
+SIDE_BY_SIDE = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile", "-m", "not alone")
 PARTS = {"tests that may run side by side": SIDE_BY_SIDE, "tests that need the machine alone": ("-m", "alone")}
 FAILED = 1
 """Exit status of pytest if it ran all tests and some of them failed."""
