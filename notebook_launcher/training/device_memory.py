@@ -98,10 +98,10 @@ def find_executable_batch_size(
     Raises:
         RuntimeError: Not even a batch of 1 fits.
         TypeError: The function cannot be called with the batch size first and the arguments after it.
-        ValueError: `starting_batch_size` is not a whole number from 1 on, or `reduce_batch_size_fn` returned a size
+        ValueError: `starting_batch_size` is not a whole number from 0 on, or `reduce_batch_size_fn` returned a size
             that is not smaller.
     """
-    starting_batch_size = whole_number("starting_batch_size", starting_batch_size)
+    starting_batch_size = whole_number("starting_batch_size", starting_batch_size, minimum=0)
     if function is None:
         return functools.partial(
             find_executable_batch_size,
