@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.first_cell import FORKED, START_METHODS
 from tests.support.toy_training import shards_on_cpus
 from tests.support.warm_kernels import evaluate
 
@@ -77,10 +78,6 @@ class Squares(Dataset):
     def __getitem__(self, at):
         return at * at
 """
-
-FORKED = ("forkserver", "fork")
-START_METHODS = (*FORKED, "spawn")
-"""Spawned ranks are fresh interpreters, as frameworks expect, and import torch for seconds: few tests have them."""
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ import pytest
 
 from notebook_launcher import notebook_launch
 from notebook_launcher.processes.edited_modules import LocalModules
+from tests.support.first_cell import START_METHODS
 from tests.support.kernels import ROOT
 from tests.support.warm_kernels import warm_kernel
 
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 
-START_METHODS = ["forkserver", "fork", "spawn"]
 
 DEFINITIONS = """
 import dataclasses, tempfile

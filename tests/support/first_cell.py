@@ -4,8 +4,9 @@ from __future__ import annotations
 
 __all__ = ["DEFINITIONS", "FORKED", "START_METHODS"]
 
-START_METHODS = ("forkserver", "fork", "spawn")
 FORKED = ("forkserver", "fork")
+START_METHODS = (*FORKED, "spawn")
+"""Spawned ranks are fresh interpreters, as frameworks expect, and import torch for seconds: few tests have them."""
 
 DEFINITIONS = """
 import asyncio, contextlib, io, os, random, signal, sys, threading, time, warnings
