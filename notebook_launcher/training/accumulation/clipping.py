@@ -16,7 +16,7 @@ from notebook_launcher.training.spread_tensors import whole_tensor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["clip_norm_", "clip_value_"]
+__all__ = ["clip_norm_", "clip_value_", "given_parameters"]
 
 
 def clip_norm_(parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor:
@@ -37,13 +37,18 @@ def clip_value_(parameters: Any, clip_value: float) -> None:
         torch.nn.utils.clip_grad_value_(group, clip_value)
 
 
+def given_parameters(given: Any) -> Iterable[torch.Tensor]:
+    """Return the parameters that a call was given: one, several, or a model for all of its own."""
+    if isinstance(given, torch.Tensor):
+        return [given]
+    parameters: Iterable[torch.Tensor] = given.parameters() if isinstance(given, torch.nn.Module) else given
+    return parameters
+
+
 def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:
     """Return the parameters that have a gradient, by the mesh that it is sharded over; None for whole gradients."""
-    given: Iterable[torch.Tensor] = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-    if isinstance(parameters, torch.nn.Module):
-        given = parameters.parameters()
     groups: dict[Any, list[torch.Tensor]] = {}
-    for parameter in given:
+    for parameter in given_parameters(parameters):
         gradient = parameter.grad
         if gradient is None:
             continue

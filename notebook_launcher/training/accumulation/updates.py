@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_
+from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_, given_parameters
 from notebook_launcher.training.accumulation.correction import rescale
 from notebook_launcher.training.accumulation.member_kinds import PreparedModel
 from notebook_launcher.training.accumulation.targets import parameters_of
@@ -259,8 +259,7 @@ class Updates:
         window = self._accumulation.state.current
         if window is None or not self._rules.guards or (type(window.correction) is float and window.correction == 1.0):
             return parameters
-        given = parameters.parameters() if isinstance(parameters, torch.nn.Module) else parameters
-        listed = [given] if isinstance(given, torch.Tensor) else list(given)
+        listed = list(given_parameters(parameters))
         clipped = set(map(id, listed))
         for member in self._accumulation.members.models_and_leaves:
             if not window.holds([member]) and any(id(one) in clipped for one in member.parameters()):
