@@ -290,8 +290,8 @@ class Accumulation:
             self._sparse = self.members.version, has_sparse_gradients(self.members.models_and_leaves)
         value = checked_weight(weight, self._device, reads=self._sparse[1])
         weights = self._round_weights()
-        is_counted = weights is not None and (self.is_local or any(weights))
-        return 0.0 if weights is not None and is_counted and not weights[self._data_rank] else value
+        repeats = weights is not None and not weights[self._data_rank] and (self.is_local or any(weights))
+        return 0.0 if repeats else value
 
     def _round_weights(self) -> tuple[int, ...] | None:
         loader = self.state.stack.active
