@@ -57,6 +57,14 @@ def nested(first: Any, second: Any) -> Iterator[Any]:
         yield from first
 
 
+def nested_at_the_end(first: Any, second: Any) -> Iterator[Any]:
+    for number, batch in enumerate(second, 1):
+        if number < len(second):
+            yield batch
+        else:
+            yield from first
+
+
 def gradients(loop: Callable[[Any, Any], Iterator[Any]], counts: tuple[int, int], num_steps: int) -> list[float]:
     """Return the gradient of each update: the mean over the numbers of its window."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps)
@@ -93,6 +101,10 @@ def test_loop_inside_a_loop_ends_windows_with_the_inner_loader(outer: int) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert gradients(nested, (10, outer), 3) == [3.5, 8.5] * (outer // 2)
+
+
+def test_loop_inside_the_last_round_of_a_loop_keeps_windows_of_full_length() -> None:
+    assert gradients(nested_at_the_end, (12, 8), 3) == [3.5, 3.5, 9.5]
 
 
 def test_loaders_side_by_side_that_count_other_samples_get_a_warning() -> None:

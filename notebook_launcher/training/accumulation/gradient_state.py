@@ -59,8 +59,6 @@ class GradientState:
         """Micro-batches begun so far."""
         self.left_out: LeftOutBatch | None = None
         """The batch that was left out last."""
-        self._drawn: dict[object, int] = {}
-        """By the iterations of the loaders: the number of batches drawn when the last micro-batch began."""
         self.was_read_ahead = False
         """True if the last loop read all of its loader and no micro-batch began meanwhile, as `list(loader)` does."""
         self.is_out_of_step = False
@@ -152,9 +150,8 @@ class GradientState:
         loader = self.stack.active
         iteration = None if loader is None else loader.iteration_token
         self.is_out_of_step = self._is_out_of_step(window, loader)
-        self.stack.note_micro_batch()
-        if loader is not None:
-            self._note_drawn(loader)
+        if loader is not None and self.stack.note_micro_batch(loader) > 1:
+            self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
         abandoned = self._abandoned(window, iteration)
         if window.num_batches == 0:
             self._check_alone(window)
@@ -175,13 +172,6 @@ class GradientState:
         )
         self._last = window
         return abandoned
-
-    def _note_drawn(self, loader: Any) -> None:
-        """Note the batches that were drawn for the micro-batch that begins: one, if the loop left none out."""
-        iteration = loader.iteration_token
-        if loader.num_drawn - self._drawn.get(iteration, 0) > 1:
-            self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
-        self._drawn = {one.iteration_token: one.num_drawn for one in self.stack.loaders}
 
     def _is_out_of_step(self, window: Window, loader: Any) -> bool:
         """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
@@ -303,7 +293,6 @@ class GradientState:
         """Forget all windows; models that are prepared later get new ones."""
         self.windows.clear()
         self._last = self.left_out = None
-        self._drawn.clear()
         self.sync_gradients = True
 
     def state_dict(self) -> dict[str, Any]:

@@ -60,8 +60,8 @@ class LoaderStack:
         self._loaders: list[weakref.ref[Any]] = []
         self._follows_draws = follows_draws
         self._draws: dict[object, tuple[int, int]] = {}
-        """Of several loaders, by their iterations: the batches drawn up to the last micro-batch, and the number of
-        micro-batches in a row for each of which one was drawn."""
+        """By the iterations of the loaders: the batches drawn up to the last micro-batch, and the number of
+        micro-batches in a row for each of which one was drawn while there were several loaders."""
         # Weakly: its object holds this stack, and a cycle would keep models until the garbage collector comes.
         self._on_begin = None if on_begin is None else weakref.WeakMethod(on_begin)
         self.on_next: Callable[[], None] | None = None
@@ -94,15 +94,17 @@ class LoaderStack:
         if self._follows_draws and len(self._loaders) > 1 and self._loaders[-1]() is not loader:
             self._loaders.sort(key=lambda ref: ref() is loader)
 
-    def note_micro_batch(self) -> None:
-        """Note the batches that each loader has drawn since the last micro-batch, if there are several."""
-        if len(self._loaders) < 2:
-            return
+    def note_micro_batch(self, active: Any) -> int:
+        """Note what the loaders have drawn since the last micro-batch; return the number of the active's batches."""
+        newly = active.num_drawn - self._draws.get(active.iteration_token, (0, 0))[0]
+        has_others = len(self._loaders) > 1
         draws: dict[object, tuple[int, int]] = {}
         for loader in self.loaders:
             before, in_a_row = self._draws.get(loader.iteration_token, (0, 0))
-            draws[loader.iteration_token] = loader.num_drawn, in_a_row + 1 if loader.num_drawn == before + 1 else 0
+            is_next = has_others and loader.num_drawn == before + 1
+            draws[loader.iteration_token] = loader.num_drawn, in_a_row + 1 if is_next else 0
         self._draws = draws
+        return int(newly)
 
     def in_step(self, loader: Any) -> list[Any]:
         """Return the other loaders that are iterated beside this one, as `zip` does: each micro-batch draws from them.
