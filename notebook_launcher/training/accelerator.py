@@ -554,8 +554,7 @@ class Accelerator:
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Undo the scaling of fp16 gradients, of one optimizer, a list, or all; once for each update."""
-        chosen = self._prepared.optimizers if optimizer is None else optimizer
-        self._updates.unscale(chosen if isinstance(chosen, (list, tuple)) else [chosen])
+        self._updates.unscale_given(optimizer)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor | None:
         """Clip gradients to a total norm where a window ends; inside one nothing happens.

@@ -10,7 +10,7 @@ from typing import Any
 from notebook_launcher.option_checks import whole_number
 from notebook_launcher.text import type_of
 
-__all__ = ["check_fields", "check_instance", "check_limit", "check_switch"]
+__all__ = ["check_fields", "check_instance", "check_limit", "check_number", "check_switch"]
 
 
 def check_instance(name: str, value: Any, kind: type, write: str) -> None:
@@ -48,7 +48,7 @@ def check_limit(name: str, value: Any) -> None:
     """
     if type(value) is float and value >= 0.0:  # in every micro-batch
         return
-    _check_number(name, value)
+    check_number(name, value)
     if value < 0:
         raise ValueError(f"{name}={value!r} must be 0 or more; to clip nothing, leave the call out.")
 
@@ -65,10 +65,11 @@ def check_fields(record: Any) -> None:
         elif kind == "int":
             whole_number(field.name, value, minimum=-sys.maxsize)
         elif kind == "float":
-            _check_number(field.name, value)
+            check_number(field.name, value)
 
 
-def _check_number(name: str, value: Any) -> None:
+def check_number(name: str, value: Any) -> None:
+    """Raise TypeError unless a value is a number, or holds one, as a tensor of one element does."""
     try:
         number = math.nan if isinstance(value, (str, bytes, bool)) else float(value)
     except (TypeError, ValueError):

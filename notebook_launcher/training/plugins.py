@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import enum
 import os
 import sys
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.option_checks import whole_number
+from notebook_launcher.text import type_of
 from notebook_launcher.training.argument_checks import check_fields
 
 if TYPE_CHECKING:
-    import datetime as dt
     from collections.abc import Callable, Iterable
 
 __all__ = [
@@ -228,7 +229,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
     dim: int = 0
     broadcast_buffers: bool = True
-    bucket_cap_mb: float = 25
+    bucket_cap_mb: float | None = 25
+    """MiB of gradients that are reduced together; None becomes torch's size, 25."""
     find_unused_parameters: bool = False
     check_reduction: bool = False
     """Accepted and without effect, as in torch."""
@@ -246,6 +248,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.bucket_cap_mb is None:
+            self.bucket_cap_mb = 25
         self.comm_hook = _hook("comm_hook", self.comm_hook)
         self.comm_wrapper = _hook("comm_wrapper", self.comm_wrapper)
 
@@ -277,6 +281,14 @@ class InitProcessGroupKwargs(KwargsHandler):
     init_method: str | None = None
     timeout: dt.timedelta | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.timeout is not None and not isinstance(self.timeout, dt.timedelta):
+            raise TypeError(
+                f"timeout={self.timeout!r} is {type_of(self.timeout)}; it must be a datetime.timedelta. Pass "
+                "timedelta(seconds=600)."
+            )
+
 
 @dataclasses.dataclass
 class ProfileKwargs(KwargsHandler):
@@ -293,6 +305,11 @@ class ProfileKwargs(KwargsHandler):
     with_modules: bool = False
     output_trace_dir: str | None = None
     """Folder in which each rank writes `profile_<rank>.json`; None: nothing is written."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.activities, str):
+            raise TypeError(f"activities={self.activities!r} is a str; it must be a list: [{self.activities!r}].")
 
 
 def pick_handlers(handlers: Iterable[Any] | None, known: tuple[type, ...]) -> dict[type, Any]:

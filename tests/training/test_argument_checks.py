@@ -16,6 +16,8 @@ from notebook_launcher import (
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
     ProjectConfiguration,
     find_executable_batch_size,
 )
@@ -54,6 +56,8 @@ def test_argument_of_another_type_is_refused(arguments: dict[str, Any], message:
     (ProjectConfiguration, {"iteration": 1.5}, "iteration=1.5 is a float; it must be a whole number"),
     (GradScalerKwargs, {"init_scale": "1"}, "init_scale='1' is a str; it must be a number"),
     (AutocastKwargs, {"enabled": None}, "enabled=None is a NoneType; it must be True or False"),
+    (InitProcessGroupKwargs, {"timeout": 600}, r"timeout=600 is an int; it must be a datetime.timedelta. Pass timede"),
+    (ProfileKwargs, {"activities": "cpu"}, r"activities='cpu' is a str; it must be a list: \['cpu'\]"),
     (DistributedDataParallelKwargs, {"comm_hook": "fp8"}, "comm_hook='fp8' is unknown. It can be 'no', 'fp16', 'bf16'"),
 ])  # fmt: skip
 def test_field_of_another_type_is_refused(record: type, arguments: dict[str, Any], message: str) -> None:
@@ -107,6 +111,12 @@ def test_record_of_another_package_is_named_with_its_module() -> None:
     (lambda a, m, o: a.profile("trace"), "profile_handler='trace' is not a ProfileKwargs"),
     (lambda a, m, o: a.join_uneven_inputs(m).__enter__(), r"join_uneven_inputs\(Linear\): pass a list of models"),
     (lambda a, m, o: a.log([0.5]), r"log\(list\): pass metrics by name, such as \{'loss': loss\}"),
+    (lambda a, m, o: a.log_images([0.5]), r"log_images\(list\): pass images by name, such as \{'input': image\}"),
+    (lambda a, m, o: a.get_state_dict(None), r"get_state_dict\(NoneType\): pass a model"),
+    (lambda a, m, o: a.unscale_gradients(o), r"unscale_gradients\(SGD\): it was not prepared. Pass an optimizer that"),
+    (lambda a, m, o: a.unscale_gradients([m]), r"unscale_gradients\(Linear\): it was not prepared"),
+    (lambda a, m, o: a.clip_grad_norm_(a, 1.0), "Gradients of an Accelerator cannot be clipped. Pass parameters"),
+    (lambda a, m, o: a.reduce(m.weight, "sum", scale="x"), "scale='x' is a str; it must be a number"),
 ])  # fmt: skip
 def test_method_refuses_an_argument_of_another_type(call: Any, message: str) -> None:
     model = Net(1, 1)
@@ -131,3 +141,29 @@ def test_gradients_of_a_model_can_be_clipped_by_its_name() -> None:
     assert norm.item() == 4.0
     accelerator.clip_grad_value_(model, 0.25)
     assert next(model.parameters()).grad.item() == 0.25
+
+
+def test_gradients_are_clipped_to_a_value_where_there_are_none() -> None:
+    accelerator, model = Accelerator(cpu=True), Net(1, 1)
+    accelerator.clip_grad_value_(accelerator.prepare(model), 0.25)
+    assert model.weight.grad is None
+
+
+def test_bucket_size_none_is_the_one_of_torch() -> None:
+    assert DistributedDataParallelKwargs(bucket_cap_mb=None).bucket_cap_mb == 25
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [lambda g, p: None, lambda g, p: g, lambda g, p: [g], lambda g, p: (p,)],
+    ids=["all", "one", "list", "its"],
+)
+def test_unscale_gradients_takes_the_name_before_prepare(choose: Any) -> None:
+    handler = GradScalerKwargs(init_scale=4.0)
+    accelerator, model = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[handler]), Net(1, 1, bias=False)
+    given = optimizer_of(model)
+    model, prepared = accelerator.prepare(model, given)
+    accelerator.backward(model(torch.full((1, 1), 3.0)).sum())
+    assert next(model.parameters()).grad.item() == 12.0
+    accelerator.unscale_gradients(choose(given, prepared))
+    assert next(model.parameters()).grad.item() == 3.0

@@ -374,6 +374,26 @@ def test_broadcast_object_list_works_in_place(ranks):
     assert on_all(ranks, broadcast) == (True, [1, None])
 
 
+def test_broadcast_from_a_process_that_does_not_exist_is_refused(ranks):
+    def broadcast():
+        refused = []
+        for call in (operations.broadcast, operations.broadcast_object_list):
+            for source in sources:
+                with pytest.raises(ValueError, match="from_process=") as caught:
+                    call([torch.zeros(1)], from_process=source)
+                refused.append(str(caught.value))
+        return refused
+
+    size = ranks.num_processes
+    sources: list[Any] = [size, -1, "0"]
+    largest = f"from_process={size} is too large; it must be {size - 1} or less."
+    assert on_all(ranks, broadcast)[:3] == [
+        largest,
+        "from_process=-1 is too small; it must be 0 or more.",
+        "from_process='0' is a str; it must be a whole number.",
+    ]
+
+
 def test_broadcast_overwrites_the_tensors_it_was_given(ranks):
     def broadcast():
         rank = this_rank()

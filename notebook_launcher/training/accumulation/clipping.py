@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.text import type_of
 from notebook_launcher.training.spread_tensors import whole_tensor
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def clip_norm_(parameters: Any, max_norm: float, norm_type: float) -> torch.Tens
 
 def clip_value_(parameters: Any, clip_value: float) -> None:
     """Clip each element of the gradients to `[-clip_value, clip_value]`."""
-    for group in _by_mesh(parameters).values():
+    for group in filter(None, _by_mesh(parameters).values()):  # Without gradients, torch's function fails.
         torch.nn.utils.clip_grad_value_(group, clip_value)
 
 
@@ -42,7 +43,12 @@ def given_parameters(given: Any) -> Iterable[torch.Tensor]:
     if isinstance(given, torch.Tensor):
         return [given]
     parameters: Iterable[torch.Tensor] = given.parameters() if isinstance(given, torch.nn.Module) else given
-    return parameters
+    try:
+        return iter(parameters)
+    except TypeError:
+        raise TypeError(
+            f"Gradients of {type_of(given)} cannot be clipped. Pass parameters, such as model.parameters(), or a model."
+        ) from None
 
 
 def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:

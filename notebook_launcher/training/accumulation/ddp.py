@@ -119,7 +119,7 @@ def wrap(
     if "power_sgd" in kwargs.comm_hook and device.type == "cpu":
         # Its later reductions start from threads, in an order that differs between ranks; gloo takes them for
         # one another and fails or waits for ever (torch 2.13). One bucket has no order.
-        given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, _one_bucket(model))
+        given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb or 0, _one_bucket(model))
     devices = [device.index] if device.type == "cuda" else None
     synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
     synced.notes.compares = compares

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from notebook_launcher.training.accumulation.windows import find_gradient
 from notebook_launcher.training.argument_checks import check_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from notebook_launcher.training.accumulation.backward import Accumulation
     from notebook_launcher.training.accumulation.member_kinds import Member
@@ -225,6 +226,23 @@ class Updates:
         for member in owned:
             member.clear_synced()
         return True
+
+    def unscale_given(self, given: Any) -> None:
+        """Undo the scaling of the gradients of one optimizer, of a list, or with None of all.
+
+        Raises:
+            ValueError: One was not prepared.
+        """
+        known = {id(one): prepared for prepared in self.optimizers for one in (prepared, prepared.optimizer)}
+        chosen = self.optimizers if given is None else given
+        listed = [chosen] if id(chosen) in known or not isinstance(chosen, Iterable) else list(chosen)
+        for optimizer in listed:
+            if id(optimizer) not in known:
+                raise ValueError(
+                    f"unscale_gradients({type(optimizer).__name__}): it was not prepared. Pass an optimizer that "
+                    "prepare() returned, a list of them, or nothing for all."
+                )
+        self.unscale(known[id(optimizer)] for optimizer in listed)
 
     def unscale(self, optimizers: Iterable[AcceleratedOptimizer]) -> None:
         """Undo the scaling of fp16 gradients, once for each update."""

@@ -166,7 +166,13 @@ def _publish(stage: Path, target: Path, plan: _Plan) -> None:
 
 
 def gather_state_dict(model: torch.nn.Module) -> dict[str, Any]:
-    """Return a model's state dict; of a sharded one, on rank 0 whole and on the CPU, and on the others empty."""
+    """Return a model's state dict; of a sharded one, on rank 0 whole and on the CPU, and on the others empty.
+
+    Raises:
+        TypeError: The object has no state dict.
+    """
+    if not hasattr(model, "state_dict"):
+        raise TypeError(f"get_state_dict({type(model).__name__}): pass a model.")
     state: dict[str, Any] = model.state_dict()
     if not has_spread(state):
         return state

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
+from notebook_launcher.option_checks import whole_number
+from notebook_launcher.training.argument_checks import check_number
 from notebook_launcher.training.operations.checking import require_alike
 from notebook_launcher.training.operations.nested import map_tensors
 from notebook_launcher.training.operations.tensors import TensorInformation
@@ -131,10 +133,12 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
     Raises:
         TypeError: A leaf is neither a tensor nor None.
+        ValueError: There is no such process.
         DistributedOperationException: In debug mode, shapes or dtypes differ.
     """
     if world_size() == 1:
         return tensor
+    _check_source(from_process)
     require_alike("broadcast", tensor)
     return map_tensors("broadcast", lambda one: _broadcast_one(one, from_process), tensor)
 
@@ -187,10 +191,18 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     """Replace the items of `object_list`, in place, by the items of process `from_process`, and return the list.
 
     The list must be equally long on all processes; the items must be picklable.
+
+    Raises:
+        ValueError: There is no such process.
     """
     if world_size() > 1:
+        _check_source(from_process)
         dist.broadcast_object_list(object_list, src=from_process)
     return object_list
+
+
+def _check_source(from_process: int) -> None:
+    whole_number("from_process", from_process, minimum=0, maximum=world_size() - 1)
 
 
 @context.activity(context.WAITING)
@@ -209,12 +221,13 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
     Raises:
         ValueError: The reduction is unknown.
-        TypeError: A leaf is neither a tensor nor None.
+        TypeError: A leaf is neither a tensor nor None, or the scale is not a number.
         DistributedOperationException: In debug mode, shapes or dtypes differ.
     """
     if reduction not in REDUCTIONS:
         known = ", ".join(map(repr, REDUCTIONS))
         raise ValueError(f"reduction={reduction!r} is unknown. It can be {known}.")
+    check_number("scale", scale)
     if world_size() > 1:
         require_alike("reduce", tensor)
     return map_tensors("reduce", lambda one: _reduce_one(one, reduction, scale), tensor)

@@ -27,7 +27,8 @@ def pad_across_processes(
     Args:
         tensor: Nested tensors, of the same dtypes and numbers of dimensions on all processes.
         dim: Along which dimension; tensors that do not have it stay as they are.
-        pad_index: Value of the padding: a number, or a tensor that broadcasts to the padding.
+        pad_index: Value of the padding: a number, or a tensor that broadcasts to the padding. It is cast to each
+            tensor's dtype, as by `tensor.fill_`: -100 is 156 in uint8, and True in a mask.
         pad_first: True if the padding comes before the data.
 
     Returns:

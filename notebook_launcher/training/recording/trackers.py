@@ -260,8 +260,10 @@ class Trackers:
             step: The step they belong to, an integer or a tensor of one.
 
         Raises:
-            TypeError: A value is not an image, or the step no integer.
+            TypeError: The images have no names, a value is not an image, or the step is not an integer.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"log_images({type(values).__name__}): pass images by name, such as {{'input': image}}.")
         step = None if step is None else _whole(step)
         listed = {name: list(one) if isinstance(one, (list, tuple)) else [one] for name, one in values.items()}
         for tracker in self.trackers:
