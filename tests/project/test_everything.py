@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,11 @@ def outcome_of(tmp_path: Path) -> Callable[..., tuple[int, str]]:
         for number, text in enumerate((*files, ALONE)):
             (tmp_path / f"test_{number}.py").write_text(text)
         command = [sys.executable, str(Path(everything.__file__)), str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        # Loading every installed plugin takes 5 of 6 seconds of processor time.
+        plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+        done = subprocess.run(
+            command, env={**os.environ, **plugins}, capture_output=True, text=True, check=False, timeout=120
+        )
         return done.returncode, done.stdout
 
     return run

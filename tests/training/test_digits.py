@@ -59,7 +59,7 @@ def test_digits_reach_same_accuracy_on_any_number_of_ranks():
     outcomes = {}
     for num_ranks in (1, 2, 4):
         steps = GLOBAL_MICRO_BATCHES // num_ranks
-        results = notebook_launch(train, num_ranks, args=(12,), gradient_accumulation_steps=steps, output="none")
+        results = notebook_launch(train, num_ranks, args=(6,), gradient_accumulation_steps=steps, output="none")
         assert len(set(results)) == 1, "ranks disagree on gathered metrics"
         outcomes[num_ranks] = results[0]
     losses = [loss for loss, _ in outcomes.values()]
