@@ -110,6 +110,9 @@ class CommMessage:
 class StartSupervisor:
     """Fork a supervisor. Descriptors: its channel, a pipe that is closed once it has been reaped."""
 
+    is_interactive: bool
+    """True if a person at a prompt launches, who will launch again."""
+
 
 # kernel -> supervisor
 
@@ -141,6 +144,8 @@ class Place:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartHost:
     """Fork the host of a detached run; from the kernel to the fork server. Descriptor: the host's channel."""
+
+    is_interactive: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

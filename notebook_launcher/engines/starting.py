@@ -110,7 +110,8 @@ class ForkServer:
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:
-                self._send(messages.StartSupervisor(), [sock.fileno(), reaped_w], environ)
+                request = messages.StartSupervisor(is_interactive=_is_interactive())
+                self._send(request, [sock.fileno(), reaped_w], environ)
                 errors = os.dup(self._errors)
         except BaseException:
             os.close(reaped_r)
@@ -124,7 +125,7 @@ class ForkServer:
     def start_host(self, host_fd: int, environ: Mapping[str, str]) -> int:
         """Fork the host of a detached run; return a descriptor of its standard error, for its last words."""
         with self._lock:
-            self._send(messages.StartHost(), [host_fd], environ)
+            self._send(messages.StartHost(is_interactive=_is_interactive()), [host_fd], environ)
             return os.dup(self._errors)
 
     def adopt(self, channel: Channel, pid: int, environ: Mapping[str, str]) -> None:
@@ -168,6 +169,10 @@ class ForkServer:
         if self._errors >= 0:
             os.close(self._errors)
         self._process, self._channel, self._errors = None, None, -1
+
+
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1")  # IPython and its kernels set it, too.
 
 
 class _Child:

@@ -3,8 +3,8 @@
 The fork server has imported torch and runs none of the user's code. A process forked from it therefore has no
 OpenMP pool, no CUDA context and no other thread, whatever the kernel did before. The server exits with the kernel.
 
-After a moment without a launch the server does its chores, which take seconds. No launch waits for them: the
-server first forks a deputy, which serves launches in its place until the chores are done.
+After a moment without a launch, if another one is likely, the server does its chores, which take seconds. No launch
+waits for them: the server first forks a deputy, which serves launches in its place until the chores are done.
 
     server ──fork──▶ imports, huge pages ──────────────▶ serves again
        └──▶ deputy   serves                        closes its channel; ends with its last supervisor
@@ -173,6 +173,9 @@ class _Server:
         """By process number of each child: its pidfd, and other descriptors to close once the child is reaped."""
         self._has_chores = True
         """True until the chores have begun."""
+        self._has_launched = False
+        self._expects_launches = True
+        """True if another launch is likely, which the chores are for: also before the first one, after `prewarm`."""
         self._launches = LaunchClock()
         self._is_retired = False
         """True in a deputy that takes no more launches."""
@@ -202,7 +205,7 @@ class _Server:
         """
         while self._is_needed:
             _freeze()
-            events = self._selector.select(IDLE if self._has_chores else None)
+            events = self._selector.select(IDLE if self._has_chores and self._expects_launches else None)
             if not events:
                 self._do_chores()
             for key, _ in events[:1]:  # Only one, because the call may close the descriptor of the next event.
@@ -217,13 +220,20 @@ class _Server:
         match received:
             case None:
                 self._on_kernel_gone()
-            case messages.StartSupervisor(), (sock_fd, reaped_fd):
+            case messages.StartSupervisor() as request, (sock_fd, reaped_fd):
+                self._note(request)
                 self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
-            case messages.StartHost(), (host_fd,):
+            case messages.StartHost() as request, (host_fd,):
+                self._note(request)
                 self._fork(lambda: _become_host(host_fd), host_fd)
             case unknown, _:
                 msg = f"the fork server got an unknown message: {unknown!r}"
                 raise TypeError(msg)
+
+    def _note(self, request: messages.StartSupervisor | messages.StartHost) -> None:
+        # A script may launch only once, and its ranks would share the cores with 1.6 s of work for nothing.
+        self._expects_launches = request.is_interactive or self._has_launched
+        self._has_launched = True
 
     def _on_kernel_gone(self) -> None:
         if self._server >= 0:  # This is the deputy: the server may be in the middle of its chores.

@@ -7,6 +7,8 @@ import importlib.util
 import os
 import select
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +17,11 @@ import psutil
 import pytest
 
 from notebook_launcher.processes import forkserver
-from tests.support.kernels import PATIENCE, Kernel
+from tests.support.kernels import PATIENCE, ROOT, Kernel
 from tests.support.warm_kernels import FIRST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Runs at the start of each interpreter. In the fork server, the import of torch's compiler waits for the test.
 SITE = """
@@ -72,6 +74,14 @@ class Chores:
         gate, _ = self._listener.accept()
         with gate:
             yield
+
+    def begin(self, within: float) -> bool:
+        """Return True if the chores begin within these seconds; they go on at once."""
+        has_begun = bool(select.select([self._listener], [], [], within)[0])
+        if has_begun:
+            with self.held():
+                pass
+        return has_begun
 
     def forget(self) -> None:
         """Forget the chores of servers that are gone."""
@@ -185,6 +195,49 @@ def test_killed_kernel_takes_a_server_at_its_chores_with_it(folder: Path, chores
             both = servers(kernel)
             kernel.kill()
             assert [ends(process) for process in both] == [True, True]
+
+
+SCRIPT = """
+import sys
+from notebook_launcher import notebook_launch, prewarm
+for word in sys.stdin:
+    prewarm() if word == "prewarm\\n" else notebook_launch(print, 2, output="none")
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def do_in_script(folder: Path) -> Iterator[Callable[[str], None]]:
+    """Have a script without IPython launch, or prewarm, and wait until it has."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as script:
+        requests, answers = script.stdin, script.stdout
+        assert requests is not None
+        assert answers is not None
+
+        def do(word: str) -> None:
+            print(word, file=requests, flush=True)
+            assert answers.readline() == "done\n"
+
+        yield do
+        requests.close()
+
+
+def test_chores_of_a_script_begin_after_its_second_launch(do_in_script: Callable[[str], None], chores: Chores) -> None:
+    do_in_script("launch")
+    assert not chores.begin(within=5 * forkserver.IDLE)
+    do_in_script("launch")
+    assert chores.begin(within=PATIENCE)
+
+
+def test_chores_of_a_script_begin_after_prewarm(do_in_script: Callable[[str], None], chores: Chores) -> None:
+    do_in_script("prewarm")
+    assert chores.begin(within=PATIENCE)
 
 
 def test_chores_stand_still_while_a_launch_starts_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         str(folder),
         "-p",
         "no:cacheprovider",
+        "-p",
+        "no:randomly",  # One test sets the patience of those after it.
     ]
     subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-W", "ignore", f"--junitxml={report}", str(folder)],
