@@ -294,6 +294,14 @@ def test_page_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
     lab.run(page, 2)
     assert "free again" in lab.output(page, 2).inner_text()
 
+    lab.save(page, "busy.ipynb")
+    with page.expect_response("**/api/kernels/*/restart*"):
+        restart(page)
+    lab.show(page, "busy.ipynb")
+    old.wait_for()
+    page.get_by_text("model not found").wait_for(state="attached")
+    assert page.get_by_text("model not found").is_hidden()
+
 
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")

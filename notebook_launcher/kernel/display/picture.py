@@ -18,6 +18,11 @@ Bundle = dict[str, str]
 """One output: its representations by MIME type."""
 NOTHING: Bundle = {"text/html": "", "text/plain": ""}
 """An output that takes no room."""
+MISSING = (
+    'body:not(:has([data-nbl-live="{key}"])) .jp-OutputArea-child:has(+ .jp-OutputArea-child [data-nbl-kept="{key}"]) '
+    "{{ display: none }}"
+)
+"""Style sheet that hides the place of a monitor that the page does not have."""
 SHORT = 10.0
 """Seconds up to which a run without curves leaves one line."""
 
@@ -90,9 +95,14 @@ def _marked(html: str, name: str, key: str) -> str:
 
 
 def kept_picture(snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:
-    """Return the folded picture of a run in progress, which the page hides while it has the monitor of this key."""
+    """Return the folded picture of a run in progress, which the page hides while it has the monitor of this key.
+
+    Its style sheet hides the output above it, the monitor, where that is missing. JupyterLab shows "model not found"
+    there if the notebook was saved after a reload of the page, which no longer receives the outputs of a busy cell.
+    """
     bundle = _folded_picture(snapshot, curves)
-    return {**bundle, "text/html": _marked(bundle["text/html"], "kept", key)}
+    html = f"<style>{MISSING.format(key=key)}</style>{bundle['text/html']}" if key else bundle["text/html"]
+    return {**bundle, "text/html": _marked(html, "kept", key)}
 
 
 def _folded_picture(snapshot: RunSnapshot, curves: Curves, line: str = "", key: str = "") -> Bundle:

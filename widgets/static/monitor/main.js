@@ -21,6 +21,7 @@ function initialize({ model }) {
 
 /** @param {{ model: Model, el: HTMLElement }} context */
 function render({ model, el }) {
+  el.dataset["nblLive"] = model.get("key"); // The style sheet of the kept picture looks for it.
   const view = new MonitorView(model, el);
   return () => view.close();
 }
