@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from notebook_launcher.training.random import capture_rng_states
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
     from pathlib import Path
 
     from notebook_launcher.training.checkpoints.durable_files import FileDigest
@@ -74,8 +76,31 @@ def save_state(
         CheckpointError: Something cannot be written, or another rank failed; the earlier checkpoint is whole.
         OSError: The disk is full or fails; the earlier checkpoint is whole.
     """
-    check_layout(state_dict_type, on_each_node=bool(config.save_on_each_node))
-    writers = Writers.of(process, on_each_node=config.save_on_each_node)
+    on_each_node = bool(config.save_on_each_node)
+    check_layout(state_dict_type, on_each_node=on_each_node)
+    writers = Writers.of(process, on_each_node=on_each_node)
+    meet("save_state")
+    if rank_check is not None:
+        rank_check.compare_now("save_state", lambda mine: gather_outcomes("compare the ranks", lambda: mine))
+    with _open_stage(writers, config, output_dir) as (target, stage):
+        if writers.spans_machines:
+            on_all_ranks("reach the folder of the checkpoint", lambda: _check_reach(stage, process.process_index))
+        writer = _CheckpointWriter(parts, process, writers, stage, safe=safe)
+        on_all_ranks("collect its part of the checkpoint", writer.collect)
+        states = [*writer.weights, *writer.optimizers]
+        writer.sharded = choose_sharded(states, state_dict_type, process, on_each_node=on_each_node)
+        writer.keep_weights(gather_outcomes("run the hooks", writer.run_hooks)[writers.leader])
+        digests = _write_files(writer, writers)
+        on_all_ranks("put the checkpoint in place", lambda: writer.publish(target, digests, config))
+    config.iteration += 1
+    return target
+
+
+@contextlib.contextmanager
+def _open_stage(
+    writers: Writers, config: ProjectConfiguration, output_dir: str | os.PathLike[str] | None
+) -> Iterator[tuple[Path, Path]]:
+    """Yield the checkpoint's folder and its stage, which the leader makes, and removes if the block fails."""
 
     def begin() -> tuple[Path, Path] | None:
         if not writers.leads:
@@ -83,39 +108,22 @@ def save_state(
         target = folder_to_save(config, output_dir)
         return target, staging.open_stage(target)
 
-    meet("save_state")
-    if rank_check is not None:
-        rank_check.compare_now("save_state", lambda mine: gather_outcomes("compare the ranks", lambda: mine))
     places = gather_outcomes("begin the checkpoint", begin)[writers.leader]
     assert places is not None
-    target, stage = places
-    writer = _CheckpointWriter(parts, process, writers, stage, safe=safe)
-    on_each_node = bool(config.save_on_each_node)
-
-    def finish(digests: dict[str, FileDigest]) -> None:
-        if writers.leads:
-            writer.publish(target, digests)
-            keep_newest(config, target)
-
     try:
-        if writers.spans_machines:
-            on_all_ranks("reach the folder of the checkpoint", lambda: _check_reach(stage, process.process_index))
-        on_all_ranks("collect its part of the checkpoint", writer.collect)
-        writer.sharded = choose_sharded(
-            [*writer.weights, *writer.optimizers], state_dict_type, process, on_each_node=on_each_node
-        )
-        kept = gather_outcomes("run the hooks", writer.run_hooks)[writers.leader]
-        writer.keep_weights(kept)
-        on_all_ranks("write its part of the checkpoint", writer.write_spread)
-        written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
-        mine = [digests for leader, digests in written if leader == writers.leader]
-        on_all_ranks("put the checkpoint in place", lambda: finish(dict(item for one in mine for item in one.items())))
+        yield places
     except BaseException:
         if writers.leads:
-            staging.discard(stage)
+            staging.discard(places[1])
         raise
-    config.iteration += 1
-    return target
+
+
+def _write_files(writer: _CheckpointWriter, writers: Writers) -> dict[str, FileDigest]:
+    """Write the files of all ranks; return sizes and digests of the files in this rank's stage."""
+    on_all_ranks("write its part of the checkpoint", writer.write_spread)
+    written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
+    in_stage = [digests for leader, digests in written if leader == writers.leader]
+    return dict(item for digests in in_stage for item in digests.items())
 
 
 def _check_reach(stage: Path, rank: int) -> None:
@@ -250,8 +258,10 @@ class _CheckpointWriter:
                     '{"weights_only": False}. Let state_dict() return plain numbers, text, lists, dicts and tensors.'
                 )
 
-    def publish(self, target: Path, digests: dict[str, FileDigest]) -> None:
-        """Write the manifest, and put the checkpoint in place."""
+    def publish(self, target: Path, digests: dict[str, FileDigest], config: ProjectConfiguration) -> None:
+        """On the leader, write the manifest, put the checkpoint in place, and remove older ones."""
+        if not self.leads:
+            return
         new = staging.contents(self.stage)
         from_hooks = new - set(digests)
         digests.update({name: durable_files.measure(self.stage / name, sync=True) for name in from_hooks})
@@ -269,6 +279,7 @@ class _CheckpointWriter:
         staging.publish(
             self.stage, target, last=MANIFEST, stale=earlier - new - {MANIFEST}, replaceable=before == earlier
         )
+        keep_newest(config, target)
 
 
 def _earlier(target: Path, before: set[str]) -> set[str]:
