@@ -13,8 +13,8 @@ from notebook_launcher.drawing.tables import Column, table_html, table_text
 from notebook_launcher.drawing.timeline import timeline_svg
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import (
-    FailureRecord,
     PhaseSpan,
+    RankFailure,
     RankPhases,
     RankSnapshot,
     RankUsage,
@@ -58,8 +58,8 @@ def test_page_shows_all_parts_of_a_snapshot() -> None:
 
 def failed_run() -> RunSnapshot:
     failures = (
-        FailureRecord(rank=1, summary=EVIL, traceback=f"Traceback\n{EVIL}\n", last_lines=(EVIL, "last")),
-        FailureRecord(rank=0, summary="connection reset", victim=True),
+        RankFailure(rank=1, summary=EVIL, traceback=f"Traceback\n{EVIL}\n", last_lines=(EVIL, "last")),
+        RankFailure(rank=0, summary="connection reset", victim=True),
     )
     ranks = (RankSnapshot(rank=0, state="stopped"), RankSnapshot(rank=1, state="failed", reason=EVIL, last_line=EVIL))
     return run_of(
@@ -110,12 +110,10 @@ def test_values_of_environment_variables_stay_private() -> None:
 
 def test_equal_failures_are_shown_once_with_the_ranks() -> None:
     failures = tuple(
-        FailureRecord(
-            rank=rank, summary="ValueError: boom", traceback="Traceback\n  boom", last_lines=(f"last {rank}",)
-        )
+        RankFailure(rank=rank, summary="ValueError: boom", traceback="Traceback\n  boom", last_lines=(f"last {rank}",))
         for rank in range(3)
     )
-    other = FailureRecord(rank=3, summary="KeyError: 3", traceback="Traceback\n  boom")
+    other = RankFailure(rank=3, summary="KeyError: 3", traceback="Traceback\n  boom")
     page = static_html(run_of(4, state="failed", failures=(*failures, other)), Curves())
     assert page.count("Traceback") == 2
     text = Balanced(page).text
@@ -168,7 +166,7 @@ def test_pages_are_bounded() -> None:
         1000,
         phases=phases_of(100),
         failures=tuple(
-            FailureRecord(rank=rank, summary=f"{rank}" + "x" * 9999, traceback="y" * 10**6) for rank in range(100)
+            RankFailure(rank=rank, summary=f"{rank}" + "x" * 9999, traceback="y" * 10**6) for rank in range(100)
         ),
     )
     curves = curves_of({f"metric {number} {'z' * 1000}": {0: [1, 2]} for number in range(500)})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import Accelerator, launch
-from notebook_launcher.history.schema import FailureRecord, RankPhases, RankSnapshot, RunChange, RunSetting
+from notebook_launcher.history.schema import RankFailure, RankPhases, RankSnapshot, RunChange, RunSetting
 from notebook_launcher.widgets.monitor.feed import Feed
 from tests.support.made_up_run import Reader
 
@@ -124,7 +124,7 @@ def test_memory_is_sent_once_a_second_and_a_state_at_once() -> None:
 
 
 def test_names_and_texts_of_users_are_sent_unchanged() -> None:
-    failure = FailureRecord(rank=0, summary=SCRIPT, traceback=SCRIPT * 10_000, last_lines=(SCRIPT,))
+    failure = RankFailure(rank=0, summary=SCRIPT, traceback=SCRIPT * 10_000, last_lines=(SCRIPT,))
     rank = RankSnapshot(rank=0, last_line=SCRIPT, metrics={SCRIPT: 1.0})
     reader = Reader(ranks=(rank,), logs={0: SCRIPT + "\n"}, fields={"failures": (failure,), "name": SCRIPT})
     reader.report(0, **{SCRIPT: 1.0})
@@ -204,7 +204,7 @@ def test_settings_are_sent_when_they_change_and_each_change_once() -> None:
 
 
 def test_ranks_that_the_user_stopped_are_not_errors() -> None:
-    failures = (FailureRecord(rank=0, summary="stopped"), FailureRecord(rank=1, summary="ValueError: boom"))
+    failures = (RankFailure(rank=0, summary="stopped"), RankFailure(rank=1, summary="ValueError: boom"))
     ranks = (RankSnapshot(rank=0, state="stopped"), RankSnapshot(rank=1, state="failed"))
     reader = Reader(ranks=ranks, fields={"failures": failures})
     assert [error["rank"] for error in Feed(reader).reset()["errors"]] == [1]
@@ -214,7 +214,7 @@ def test_later_error_is_sent_once() -> None:
     reader = Reader()
     feed = Feed(reader)
     feed.reset()
-    reader.fields["failures"] = (FailureRecord(rank=0, summary="ValueError: boom", victim=True),)
+    reader.fields["failures"] = (RankFailure(rank=0, summary="ValueError: boom", victim=True),)
     update = feed.update()
     assert update is not None
     assert [(error["summary"], error["victim"]) for error in update["errors"]] == [("ValueError: boom", True)]

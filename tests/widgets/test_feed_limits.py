@@ -12,7 +12,7 @@ from notebook_launcher.history.schema import PhaseSpan, RankPhases, RankSnapshot
 from notebook_launcher.widgets.monitor import feeds
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.monitor import interval_after
-from notebook_launcher.widgets.monitor.page_records import number
+from notebook_launcher.widgets.monitor.page_items import number
 from tests.support.made_up_run import Reader, points, size
 
 

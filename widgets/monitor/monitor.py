@@ -18,7 +18,7 @@ from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, picture_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
-from notebook_launcher.widgets.monitor.page_records import profile_record, sample_record
+from notebook_launcher.widgets.monitor.page_items import profile_item, sample_item
 from notebook_launcher.widgets.monitor.palette import palette_css
 from notebook_launcher.widgets.monitor.tap import open_tap
 from notebook_launcher.widgets.place import open_widgets
@@ -243,11 +243,11 @@ class Monitor(anywidget.AnyWidget):
         """Sample for some seconds, or profile some updates; send what was found, or the reason why nothing was."""
         run: Any = self._run  # A live one: only those can act.
         try:
-            record = sample_record(run.sample(amount)) if kind == "sample" else profile_record(run.profile(amount))
+            item = sample_item(run.sample(amount)) if kind == "sample" else profile_item(run.profile(amount))
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
-            record = {"kind": kind, "drawing": "", "tables": [], "problem": str(error)}
+            item = {"kind": kind, "drawing": "", "tables": [], "problem": str(error)}
         with self._lock:
-            self._feed.finding(record)
+            self._feed.finding(item)
 
     def _attempt(self, act: Callable[[], str | None]) -> None:
         """Carry out a request of the page. An error becomes a notice, because no cell would show it."""
