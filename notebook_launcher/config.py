@@ -156,7 +156,7 @@ class LaunchConfig:
     runs_folder: str | os.PathLike[str] | None = "auto"
     """Folder in which the run leaves a folder of its own, with its options, metrics, logs and summary, for `runs()` and
     `open_run()`. `"auto"`: the folder that the environment variable `NOTEBOOK_LAUNCHER_RUNS` names (`off`: none), else
-    `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`. None: no record."""
+    `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`. None: no run folder."""
     monitor: bool | str = "auto"
     """Live monitor of the run. `"auto"`: a run of more than a second shows the monitor if the front end draws widgets,
     else a line of progress; neither with `output="none"`. True: the monitor, whatever `output` is. False: neither."""

@@ -165,10 +165,10 @@ def check_folder(name: str, value: object) -> str | None:
         return None
     path = value.__fspath__() if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
-        msg = f"{name}={value!r} is {type_of(value)}; it must be a path, 'auto', or None to keep no record."
+        msg = f"{name}={value!r} is {type_of(value)}; it must be a path, 'auto', or None to keep no run folder."
         raise ConfigError(msg, field=name)
     if not path or "\0" in path:
-        msg = f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no record."
+        msg = f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no run folder."
         raise ConfigError(msg, field=name)
     return path
 

@@ -155,7 +155,7 @@ class RecordedRun:
     def config(self) -> LaunchConfig:
         """Options as they were given, to launch with again.
 
-        Options that this version does not know are left out. So are an engine, of which the record has only a text, and
+        Options that this version does not know are left out. So are an engine, of which the folder has only a text, and
         variables of `env` that hold secrets, because secrets are not recorded.
 
         Raises:

@@ -929,7 +929,7 @@ class Accelerator:
     ) -> None:
         """Log a table, as `columns` and rows of `data` or as a frame of pandas, to the run and the trackers.
 
-        The main process's table is shown in the monitor and in the run's record, and kept as CSV in the run's folder.
+        The main process's table is shown in the monitor and in the run's picture, and kept as CSV in the run's folder.
         Of the trackers `"jsonl"` writes a CSV file beside its metrics, `"tensorboard"` a text; aim, dvclive, swanlab
         and trackio take none.
 

@@ -36,7 +36,7 @@ def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bo
     """Return the run and the rank to look into: the rank that is named, else the culprit of the run.
 
     Args:
-        data: The record of the session's last run; None: there was none.
+        data: Run data of the session's last run; None: there was none.
         rank: The rank as the user named it; None: the culprit.
         has_forgotten: True if the ranks have released the frames.
 
@@ -71,7 +71,7 @@ class PostMortem:
 
     Args:
         ranks: The session's ranks, of which none runs a call.
-        data: The record of the run that failed.
+        data: Run data of the run that failed.
         rank: The rank to look into.
         sink: Takes the output in place of the calling cell, in a host.
         questions: Takes the prompts in place of the calling thread, in a host.
