@@ -165,7 +165,7 @@ class _CheckpointWriter:
         kinds = [
             (file_names.scheduler, parts.schedulers),
             (file_names.loader, parts.dataloaders),
-            (file_names.custom, parts.custom_objects),
+            (file_names.custom_object, parts.custom_objects),
         ]
         for name, ones in kinds:
             self.objects.update({name(at): gather_tree(one.state_dict(), keep=keep) for at, one in enumerate(ones)})
@@ -293,4 +293,4 @@ def _earlier(target: Path, before: set[str]) -> set[str]:
     # A checkpoint of Accelerate has no manifest, and always has this file.
     if file_names.random_states(0) not in before:
         return set()
-    return {MANIFEST, *filter(file_names.is_part, before)}
+    return {MANIFEST, *filter(file_names.is_checkpoint_file, before)}
