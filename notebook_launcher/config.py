@@ -200,8 +200,7 @@ class LaunchConfig:
     def build(cls, config: LaunchConfig | None, options: Mapping[str, Any]) -> LaunchConfig:
         """Return `config` with its fields replaced by `options`; raise `ConfigError` for an unknown option."""
         if config is not None and not isinstance(config, LaunchConfig):
-            msg = f"config={config!r} is {type_of(config)}. Pass a LaunchConfig, or options by name."
-            raise ConfigError(msg)
+            raise ConfigError(f"config={config!r} is {type_of(config)}. Pass a LaunchConfig, or options by name.")
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
@@ -276,8 +275,7 @@ def load_accelerate_file(path: str | os.PathLike[str] | None = None) -> tuple[La
     try:
         return LaunchConfig.build(None, file.options), file
     except ConfigError as error:
-        msg = f"{file.path}: {error}"
-        raise ConfigError(msg, field=error.field) from None
+        raise ConfigError(f"{file.path}: {error}", field=error.field) from None
 
 
 def _rebuild(fields: dict[str, Any]) -> LaunchConfig:

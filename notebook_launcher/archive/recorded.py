@@ -239,8 +239,7 @@ class RecordedRun:
             CallOrderError: The run is not over.
         """
         if not self.snapshot().is_over:
-            msg = f"the run {self.id} is {self.state}, so its folder cannot be deleted. Stop it first."
-            raise CallOrderError(msg)
+            raise CallOrderError(f"the run {self.id} is {self.state}, so its folder cannot be deleted. Stop it first.")
         run_folders.remove(self._folder)
 
     def _tail(self, rank: int) -> str:

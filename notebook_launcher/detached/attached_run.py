@@ -251,8 +251,7 @@ class AttachedRun:
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the run and return the exception with which it failed; None after a success."""
         if not self.wait(timeout):
-            msg = f"the run is still running after {timeout:g} s"
-            raise TimeoutError(msg)
+            raise TimeoutError(f"the run is still running after {timeout:g} s")
         return self._opened().error
 
     def __await__(self) -> Generator[Any, None, Results]:
@@ -335,8 +334,7 @@ class AttachedRun:
         try:
             return self._call(method, *args, **kwargs)
         except OSError:
-            msg = f"the run is over ({self._recorded.state}): its ranks are gone"
-            raise CallOrderError(msg) from None
+            raise CallOrderError(f"the run is over ({self._recorded.state}): its ranks are gone") from None
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         # A connection for each call, so that an interrupt in the middle of an answer spoils nothing: 1 ms.

@@ -260,8 +260,7 @@ class ProcessTree:
             case messages.RankNotStarted():
                 pass
             case _:
-                msg = f"the kernel got an unknown message from the supervisor: {record!r}"
-                raise TypeError(msg)
+                raise TypeError(f"the kernel got an unknown message from the supervisor: {record!r}")
         return [record]
 
     def _last_records(self, rank: int) -> list[Event]:

@@ -115,8 +115,10 @@ def export(
 
 def _check_engine(config: LaunchConfig) -> None:
     if config.engine is not None:
-        msg = f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=."
-        raise ConfigError(msg, field="engine")
+        raise ConfigError(
+            f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=.",
+            field="engine",
+        )
 
 
 def _sbatch_options(slurm: bool | Mapping[str, Any]) -> Mapping[str, Any] | None:  # noqa: FBT001
@@ -124,8 +126,9 @@ def _sbatch_options(slurm: bool | Mapping[str, Any]) -> Mapping[str, Any] | None
     if isinstance(slurm, Mapping):
         return slurm or None
     if not isinstance(slurm, bool):
-        msg = f"export(..., slurm={slurm!r}) is {type_of(slurm)}; it must be True, False or options of sbatch by name."
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"export(..., slurm={slurm!r}) is {type_of(slurm)}; it must be True, False or options of sbatch by name."
+        )
     return {} if slurm else None
 
 
@@ -165,28 +168,24 @@ def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path]) 
 def _script_path(path: str | os.PathLike[str]) -> Path:
     script = Path(path).expanduser().absolute()
     if script.suffix != ".py":
-        msg = f"export(path={str(path)!r}): the name of a script ends in .py."
-        raise ConfigError(msg)
+        raise ConfigError(f"export(path={str(path)!r}): the name of a script ends in .py.")
     if not script.parent.is_dir():
-        msg = f"export(path={str(path)!r}): there is no folder {script.parent}."
-        raise ConfigError(msg)
+        raise ConfigError(f"export(path={str(path)!r}): there is no folder {script.parent}.")
     return script
 
 
 def _needs_of(function: Any) -> tuple[Needs, str]:
     """Return what a function needs, and the name under which the script has the function."""
     if not inspect.isfunction(inspect.unwrap(function)) or not hasattr(function, "__qualname__"):
-        msg = (
+        raise ConfigError(
             f"{type(function).__name__} objects cannot be exported. Pass a function that is defined with `def`, and "
             "its arguments as args= and kwargs=."
         )
-        raise ConfigError(msg)
     # A notebook's functions live in `__main__`; a function of a module is imported by the script.
     needs = Needs(vars(sys.modules["__main__"]))
     needs.add(function.__name__, function)
     if function.__name__ in needs.values:
-        msg = f"{function.__qualname__} cannot be exported: no module has it under this name."
-        raise ConfigError(msg)
+        raise ConfigError(f"{function.__qualname__} cannot be exported: no module has it under this name.")
     return needs, function.__name__
 
 
@@ -214,8 +213,9 @@ def _check_free(files: Iterable[Path], script: Path, *, overwrite: bool) -> None
             continue
         marked = script if file.suffix == VALUES else file  # Values are export's own if the script beside them is.
         if not marked.exists() or MARK not in marked.read_text(encoding="utf-8", errors="replace"):
-            msg = f"{file} exists, and export() has not written it. Choose another name, or pass overwrite=True."
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{file} exists, and export() has not written it. Choose another name, or pass overwrite=True."
+            )
 
 
 def _left_out(plan: Plan) -> list[str]:

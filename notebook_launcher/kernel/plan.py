@@ -235,11 +235,10 @@ def _working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        msg = (
+        raise ConfigError(
             "the kernel's working directory was deleted (a new folder of the same name does not replace it), and torch "
             "cannot be imported from a deleted folder. Change to an existing folder: os.chdir(...)."
-        )
-        raise ConfigError(msg) from None
+        ) from None
 
 
 def _in_kernel() -> bool:

@@ -49,8 +49,9 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
             break
         except ConfigError as error:
             if not error.nodes and rest is not None:
-                msg = f"{reason}\nThe run cannot continue on the remaining nodes: {error}"
-                raise ConfigError(msg, field=error.field) from error
+                raise ConfigError(
+                    f"{reason}\nThe run cannot continue on the remaining nodes: {error}", field=error.field
+                ) from error
             if not error.nodes or ranks.many_calls or not isinstance(ranks.engine, ReducibleEngine):
                 raise
             reason = "\n".join(filter(None, (reason, str(error))))

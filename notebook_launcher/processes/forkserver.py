@@ -222,8 +222,7 @@ class _Server:
             case messages.StartHost(), (host_fd,):
                 self._fork(lambda: _become_host(host_fd), host_fd)
             case unknown, _:
-                msg = f"the fork server got an unknown message: {unknown!r}"
-                raise TypeError(msg)
+                raise TypeError(f"the fork server got an unknown message: {unknown!r}")
 
     def _on_kernel_gone(self) -> None:
         if self._server >= 0:  # This is the deputy: the server may be in the middle of its chores.

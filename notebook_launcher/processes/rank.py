@@ -135,8 +135,7 @@ class _Rank:
                 case messages.InputReply() | messages.Change(), _:
                     pass  # Of a request that was interrupted, or of a call that has ended.
                 case unknown, _:
-                    msg = f"rank {self._number} got an unknown message: {unknown!r}"
-                    raise TypeError(msg)
+                    raise TypeError(f"rank {self._number} got an unknown message: {unknown!r}")
 
     def _run(self, call: messages.RunCall, fds: list[int]) -> None:
         self._inbox.can_ask = call.can_ask

@@ -251,8 +251,7 @@ class LaunchState(traitlets.HasTraits):
         takes = f"It takes {', '.join(self.parameters)}." if self.parameters else "It takes none."
         hint = f"Did you mean {close[0]!r}?" if close else takes
         who = "nothing" if self.function is None else checks.name_of(self.function)
-        msg = f"arguments[{name!r}]: {who} has no parameter of that name. {hint}"
-        raise ConfigError(msg)
+        raise ConfigError(f"arguments[{name!r}]: {who} has no parameter of that name. {hint}")
 
     def _argument_changed(self, name: str | None) -> None:
         with self.lock:

@@ -92,11 +92,9 @@ class Parameter:
         if value is MISSING and self.takes_words and not text.startswith(OPENING):
             return text
         if value is MISSING or not is_number:
-            msg = f"Enter {WORDS[self.kind]}."
-            raise ValueError(msg)
+            raise ValueError(f"Enter {WORDS[self.kind]}.")
         if self.container is not MISSING and not container_fits(self.container, value):
-            msg = f"Enter {container_words(self.container)}."
-            raise ValueError(msg)
+            raise ValueError(f"Enter {container_words(self.container)}.")
         return value
 
     def reading(self, text: str) -> str:

@@ -76,8 +76,7 @@ class Monitor(anywidget.AnyWidget):
 
     def __init__(self, run: RunReader, **traits: Any) -> None:
         if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
-            msg = f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...)."
-            raise TypeError(msg)
+            raise TypeError(f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...).")
         self._run = run
         self._wait: Callable[[float | None], bool] | None = getattr(run, "wait", None)
         """Waits for the end of a live run; None: the run was read from its folder."""

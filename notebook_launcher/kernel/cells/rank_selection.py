@@ -22,8 +22,7 @@ def selected_ranks(ranks: object, num_processes: int) -> tuple[int, ...] | None:
         return None
     chosen = sorted(set(_numbers(ranks)))
     if not chosen or chosen[0] < 0 or chosen[-1] >= num_processes:
-        msg = f"ranks={ranks!r}: there are {num_processes} ranks, 0 to {num_processes - 1}."
-        raise ConfigError(msg)
+        raise ConfigError(f"ranks={ranks!r}: there are {num_processes} ranks, 0 to {num_processes - 1}.")
     return None if len(chosen) == num_processes else tuple(chosen)
 
 

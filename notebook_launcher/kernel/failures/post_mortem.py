@@ -55,8 +55,7 @@ def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bo
             raise CallOrderError(f"the last run, {data.name}, {words}: no rank is to blame for it.{others}")
     num = data.plan.num_processes
     if isinstance(rank, bool) or rank not in range(num):
-        msg = f"there is no rank {rank!r}: this session has {num}, 0 to {num - 1}."
-        raise CallOrderError(msg)
+        raise CallOrderError(f"there is no rank {rank!r}: this session has {num}, 0 to {num - 1}.")
     if rank not in kept:
         has_returned = rank in outcomes and outcomes[rank].returned is not None
         words = "returned" if has_returned else "died, and its frames with it"

@@ -128,12 +128,11 @@ def _write_files(writer: _CheckpointWriter, writers: Writers) -> dict[str, FileD
 
 def _check_reach(stage: Path, rank: int) -> None:
     if not stage.is_dir():
-        msg = (
+        raise CheckpointError(
             f"{stage.parent} is not on the disks of {socket.gethostname()}, where rank {rank} is. Choose a folder that "
             "all machines share, by project_dir= or output_dir; or let each machine write a checkpoint of its own: "
             "ProjectConfiguration(save_on_each_node=True)."
         )
-        raise CheckpointError(msg)
 
 
 class _CheckpointWriter:
