@@ -101,7 +101,7 @@ class Accumulation:
         self._data_rank = layout.data_rank
         self._data_group = layout.data_group
         self._blocks: dict[tuple[int, ...], tuple[Any, MicroBatchBlock]] = {}
-        """The block of each combination of targets, by ids; the targets are held, so that no other object gets an id."""
+        """The block of each combination of targets, by ids. The targets are held, so that no other object gets one."""
         self._version = -1
         self.warn_once = Warner()
         self._initial = InitialGradient()
@@ -138,9 +138,8 @@ class Accumulation:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
         state, clock = self.state, self.clock
-        window: Window | None = (
-            None if state.block is None else state.block.window
-        )  # as `state.current`, without a call
+        # As `state.current`, without a call.
+        window: Window | None = None if state.block is None else state.block.window
         weight = self._own_weight(window, weight)
         if window is None:
             self._act_between_updates()

@@ -150,9 +150,8 @@ class Updates:
         if any(other.num_backwards and other.holds(members) for other in others):
             return
         window.joined += members
-        if (
-            self._accumulation.state.sync_gradients
-        ):  # The window has ended, and only the models that it knew were corrected.
+        if self._accumulation.state.sync_gradients:
+            # The window has ended, and has corrected the models that it knew.
             self._accumulation.correct_joined(window)
 
     def _puts_off(self, window: Window | None) -> bool:
@@ -206,9 +205,8 @@ class Updates:
                 gathered = [one for member in window.all_members for one in member.parameters() if id(one) not in done]
                 rescale(gathered, _scale_of(scaler) / before)
                 if window.gathered is not None:
-                    window.gathered = find_gradient(
-                        window.members, window.gathered
-                    )  # The version of its gradient has changed.
+                    # The version of the gradient has changed.
+                    window.gathered = find_gradient(window.members, window.gathered)
         return scaler
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
