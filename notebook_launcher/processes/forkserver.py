@@ -105,7 +105,7 @@ def _empty_tables() -> None:
 
     A rank would copy 340 of the server's pages for that.
     """
-    with contextlib.suppress(Exception):  # It is not imported, or has no such function.
+    with contextlib.suppress(Exception):  # The module is not imported, or has no such function.
         sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
 
 

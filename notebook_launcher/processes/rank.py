@@ -133,7 +133,7 @@ class _Rank:
                     self._forget_failure()
                     return
                 case messages.InputReply() | messages.Change(), _:
-                    pass  # Of a request that was interrupted, or of a call that has ended.
+                    pass  # It belongs to a request that was interrupted, or to a call that has ended.
                 case unknown, _:
                     raise TypeError(f"rank {self._number} got an unknown message: {unknown!r}")
 

@@ -33,7 +33,7 @@ class Script:
     def __init__(self, target: str, *, is_module: bool) -> None:
         self.target = target if is_module else str(Path.cwd() / target)
         self.is_module = is_module
-        # The name of the run: `train.py`, or the module's name.
+        # It becomes the name of the run: `train.py`, or the module's name.
         self.__qualname__ = target if is_module else Path(self.target).name
 
     def check(self) -> None:
