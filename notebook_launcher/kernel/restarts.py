@@ -59,7 +59,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
                 raise ConfigError(f"{reason}\n{HOW}", field="engine") from error
             present = rest or _Rest.of(before, ranks.engine)
             rest = present.without(error.nodes, why=reason)
-            if rest == present:  # An engine that chooses its nodes itself, and still counts on one that is gone.
+            if rest == present:  # The engine chooses its nodes itself, and still counts on one that is gone.
                 raise ConfigError(reason, field="engine") from error
             ranks.engine = rest.engine
     if rest is not None:

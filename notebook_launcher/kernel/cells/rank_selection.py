@@ -16,7 +16,7 @@ def selected_ranks(ranks: object, num_processes: int) -> tuple[int, ...] | None:
     """Return the ranks in order; None if they are all ranks.
 
     Raises:
-        ConfigError: Something names no rank of this many.
+        ConfigError: An entry is not one of these ranks.
     """
     if ranks is None or ranks == "all":
         return None

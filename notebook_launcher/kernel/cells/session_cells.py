@@ -249,7 +249,7 @@ class SessionCells(ABC):
         return RankVariables(results.returned)
 
     def complete(self, code: str, offset: int) -> list[Completion]:
-        """Return what completes the code at a place, by the names on rank 0; from its last answer while it is busy.
+        """Return the completions of the code at a place, by the names on rank 0; while it is busy, by its last answer.
 
         After a run that failed, rank 0 is not asked either, because it would release what `debug` needs.
         """
