@@ -186,7 +186,8 @@ class LaunchState(traitlets.HasTraits):
                 self.problems.setdefault(name, reason)
             self.plan = None
             try:
-                if self.config.engine is None:  # Others are asked when they are used: that may take a login on each.
+                # The nodes of an engine are asked only at the launch, because that may take a login on each.
+                if self.config.engine is None:
                     self.plan = make_plan(self.config, self.machine)
                 if self.function is None:
                     self.problems[""] = NO_FUNCTION

@@ -87,7 +87,7 @@ class Parameter:
             return Path(text)
         value = _literal(text, float if self.kind == "float" else ast.literal_eval)
         if self.kind == "int" and isinstance(value, float) and value.is_integer():
-            value = int(value)  # 1e3
+            value = int(value)  # such as 1e3
         is_number = self.kind != "int" or (isinstance(value, int) and not isinstance(value, bool))
         if value is MISSING and self.takes_words and not text.startswith(OPENING):
             return text

@@ -67,7 +67,7 @@ class Feed:
         self._findings: dict[str, Message] = {}
         """By kind: the last item FINDING."""
         self._new_findings: list[Message] = []
-        """Those that wait for the next message."""
+        """The items FINDING that wait for the next message."""
         self._run: Message = {}
         """The item RUN that was sent last."""
         self._ranks: dict[int, Message] = {}

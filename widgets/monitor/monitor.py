@@ -229,7 +229,7 @@ class Monitor(anywidget.AnyWidget):
 
     def _set(self, name: str, text: str) -> None:
         """Change a setting to what was typed. An error is shown beside the field."""
-        run: Any = self._run  # A live one: only those can act.
+        run: Any = self._run  # A live run: no other has these methods.
         problem = ""
         try:
             run._set_from_page(name, text)  # noqa: SLF001 - ours
@@ -240,7 +240,7 @@ class Monitor(anywidget.AnyWidget):
 
     def _measure(self, kind: str, amount: Any) -> None:
         """Sample for some seconds, or profile some updates; send what was found, or the reason why nothing was."""
-        run: Any = self._run  # A live one: only those can act.
+        run: Any = self._run  # A live run: no other has these methods.
         try:
             item = sample_item(run.sample(amount)) if kind == "sample" else profile_item(run.profile(amount))
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
