@@ -51,7 +51,7 @@ def clean(kernel: Kernel) -> Iterator[None]:
 
 @dataclasses.dataclass
 class Page:
-    """A front end with one view of a monitor."""
+    """A played page: a view of a monitor, whose messages the test sends."""
 
     kernel: Kernel
     cell: str
