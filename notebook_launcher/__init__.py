@@ -130,8 +130,7 @@ def __getattr__(name: str) -> Any:
         package = importlib.import_module(f"{__name__}.{facade}")
         if name in package.__all__:
             return getattr(package, name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: Any) -> None:

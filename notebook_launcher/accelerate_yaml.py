@@ -86,8 +86,7 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateFile:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         hint = " `notebook-launcher config` writes one." if isinstance(error, FileNotFoundError) else ""
-        msg = f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.{hint}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.{hint}") from error
     values = _mapping(file, text)
     _check_kind(file, values)
     options = {**_options(file, values), **_extras(file, text, values)}
@@ -101,11 +100,10 @@ def path_to_write(path: str | os.PathLike[str] | None = None) -> Path:
     """Return the path at which `write` can write a file, by default Accelerate's own; raise `ConfigError` for JSON."""
     file = _given_or_default(path)
     if file.suffix == ".json":
-        msg = (
+        raise ConfigError(
             f"{file}: options of this package are written as a comment, and JSON has no comments. Choose a name that "
             "ends in .yaml."
         )
-        raise ConfigError(msg)
     return file
 
 
@@ -141,8 +139,7 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     try:
         _replace(file, text)
     except OSError as error:
-        msg = f"{file} cannot be written: {error.strerror}."
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
 
 
 def _given_or_default(path: str | os.PathLike[str] | None) -> Path:
@@ -155,14 +152,12 @@ def _mapping(file: Path, text: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        msg = f"{file} is not YAML: {' '.join(str(error).split())}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict) or "distributed_type" not in values:
-        msg = (
+        raise ConfigError(
             f"{file} has no distributed_type, so it is not a settings file of Accelerate. `notebook-launcher config` "
             "writes one."
         )
-        raise ConfigError(msg)
     if values["distributed_type"] is False:
         values["distributed_type"] = "NO"  # YAML reads a bare NO as false
     return values
@@ -181,8 +176,9 @@ def _check_kind(file: Path, values: Mapping[str, Any]) -> None:
     elif values.get("mixed_precision") == "fp8":
         why = f"mixed_precision: fp8, and it can be {', '.join(PRECISIONS)}"
     if why:
-        msg = f"{file} cannot be launched from a notebook: it has {why}. Use `accelerate launch`, or another file."
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{file} cannot be launched from a notebook: it has {why}. Use `accelerate launch`, or another file."
+        )
 
 
 def _options(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,8 +205,7 @@ def _devices(file: Path, gpu_ids: Any) -> tuple[int, ...] | None:
     try:
         return tuple(int(item) for item in str(gpu_ids).split(","))
     except ValueError:
-        msg = f"{file}: gpu_ids: {gpu_ids!r} must be 'all' or indices such as '0,1'."
-        raise ConfigError(msg) from None
+        raise ConfigError(f"{file}: gpu_ids: {gpu_ids!r} must be 'all' or indices such as '0,1'.") from None
 
 
 def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,11 +216,9 @@ def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         extras = json.loads(line.removeprefix(MARK))
     except ValueError as error:
-        msg = f"{file}: the line {line!r} is not JSON: {error}. Correct it, or remove it."
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{file}: the line {line!r} is not JSON: {error}. Correct it, or remove it.") from error
     if not isinstance(extras, dict):
-        msg = f"{file}: the line {line!r} must hold options by name. Correct it, or remove it."
-        raise ConfigError(msg)
+        raise ConfigError(f"{file}: the line {line!r} must hold options by name. Correct it, or remove it.")
     written = extras.pop("written", {})
     if any(values.get(key) != value for key, value in written.items()):
         for key in ("devices", "num_processes"):
@@ -248,11 +241,11 @@ def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dic
     """Return the values of Accelerate's keys, and the options for our comment."""
     gpus = options["devices"] if isinstance(options.get("devices"), tuple) else None
     if gpus is not None and num > len(gpus):
-        msg = (
+        raise ConfigError(
             f"num_processes={num} with devices={list(gpus)}: Accelerate cannot let processes share a GPU, "
-            "so this cannot be written for it. Choose a GPU for each process."
+            "so this cannot be written for it. Choose a GPU for each process.",
+            field="num_processes",
         )
-        raise ConfigError(msg, field="num_processes")
     sections, env = sections_of(options)
     several = "FSDP" if sections else "MULTI_GPU" if use_gpu else "MULTI_CPU"
     values = {

@@ -156,7 +156,7 @@ class LaunchConfig:
     runs_folder: str | os.PathLike[str] | None = "auto"
     """Folder in which the run leaves a folder of its own, with its options, metrics, logs and summary, for `runs()` and
     `open_run()`. `"auto"`: the folder that the environment variable `NOTEBOOK_LAUNCHER_RUNS` names (`off`: none), else
-    `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`. None: no record."""
+    `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`. None: no run folder."""
     monitor: bool | str = "auto"
     """Live monitor of the run. `"auto"`: a run of more than a second shows the monitor if the front end draws widgets,
     else a line of progress; neither with `output="none"`. True: the monitor, whatever `output` is. False: neither."""
@@ -200,8 +200,7 @@ class LaunchConfig:
     def build(cls, config: LaunchConfig | None, options: Mapping[str, Any]) -> LaunchConfig:
         """Return `config` with its fields replaced by `options`; raise `ConfigError` for an unknown option."""
         if config is not None and not isinstance(config, LaunchConfig):
-            msg = f"config={config!r} is {type_of(config)}. Pass a LaunchConfig, or options by name."
-            raise ConfigError(msg)
+            raise ConfigError(f"config={config!r} is {type_of(config)}. Pass a LaunchConfig, or options by name.")
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
@@ -276,8 +275,7 @@ def load_accelerate_file(path: str | os.PathLike[str] | None = None) -> tuple[La
     try:
         return LaunchConfig.build(None, file.options), file
     except ConfigError as error:
-        msg = f"{file.path}: {error}"
-        raise ConfigError(msg, field=error.field) from None
+        raise ConfigError(f"{file.path}: {error}", field=error.field) from None
 
 
 def _rebuild(fields: dict[str, Any]) -> LaunchConfig:

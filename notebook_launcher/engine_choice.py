@@ -26,11 +26,11 @@ def chosen(value: Any) -> Engine | None:
 
         return engine_texts.read(value) if isinstance(value, str) else engine_texts.from_settings(value)
     if value is not None and (isinstance(value, type) or not _has_methods(value)):
-        msg = (
+        raise ConfigError(
             f"engine={value!r} is not an engine. Pass Commands([...]), Ray(), SSH([...]) or Slurm(), 'ray', 'slurm' or "
-            "'ssh HOST HOST', or None for this machine."
+            "'ssh HOST HOST', or None for this machine.",
+            field="engine",
         )
-        raise ConfigError(msg, field="engine")
     return value
 
 
@@ -50,14 +50,16 @@ def check_fit(engine: Engine | None, start_method: str, devices: object) -> None
     if engine is None:
         return
     if start_method == "fork":
-        msg = f"start_method='fork' with engine={engine!r}: ranks of other machines cannot be forks of this kernel."
-        raise ConfigError(msg, field="start_method")
-    if isinstance(devices, tuple):
-        msg = (
-            f"devices={list(devices)!r} with engine={engine!r}: the numbers count GPUs of this machine. Pass 'cpu', or "
-            "None for the GPUs of all nodes."
+        raise ConfigError(
+            f"start_method='fork' with engine={engine!r}: ranks of other machines cannot be forks of this kernel.",
+            field="start_method",
         )
-        raise ConfigError(msg, field="devices")
+    if isinstance(devices, tuple):
+        raise ConfigError(
+            f"devices={list(devices)!r} with engine={engine!r}: the numbers count GPUs of this machine. Pass 'cpu', or "
+            "None for the GPUs of all nodes.",
+            field="devices",
+        )
 
 
 def check_spread(
@@ -65,14 +67,13 @@ def check_spread(
 ) -> None:
     """Raise `ConfigError` if the numbers of processes, machines and processes of each machine contradict each other."""
     if engine is None and nodes not in (None, 1):
-        msg = f"nodes={nodes} without an engine: this is one machine. {HOW}"
-        raise ConfigError(msg, field="nodes")
+        raise ConfigError(f"nodes={nodes} without an engine: this is one machine. {HOW}", field="nodes")
     if num_processes is not None and nodes is not None and nodes > num_processes:
-        msg = (
+        raise ConfigError(
             f"nodes={nodes} with num_processes={num_processes}: a node would get no process. Pass "
-            f"nodes={num_processes} or less."
+            f"nodes={num_processes} or less.",
+            field="nodes",
         )
-        raise ConfigError(msg, field="nodes")
     if num_processes is not None and processes_per_node is not None:
         _check_product(num_processes, 1 if engine is None else nodes, processes_per_node)
 
@@ -82,11 +83,13 @@ def _check_product(num_processes: int, nodes: int | None, each: int) -> None:
     if nodes is not None and num_processes != nodes * each:
         from notebook_launcher.units import plural  # Here, because every launch imports this module.
 
-        msg = f"{asked}: {plural(nodes, 'node')} with {each} each make {nodes * each}. Omit one of the numbers."
-        raise ConfigError(msg, field="processes_per_node")
-    if num_processes % each:
-        msg = (
-            f"{asked}: {num_processes} / {each} is not a whole number of nodes. "
-            f"Pass num_processes={-(-num_processes // each) * each}, a multiple of {each}."
+        raise ConfigError(
+            f"{asked}: {plural(nodes, 'node')} with {each} each make {nodes * each}. Omit one of the numbers.",
+            field="processes_per_node",
         )
-        raise ConfigError(msg, field="processes_per_node")
+    if num_processes % each:
+        raise ConfigError(
+            f"{asked}: {num_processes} / {each} is not a whole number of nodes. "
+            f"Pass num_processes={-(-num_processes // each) * each}, a multiple of {each}.",
+            field="processes_per_node",
+        )

@@ -54,7 +54,7 @@ class LaunchError(Exception):
     rank: int | None = None
     """The culprit: the rank that failed first; None if no rank is to blame."""
     failures: tuple[Failure, ...] = ()
-    """A record of each rank that failed, the culprit first."""
+    """The failure of each rank that failed, the culprit first."""
     results: Results | None = None
     """The values that ranks returned before the run failed."""
 

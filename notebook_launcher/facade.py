@@ -37,8 +37,7 @@ class LazyNames:
     def find(self, name: str) -> Any:
         """Import the object with a public name; raise `AttributeError` for any other name."""
         if name not in self.homes:
-            msg = f"module {self._package!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+            raise AttributeError(f"module {self._package!r} has no attribute {name!r}")
         home = self.homes[name]
         return getattr(importlib.import_module(home.module), home.name)
 

@@ -71,11 +71,11 @@ def check_whole_number(name: str, value: object, *, minimum: int, maximum: int |
 def check_positive(name: str, value: object, *, unit: str = "", none: str) -> float:
     """Return a number above 0 as a float; `none` is the meaning of None in words."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name}={value!r} is {type_of(value)}; it must be a number{unit and f' of{unit}'}, or None."
-        raise ConfigError(msg, field=name)
+        raise ConfigError(
+            f"{name}={value!r} is {type_of(value)}; it must be a number{unit and f' of{unit}'}, or None.", field=name
+        )
     if not value > 0 or math.isinf(value):
-        msg = f"{name}={value!r} must be more than 0{unit} and finite; None means {none}."
-        raise ConfigError(msg, field=name)
+        raise ConfigError(f"{name}={value!r} must be more than 0{unit} and finite; None means {none}.", field=name)
     return float(value)
 
 
@@ -86,15 +86,13 @@ def check_choice(name: str, value: object, choices: tuple[str, ...], *, or_none:
     close = difflib.get_close_matches(str(value).lower(), choices, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     listed = ", ".join(repr(choice) for choice in choices) + (" or None" if or_none else "")
-    msg = f"{name}={value!r} is unknown.{hint} It can be {listed}."
-    raise ConfigError(msg, field=name)
+    raise ConfigError(f"{name}={value!r} is unknown.{hint} It can be {listed}.", field=name)
 
 
 def check_switch(name: str, value: object) -> None:
     """Raise `ConfigError` if an option is neither True, False nor None."""
     if value is not None and not isinstance(value, bool):
-        msg = f"{name}={value!r} is {type_of(value)}; it must be True or False."
-        raise ConfigError(msg, field=name)
+        raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be True or False.", field=name)
 
 
 def check_shard(shard: int, num_processes: int | None, *, by_default: bool = False) -> None:
@@ -110,19 +108,18 @@ def check_shard(shard: int, num_processes: int | None, *, by_default: bool = Fal
         asked, way_out = f"num_processes={num_processes}", ""
         if by_default:
             asked, way_out = f"num_processes=None, which is {num_processes} here", f", or pass num_processes={shard}"
-        msg = (
+        raise ConfigError(
             f"shard={shard} with {asked}: {num_processes} / {shard} is not a whole number of replicas. It can be "
-            f"{fitting}{way_out}."
+            f"{fitting}{way_out}.",
+            field="shard",
         )
-        raise ConfigError(msg, field="shard")
 
 
 def check_monitor(value: object) -> None:
     """Raise `ConfigError` if `monitor` is none of its choices."""
     # Compared by identity, because 1 == True and a number is not a choice here.
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in MONITORS):
-        msg = f"monitor={value!r} is unknown. It can be True, False or 'auto'."
-        raise ConfigError(msg, field="monitor")
+        raise ConfigError(f"monitor={value!r} is unknown. It can be True, False or 'auto'.", field="monitor")
 
 
 def check_devices(value: object) -> tuple[int, ...] | str | None:
@@ -130,23 +127,27 @@ def check_devices(value: object) -> tuple[int, ...] | str | None:
     if value is None or value == "cpu":
         return value
     if isinstance(value, str) or not isinstance(value, Iterable):
-        msg = f"devices={value!r} is unknown. Pass a list of GPU indices such as [0, 1], 'cpu', or None for all."
-        raise ConfigError(msg, field="devices")
+        raise ConfigError(
+            f"devices={value!r} is unknown. Pass a list of GPU indices such as [0, 1], 'cpu', or None for all.",
+            field="devices",
+        )
     indices = tuple(check_whole_number("devices", item, minimum=0) for item in value)
     if not indices:
-        msg = f"devices={value!r} is empty. Pass 'cpu' to use no GPU, or None to use all."
-        raise ConfigError(msg, field="devices")
+        raise ConfigError(f"devices={value!r} is empty. Pass 'cpu' to use no GPU, or None to use all.", field="devices")
     if len(set(indices)) < len(indices):
-        msg = f"devices={value!r} names a GPU twice. Name each once; num_processes sets the number of ranks."
-        raise ConfigError(msg, field="devices")
+        raise ConfigError(
+            f"devices={value!r} names a GPU twice. Name each once; num_processes sets the number of ranks.",
+            field="devices",
+        )
     return indices
 
 
 def check_name(value: object) -> str | None:
     """Return the name of a run, one line of text, or None."""
     if value is not None and not (isinstance(value, str) and value.strip() and value.isprintable()):
-        msg = f"name={value!r} is not a name. Pass one line of text, or None for the function's name."
-        raise ConfigError(msg, field="name")
+        raise ConfigError(
+            f"name={value!r} is not a name. Pass one line of text, or None for the function's name.", field="name"
+        )
     return value
 
 
@@ -154,8 +155,7 @@ def check_tags(value: object) -> tuple[str, ...]:
     """Return the tags of a run as a tuple."""
     tags = (value,) if isinstance(value, str) else value
     if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) and tag.strip() for tag in tags):
-        msg = f"tags={value!r} are not tags. Pass words: tags=['baseline', 'lr sweep']."
-        raise ConfigError(msg, field="tags")
+        raise ConfigError(f"tags={value!r} are not tags. Pass words: tags=['baseline', 'lr sweep'].", field="tags")
     return tuple(tags)
 
 
@@ -165,32 +165,37 @@ def check_folder(name: str, value: object) -> str | None:
         return None
     path = value.__fspath__() if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
-        msg = f"{name}={value!r} is {type_of(value)}; it must be a path, 'auto', or None to keep no record."
-        raise ConfigError(msg, field=name)
+        raise ConfigError(
+            f"{name}={value!r} is {type_of(value)}; it must be a path, 'auto', or None to keep no run folder.",
+            field=name,
+        )
     if not path or "\0" in path:
-        msg = f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no record."
-        raise ConfigError(msg, field=name)
+        raise ConfigError(
+            f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no run folder.", field=name
+        )
     return path
 
 
 def check_environment(value: object) -> Mapping[str, str]:
     """Return environment variables, which nothing can change."""
     if not isinstance(value, Mapping):
-        msg = f"env={value!r} is {type_of(value)}; it must map names to strings."
-        raise ConfigError(msg, field="env")
+        raise ConfigError(f"env={value!r} is {type_of(value)}; it must map names to strings.", field="env")
     for key, text in value.items():
         if not isinstance(key, str) or not isinstance(text, str):
-            msg = f"env[{key!r}]={text!r}: names and values must be strings. Write {str(key)!r}: {str(text)!r}."
-            raise ConfigError(msg, field="env")
-        if not key or "=" in key or "\0" in key + text:
-            msg = (
-                f"env[{key!r}]={text!r}: a name must not be empty or contain '=', and neither may contain a null "
-                "character."
+            raise ConfigError(
+                f"env[{key!r}]={text!r}: names and values must be strings. Write {str(key)!r}: {str(text)!r}.",
+                field="env",
             )
-            raise ConfigError(msg, field="env")
+        if not key or "=" in key or "\0" in key + text:
+            raise ConfigError(
+                f"env[{key!r}]={text!r}: a name must not be empty or contain '=', and neither may contain a null "
+                "character.",
+                field="env",
+            )
         try:
             os.fsencode(key + text)
         except UnicodeEncodeError as error:
-            msg = f"env[{key!r}]={text!r}: it cannot be put into an environment ({error.reason})."
-            raise ConfigError(msg, field="env") from None
+            raise ConfigError(
+                f"env[{key!r}]={text!r}: it cannot be put into an environment ({error.reason}).", field="env"
+            ) from None
     return types.MappingProxyType(dict(value))

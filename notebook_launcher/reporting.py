@@ -86,19 +86,17 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(detach() if callable(detach) else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = (
+        raise TypeError(
             f"report({name}={value!r}): a metric must be one number. Pass its .mean(). "
             "A picture needs 1, 3 or 4 channels: pass x[..., None]."
-        )
-        raise TypeError(msg) from error
+        ) from error
 
 
 def _integer(step: Any) -> int:
     try:
         return operator.index(step)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = f"report(step={step!r}): a step must be an integer. Pass int(step)."
-        raise TypeError(msg) from error
+        raise TypeError(f"report(step={step!r}): a step must be an integer. Pass int(step).") from error
 
 
 def track(iterable: Iterable[T], *, total: int | None = None, description: str = "") -> Iterator[T]:
@@ -158,16 +156,14 @@ def tunable(name: str, default: float) -> float:
     if not isinstance(default, (int, float)):
         from notebook_launcher.text import type_of
 
-        msg = f"tunable({name!r}, {default!r}): the default is {type_of(default)}; it must be a number."
-        raise TypeError(msg)
+        raise TypeError(f"tunable({name!r}, {default!r}): the default is {type_of(default)}; it must be a number.")
     if not isinstance(name, str) or not name.isidentifier() or name in ACCELERATOR_SETTINGS:
         taken = (
             f"; {', '.join(ACCELERATOR_SETTINGS)} are settings of the Accelerator"
             if name in ACCELERATOR_SETTINGS
             else ""
         )
-        msg = f"tunable({name!r}): the name must be a keyword for run.set, such as temperature{taken}."
-        raise ValueError(msg)
+        raise ValueError(f"tunable({name!r}): the name must be a keyword for run.set, such as temperature{taken}.")
     rank = current()
     if rank is None:
         return default

@@ -94,11 +94,10 @@ def verify_accumulation(
         for processes in num_processes
     }
     if not any(fitting.values()):
-        msg = (
+        raise ConfigError(
             f"num_processes={list(num_processes)}, gradient_accumulation_steps={list(gradient_accumulation_steps)}: "
             f"no combination divides the {NUM_SAMPLES} samples. Numbers that do are 1, 2, 4 and 8."
         )
-        raise ConfigError(msg)
     rows: list[VerificationRow] = []
     for processes, every in fitting.items():
         if every:

@@ -14,7 +14,7 @@ from jupyter_core import utils as jupyter_utils
 
 from notebook_launcher.history.run_folders import VARIABLE
 from tests.support.leaks import lasting, leave_nothing_behind, marked_session
-from tests.support.warm_kernels import unchanged, warm_kernel
+from tests.support.warm_kernels import run_cell, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,23 +94,28 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kernel_code() -> str:
-    """The cell that a file's kernel runs first; a file that needs one overrides this fixture."""
-    return ""
+def kernel_code(request: pytest.FixtureRequest) -> str:
+    """The cell that a file's kernel runs first: the file's `KERNEL_CODE`."""
+    return getattr(request.module, "KERNEL_CODE", "")
 
 
 @pytest.fixture(scope="module")
-def kernel_cwd() -> Path | None:
-    """The working directory of a file's kernel; a file that needs one overrides this fixture."""
-    return None
+def kernel_cwd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The working directory of a file's kernel: a new folder with the file's `KERNEL_FILES`; None: the tests' own."""
+    files = getattr(request.module, "KERNEL_FILES", None)
+    if files is None:
+        return None
+    folder = tmp_path_factory.mktemp("notebook")
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def module_kernel(kernel_code: str, kernel_cwd: Path | None) -> Iterator[Kernel]:
     """A warm kernel for all tests of a file."""
     with warm_kernel(cwd=kernel_cwd) as kernel:
-        outcome = kernel.execute(kernel_code)
-        assert outcome.error is None, outcome.traceback
+        run_cell(kernel, kernel_code)
         yield kernel
 
 

@@ -86,11 +86,11 @@ class RunList(Sequence[RecordedRun]):
             ConfigError: No run is ever in this state, or of this kind.
         """
         if state is not None and state not in RUN_STATES:
-            msg = f"state={state!r} is unknown. It can be {', '.join(map(repr, RUN_STATES))}."
-            raise ConfigError(msg, field="state")
+            raise ConfigError(
+                f"state={state!r} is unknown. It can be {', '.join(map(repr, RUN_STATES))}.", field="state"
+            )
         if kind not in (None, *RUN_KINDS):
-            msg = f"kind={kind!r} is unknown. It can be {', '.join(map(repr, RUN_KINDS))}."
-            raise ConfigError(msg, field="kind")
+            raise ConfigError(f"kind={kind!r} is unknown. It can be {', '.join(map(repr, RUN_KINDS))}.", field="kind")
         now = time.time()
 
         def fits(run: RecordedRun) -> bool:

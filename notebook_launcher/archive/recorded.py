@@ -155,7 +155,7 @@ class RecordedRun:
     def config(self) -> LaunchConfig:
         """Options as they were given, to launch with again.
 
-        Options that this version does not know are left out. So are an engine, of which the record has only a text, and
+        Options that this version does not know are left out. So are an engine, of which the folder has only a text, and
         variables of `env` that hold secrets, because secrets are not recorded.
 
         Raises:
@@ -239,8 +239,7 @@ class RecordedRun:
             CallOrderError: The run is not over.
         """
         if not self.snapshot().is_over:
-            msg = f"the run {self.id} is {self.state}, so its folder cannot be deleted. Stop it first."
-            raise CallOrderError(msg)
+            raise CallOrderError(f"the run {self.id} is {self.state}, so its folder cannot be deleted. Stop it first.")
         run_folders.remove(self._folder)
 
     def _tail(self, rank: int) -> str:

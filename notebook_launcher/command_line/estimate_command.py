@@ -42,11 +42,9 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except ValueError as error:
-        msg = f"--args {text}: {error}. Write JSON, with names in double quotes."
-        raise ConfigError(msg) from error
+        raise ConfigError(f"--args {text}: {error}. Write JSON, with names in double quotes.") from error
     if not isinstance(values, dict):
-        msg = f"--args {text}: write an object of names and values, such as '{{\"width\": 64}}'."
-        raise ConfigError(msg)
+        raise ConfigError(f"--args {text}: write an object of names and values, such as '{{\"width\": 64}}'.")
     return values
 
 

@@ -168,11 +168,10 @@ def given_options(options: argparse.Namespace, *, has_engine: bool = False) -> d
         given["num_processes"] = given.pop("processes_per_node")  # torchrun's usual option, and this is one node.
     if options.num_machines not in (None, "1", "1:1"):
         if not has_engine:
-            msg = (
+            raise ConfigError(
                 f"--num_machines {options.num_machines}: a launch from here takes one machine, unless --engine names "
                 "more: --engine slurm, or --engine 'ssh gpu1 gpu2'."
             )
-            raise ConfigError(msg)
         given.setdefault("nodes", _number(options.num_machines))
     if options.cpu:
         if given.get("devices", "cpu") != "cpu":

@@ -87,8 +87,7 @@ def make_model(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn
     except ConfigError:
         raise
     except Exception as error:
-        msg = f"{target} cannot be made on the meta device: {type(error).__name__}: {error}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{target} cannot be made on the meta device: {type(error).__name__}: {error}") from error
 
 
 def _of_class(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.Module]:
@@ -105,12 +104,10 @@ def _of_class(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.
     except (ImportError, AttributeError) as error:
         close = "" if found is None else did_you_mean(name.rpartition(".")[2], dir(found))
         hint = close or "Write it as package.module:Class, with a module that can be imported from here."
-        msg = f"{target}: {error}. {hint}"
-        raise ConfigError(msg) from error
+        raise ConfigError(f"{target}: {error}. {hint}") from error
     model = found(**arguments)
     if not isinstance(model, torch.nn.Module):
-        msg = f"{target} made a {type(model).__name__}, which is not a torch.nn.Module."
-        raise ConfigError(msg)
+        raise ConfigError(f"{target} made a {type(model).__name__}, which is not a torch.nn.Module.")
     return name, model
 
 
@@ -118,15 +115,15 @@ def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, t
     try:
         import transformers
     except ImportError:
-        msg = f"{target}: configurations need Transformers: pip install transformers. A class is package.module:Class."
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            f"{target}: configurations need Transformers: pip install transformers. A class is package.module:Class."
+        ) from None
     path = Path(target).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
         values = json.loads(file.read_text(encoding="utf-8"))
         if "model_type" not in values:
-            msg = f"{file} has no model_type, so it is not a configuration of Transformers."
-            raise ConfigError(msg)
+            raise ConfigError(f"{file} has no model_type, so it is not a configuration of Transformers.")
         config = transformers.AutoConfig.for_model(**{**values, **arguments})
         architecture = getattr(transformers, next(iter(values.get("architectures") or ()), ""), None)
         if architecture is not None:
@@ -137,11 +134,10 @@ def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, t
         hint = did_you_mean(target, transformers.CONFIG_MAPPING) or (
             "Nothing is downloaded: fetch the model's config.json first."
         )
-        msg = (
+        raise ConfigError(
             f"{target} is neither a class (package.module:Class), nor a folder with a config.json, nor a model type of "
             f"Transformers. {hint}"
         )
-        raise ConfigError(msg)
     make: Any = transformers.AutoModel.from_config
     model: torch.nn.Module = make(config)
     return type(model).__name__, model

@@ -40,8 +40,7 @@ def ask_text(question: str, read: Callable[[str], T], default: T, shown: str) ->
             text = input(f"{question} ({shown}): ").strip()
         except EOFError:
             print()  # noqa: T201 - ends the line of the question
-            msg = f"the input ended at {question!r}. Type the answers, or use --default."
-            raise ConfigError(msg) from None
+            raise ConfigError(f"the input ended at {question!r}. Type the answers, or use --default.") from None
         if not text:
             return default
         try:

@@ -118,8 +118,7 @@ def _ranks(chosen: str | None, num_processes: int) -> range:
     if chosen == "all":
         return range(num_processes)
     if not chosen.isdecimal() or int(chosen) >= num_processes:
-        msg = f"--logs {chosen}: this run has {num_processes} ranks, 0 to {num_processes - 1}."
-        raise ConfigError(msg)
+        raise ConfigError(f"--logs {chosen}: this run has {num_processes} ranks, 0 to {num_processes - 1}.")
     return range(int(chosen), int(chosen) + 1)
 
 
@@ -129,8 +128,9 @@ def _compare(options: argparse.Namespace) -> int:
 
     if len(options.runs) < 2:
         (one,) = options.runs
-        msg = f"compare {one}: it takes two runs or more. `notebook-launcher runs show {one}` shows one run."
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"compare {one}: it takes two runs or more. `notebook-launcher runs show {one}` shows one run."
+        )
     print(compare(*(open_run(name, options.folder) for name in options.runs)))  # noqa: T201
     return 0
 
@@ -168,8 +168,9 @@ def _delete(options: argparse.Namespace) -> int:
         try:
             answer = input(f"Delete {plural(len(chosen), 'run')}, {format_bytes(chosen.size)}? [y/N] ")
         except EOFError:
-            msg = "nothing is deleted: the input has ended before an answer. Pass --yes to delete without a question."
-            raise ConfigError(msg) from None
+            raise ConfigError(
+                "nothing is deleted: the input has ended before an answer. Pass --yes to delete without a question."
+            ) from None
         if answer.lower() not in ("y", "yes"):
             return 1
     freed = chosen.size

@@ -58,7 +58,7 @@ class AttachedRun:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._record = RecordedRun(folder)
+        self._recorded = RecordedRun(folder)
         self._over: Latch[None] = Latch()
         """Set once the run is over, after the fields below, or after this process has lost the host."""
         self._ending: Ending | None = None
@@ -94,12 +94,12 @@ class AttachedRun:
     @property
     def tags(self) -> tuple[str, ...]:
         """Tags of the run: as edited, else as launched."""
-        return self._record.tags
+        return self._recorded.tags
 
     @property
     def notes(self) -> str:
         """Notes that `edit` has written; empty if there are none."""
-        return self._record.notes
+        return self._recorded.notes
 
     def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
         """Change the run's name, tags or notes, as `Run.edit`."""
@@ -251,8 +251,7 @@ class AttachedRun:
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the run and return the exception with which it failed; None after a success."""
         if not self.wait(timeout):
-            msg = f"the run is still running after {timeout:g} s"
-            raise TimeoutError(msg)
+            raise TimeoutError(f"the run is still running after {timeout:g} s")
         return self._opened().error
 
     def __await__(self) -> Generator[Any, None, Results]:
@@ -328,15 +327,14 @@ class AttachedRun:
         try:
             return self._call(method, *args, **kwargs)
         except (OSError, EOFError):
-            value = getattr(self._record, method)
+            value = getattr(self._recorded, method)
             return value(*args, **kwargs) if callable(value) else value
 
     def _command(self, method: str, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._call(method, *args, **kwargs)
         except OSError:
-            msg = f"the run is over ({self._record.state}): its ranks are gone"
-            raise CallOrderError(msg) from None
+            raise CallOrderError(f"the run is over ({self._recorded.state}): its ranks are gone") from None
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         # A connection for each call, so that an interrupt in the middle of an answer spoils nothing: 1 ms.
@@ -379,7 +377,7 @@ class AttachedRun:
     def _await_loss(self) -> None:
         """Wait until a host that is gone counts as dead: a process closes its sockets shortly before its end."""
         end = time.monotonic() + DYING
-        while not self._record.snapshot().is_over and time.monotonic() < end:
+        while not self._recorded.snapshot().is_over and time.monotonic() < end:
             time.sleep(0.01)
 
     def _opened(self) -> RunOutcome:
@@ -393,7 +391,7 @@ class AttachedRun:
         return "its host is gone" if self._fault is None else str(self._fault)
 
     def _lost(self) -> RunOutcome:
-        run = self._record.snapshot()
+        run = self._recorded.snapshot()
         if self._folder.exists():
             msg = (
                 f"the host process of {self.id} has ended: it was killed, or its machine, login session or container "
@@ -402,7 +400,7 @@ class AttachedRun:
             )
         else:
             msg = (
-                f"{self._folder} was deleted, and with it the results and the record of the run; a run in progress is "
+                f"{self._folder} was deleted, and with it all that the run has left; a run in progress is "
                 f"stopped then. open_run({self.id!r}).delete() removes the folder only of a run that is over."
             )
         error = self._fault or RankFailedError(msg)

@@ -91,23 +91,23 @@ def _why_no_session(name: str | None, home: Path) -> str:
 
 
 def _one(run: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
-    record = open_run(run, folder)
-    if is_session(record.folder):
-        msg = f"{record.id} is a session, and not a run: attach_session({record.name!r}) reconnects to it."
+    recorded = open_run(run, folder)
+    if is_session(recorded.folder):
+        msg = f"{recorded.id} is a session, and not a run: attach_session({recorded.name!r}) reconnects to it."
         raise for_caller(LookupError(msg))
-    if not is_hosted(record.folder):
+    if not is_hosted(recorded.folder):
         msg = (
-            f"{record.id} was not launched with detached=True, so it belongs to its kernel: live_runs() there "
-            f"returns its handle while it runs. open_run({record.id!r}) reads what it has recorded."
+            f"{recorded.id} was not launched with detached=True, so it belongs to its kernel: live_runs() there "
+            f"returns its handle while it runs. open_run({recorded.id!r}) reads what it has recorded."
         )
         raise for_caller(LookupError(msg))
-    return record.folder
+    return recorded.folder
 
 
 def _latest(folder: str | os.PathLike[str]) -> Path:
     every = runs(folder)
-    for record in every:
-        if is_hosted(record.folder):
-            return record.folder
+    for recorded in every:
+        if is_hosted(recorded.folder):
+            return recorded.folder
     msg = f"there is no detached run in {every.home}. launch(fn, 2, detached=True) starts one."
     raise for_caller(LookupError(msg))

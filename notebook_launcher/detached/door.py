@@ -98,18 +98,18 @@ def greet(sock: socket.socket) -> Link:
     """
     _, uid = peer_of(sock)
     if uid != os.getuid():
-        msg = f"the process at the other end of {SOCKET} belongs to user {uid}, and this one to user {os.getuid()}"
-        raise PermissionError(msg)
+        raise PermissionError(
+            f"the process at the other end of {SOCKET} belongs to user {uid}, and this one to user {os.getuid()}"
+        )
     sock.sendall(GREETING)
     link = Link(sock.fileno(), sock.fileno())
     said = link.read_line(PATIENCE)
     if said != GREETING:
         theirs = said.decode("ascii", "replace").split()[-1:] or ["?"]
-        msg = (
+        raise CallOrderError(
             f"the run's host speaks protocol {theirs[0]}, and this version of notebook-launcher protocol {PROTOCOL}: "
             "attach with the version that launched the run."
         )
-        raise CallOrderError(msg)
     return link
 
 

@@ -111,8 +111,7 @@ class KeptParcels:
                     done += os.sendfile(file.fileno(), fd, done, size - done)
         except OSError as error:
             path.unlink(missing_ok=True)
-            msg = f"it could not be kept in {path}: {error.strerror}."
-            raise OSError(msg) from error
+            raise OSError(f"it could not be kept in {path}: {error.strerror}.") from error
         finally:
             os.close(fd)
         return size
@@ -142,8 +141,9 @@ def read_ending(folder: Path) -> Ending | None:
     try:
         with open(folder / ENDING, "rb") as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
-                msg = f"{folder / ENDING} belongs to another user, so it is not read: attach as that user."
-                raise PermissionError(msg)
+                raise PermissionError(
+                    f"{folder / ENDING} belongs to another user, so it is not read: attach as that user."
+                )
             return _load(file, folder)
     except FileNotFoundError:
         return None
@@ -153,10 +153,9 @@ def _load(file: BinaryIO, folder: Path) -> Ending:
     try:
         ending = pickle.load(file)
     except Exception as error:
-        msg = (
+        raise CallOrderError(
             f"the end of {folder.name} cannot be read: {type(error).__name__}: {error}. Probably another version of "
             "notebook-launcher has written it: attach with the version that launched the run."
-        )
-        raise CallOrderError(msg) from error
+        ) from error
     assert isinstance(ending, Ending)
     return ending

@@ -62,12 +62,16 @@ def start_detached(
 def checked(config: LaunchConfig) -> LaunchConfig:
     """Return the options with a limit of age; raises `ConfigError` for those that need the kernel."""
     if config.start_method == "fork":
-        msg = "start_method='fork' with detached=True: the ranks would be forks of this kernel. Leave one of them out."
-        raise ConfigError(msg, field="start_method")
+        raise ConfigError(
+            "start_method='fork' with detached=True: the ranks would be forks of this kernel. Leave one of them out.",
+            field="start_method",
+        )
     if run_folders.find_home(config.runs_folder) is None:
         off = "runs_folder=None" if config.runs_folder is None else f"{run_folders.VARIABLE}=off"
-        msg = f"{off} with detached=True: the run's folder is where attach() finds the run. Name a folder."
-        raise ConfigError(msg, field="runs_folder")
+        raise ConfigError(
+            f"{off} with detached=True: the run's folder is where attach() finds the run. Name a folder.",
+            field="runs_folder",
+        )
     return config if config.timeout is not None else dataclasses.replace(config, timeout=MAX_AGE)
 
 
@@ -91,5 +95,4 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int) -> HostReady:
         if errors >= 0:
             os.close(errors)
     reason = words.decode(errors="replace").strip() or "its process ended without an error message"
-    msg = f"the run's host did not start: {reason}"
-    raise ResourceError(msg)
+    raise ResourceError(f"the run's host did not start: {reason}")

@@ -50,11 +50,11 @@ def check_name(home: Path, config: LaunchConfig) -> None:
     for folder, name in live_sessions(home):
         if config.name is not None and name == config.name:
             age = format_seconds(max(0.0, time.time() - run_folders.time_in(folder.name)))
-            msg = (
+            raise ConfigError(
                 f"name={name!r}: a detached session of this name has been running for {age} ({folder.name}). "
-                f"attach_session({name!r}) reconnects to it, and attach_session({name!r}).close() ends it."
+                f"attach_session({name!r}) reconnects to it, and attach_session({name!r}).close() ends it.",
+                field="name",
             )
-            raise ConfigError(msg, field="name")
 
 
 def make(config: LaunchConfig, snapshot: Callable[[], RunSnapshot]) -> tuple[Path, socket.socket]:

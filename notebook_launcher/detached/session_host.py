@@ -176,18 +176,16 @@ class SessionHost:
         if self._is_closed:
             raise CallOrderError("the session is closed. Open a new one: Session(4, name=..., detached=True)")
         if self._is_busy() and (call := self._call) is not None:
-            msg = (
+            raise CallOrderError(
                 f"the session is busy with {call.run.name} ({call.run.id}), which process {self._caller} began "
                 f"{format_seconds(time.time() - call.began)} ago. Wait for it (session.latest.wait()), or stop it "
                 "(session.latest.stop()): the ranks keep their memory."
             )
-            raise CallOrderError(msg)
         if self._is_debugging() and (debugger := self._debugger) is not None:
-            msg = (
+            raise CallOrderError(
                 f"the session is in the debugger of rank {debugger.rank}, which a client has opened. session.debug() "
                 "joins it, and q leaves it."
             )
-            raise CallOrderError(msg)
 
     def _see_off(self, call: HostedRun) -> None:
         """Wait for the end of a call; remove its folder if no client needs it any more."""

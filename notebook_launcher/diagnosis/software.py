@@ -11,6 +11,7 @@ from pathlib import Path
 import notebook_launcher
 from notebook_launcher import accelerate_yaml
 from notebook_launcher.diagnosis.finding import Finding
+from notebook_launcher.installed import version_of
 
 __all__ = ["look_at_software"]
 
@@ -37,19 +38,11 @@ def look_at_software() -> list[Finding]:
     ]
 
 
-def version_of(package: str) -> str:
-    """Return the version of an installed package; empty if there is none."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def _home() -> Path:
     return Path(notebook_launcher.__file__).parent
 
 
-def _torch(version: str) -> Finding:
+def _torch(version: str | None) -> Finding:
     if not version:
         advice = "pip install torch"
         return Finding(area=AREA, name="torch", fact="not installed", verdict="problem", advice=advice)
@@ -73,7 +66,7 @@ def _nccl() -> str:
     return ", ".join(sorted({f"{d.version} ({d.name})" for d in found}))
 
 
-def _ipykernel(version: str) -> Finding:
+def _ipykernel(version: str | None) -> Finding:
     if version in BROKEN_IPYKERNELS:
         fact = f"{version}, which cannot show rich output that comes from a thread"
         advice = "%pip install 'ipykernel>=7.1' and restart the kernel"

@@ -1,6 +1,6 @@
 """The legend of a run: words, letters, colours and limits of its static pictures and of the monitor's page.
 
-Neither has a table of its own: `legend_record` is what the page receives with each `reset` message, number formats
+Neither has a table of its own: `legend_item` is what the page receives with each `reset` message, number formats
 (`units.FORMATS`) included.
 """
 
@@ -17,7 +17,7 @@ from notebook_launcher.units import FORMATS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LIMITS", "PHASES", "RANK_STATES", "RUN_STATES", "Limits", "PhaseLook", "StateLook", "legend_record"]
+__all__ = ["LIMITS", "PHASES", "RANK_STATES", "RUN_STATES", "Limits", "PhaseLook", "StateLook", "legend_item"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +124,8 @@ class Limits:
 LIMITS = Limits()
 
 
-def legend_record() -> dict[str, Any]:
-    """Return the record LEGEND: these tables as JSON."""
+def legend_item() -> dict[str, Any]:
+    """Return the item LEGEND: these tables as JSON."""
     return {
         "phases": {name: {"letter": p.letter, "word": p.word, "colour": p.colour} for name, p in PHASES.items()},
         "run_states": _state_records(RUN_STATES),

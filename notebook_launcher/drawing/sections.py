@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.schema import FailureRecord, RankPhases, RankSnapshot, RunSnapshot
+    from notebook_launcher.history.schema import RankFailure, RankPhases, RankSnapshot, RunSnapshot
 
 __all__ = [
     "alike",
@@ -132,13 +132,13 @@ def shares_html(phases: Mapping[int, RankPhases]) -> str:
     return table_html(columns, caption="Where the time went", more="more ranks")
 
 
-def failures_of(snapshot: RunSnapshot) -> list[FailureRecord]:
+def failures_of(snapshot: RunSnapshot) -> list[RankFailure]:
     """Return the failures, without ranks that ended because the user stopped the run."""
     stopped = {rank.rank for rank in snapshot.ranks if rank.state == "stopped"}
     return [failure for failure in snapshot.failures if failure.victim or failure.rank not in stopped]
 
 
-def because(failure: FailureRecord, failures: Sequence[FailureRecord]) -> str:
+def because(failure: RankFailure, failures: Sequence[RankFailure]) -> str:
     """Return ` (caused by rank 1)` for a rank that failed because rank 1 did; empty for the culprit."""
     if not failure.victim:
         return ""
@@ -146,15 +146,15 @@ def because(failure: FailureRecord, failures: Sequence[FailureRecord]) -> str:
     return " (caused by another rank)" if culprit is None else f" (caused by rank {culprit})"
 
 
-def alike(failures: Sequence[FailureRecord]) -> list[list[FailureRecord]]:
+def alike(failures: Sequence[RankFailure]) -> list[list[RankFailure]]:
     """Return the failures in order; those that differ in the rank and its output alone are one group."""
-    groups: dict[tuple[bool, str, str], list[FailureRecord]] = {}
+    groups: dict[tuple[bool, str, str], list[RankFailure]] = {}
     for failure in failures:
         groups.setdefault((failure.victim, failure.summary, failure.traceback), []).append(failure)
     return list(groups.values())
 
 
-def failures_html(failures: Sequence[FailureRecord]) -> str:
+def failures_html(failures: Sequence[RankFailure]) -> str:
     """Return the errors of the ranks with their tracebacks, equal ones once; the culprit's is first and unfolded."""
     parts, groups = [], alike(failures)
     for place, group in enumerate(groups[:FEW_ROWS]):
@@ -172,7 +172,7 @@ def failures_html(failures: Sequence[FailureRecord]) -> str:
     return "".join(parts)
 
 
-def _outputs(group: Sequence[FailureRecord]) -> dict[str, tuple[str, ...]]:
+def _outputs(group: Sequence[RankFailure]) -> dict[str, tuple[str, ...]]:
     """Return the last lines that the ranks of a group wrote, by rank; equal ones once."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for failure in group[:FEW_ROWS]:

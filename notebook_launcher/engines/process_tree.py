@@ -74,11 +74,11 @@ class ProcessTree:
             raise
         except OSError as error:
             self.close()
-            msg = (
+            raise ResourceError(
+                error.errno,
                 f"cannot start {setup.num_processes} ranks: {error.strerror or error}. The kernel needs 6 "
-                f"descriptors for each rank while it starts; `ulimit -n` shows the limit."
-            )
-            raise ResourceError(error.errno, msg) from error
+                f"descriptors for each rank while it starts; `ulimit -n` shows the limit.",
+            ) from error
         except BaseException:  # The user's interrupt.
             self.close()
             raise
@@ -167,8 +167,7 @@ class ProcessTree:
             self._pipes[rank] = RankPipes()
             self._start_rank(rank)
         except OSError as error:
-            msg = f"cannot restart rank {rank}: {error.strerror or error}"
-            raise ResourceError(error.errno, msg) from error
+            raise ResourceError(error.errno, f"cannot restart rank {rank}: {error.strerror or error}") from error
 
     def wake(self) -> None:
         """Make `events` return; from any thread."""
@@ -260,8 +259,7 @@ class ProcessTree:
             case messages.RankNotStarted():
                 pass
             case _:
-                msg = f"the kernel got an unknown message from the supervisor: {record!r}"
-                raise TypeError(msg)
+                raise TypeError(f"the kernel got an unknown message from the supervisor: {record!r}")
         return [record]
 
     def _last_records(self, rank: int) -> list[Event]:

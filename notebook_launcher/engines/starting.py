@@ -144,8 +144,9 @@ class ForkServer:
                 self._channel.send(record, fds)
             except OSError as error:
                 if last_try:
-                    msg = f"the fork server did not start: {_read_tail(self._errors) or error}"
-                    raise ResourceError(error.errno, msg) from error
+                    raise ResourceError(
+                        error.errno, f"the fork server did not start: {_read_tail(self._errors) or error}"
+                    ) from error
                 self._stop()
             else:
                 return

@@ -28,11 +28,15 @@ from notebook_launcher.text import type_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from notebook_launcher.kernel.plan import Plan
 
 __all__ = ["Exported", "export"]
+
+VALUES = ".values"
+JOB = ".sbatch"
+"""Suffixes of the files beside the script."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,38 +98,68 @@ def export(
     """
     given = {} if num_processes is None else {"num_processes": num_processes}
     config = LaunchConfig.build(config, {**given, **options})
-    if config.engine is not None:
-        msg = f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=."
-        raise ConfigError(msg, field="engine")
-    if not isinstance(slurm, (bool, Mapping)):
-        msg = f"export(..., slurm={slurm!r}) is {type_of(slurm)}; it must be True, False or options of sbatch by name."
-        raise ConfigError(msg)
+    _check_engine(config)
+    sbatch = _sbatch_options(slurm)
     plan = make_plan(config)
     args, kwargs = check_call(fn, args, kwargs)
     script = _script_path(path)
-    files = {"values": script.with_suffix(".values"), "job": script.with_suffix(".sbatch")}
     needs, name = _needs_of(fn)
     arguments = _arguments(needs, args, kwargs)
     needs.check_order()
-    words = torchrun_words(plan, script)
-    text = script_text(
-        needs, plan, function=name, arguments=arguments, values=files["values"].name, command=shlex.join(words)
-    )
-    contents = {script: text.encode()}
-    if needs.values:
-        contents[files["values"]] = pickle.dumps(needs.values)
-    if slurm:
-        sbatch = slurm if isinstance(slurm, Mapping) else {}
-        contents[files["job"]] = job_text(plan, script, sbatch).encode()
+    contents = _contents(needs, plan, script, function=name, arguments=arguments, sbatch=sbatch)
     _check_free(contents, script, overwrite=overwrite)
     for file, content in contents.items():
         file.write_bytes(content)
-    commands = [shlex.join(words), shlex.join(launch_words(plan, script))]
-    commands += [f"sbatch {files['job'].name}"] if slurm else []
+    return _exported(needs, plan, script, contents)
+
+
+def _check_engine(config: LaunchConfig) -> None:
+    if config.engine is not None:
+        raise ConfigError(
+            f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=.",
+            field="engine",
+        )
+
+
+def _sbatch_options(slurm: bool | Mapping[str, Any]) -> Mapping[str, Any] | None:  # noqa: FBT001
+    """Return the options of sbatch; None if no job file is wanted."""
+    if isinstance(slurm, Mapping):
+        return slurm or None
+    if not isinstance(slurm, bool):
+        raise ConfigError(
+            f"export(..., slurm={slurm!r}) is {type_of(slurm)}; it must be True, False or options of sbatch by name."
+        )
+    return {} if slurm else None
+
+
+def _contents(
+    needs: Needs,
+    plan: Plan,
+    script: Path,
+    *,
+    function: str,
+    arguments: str,
+    sbatch: Mapping[str, Any] | None,
+) -> dict[Path, bytes]:
+    """Return the files to write: the script, the values if there are any, and the job file if it is wanted."""
+    values, command = script.with_suffix(VALUES), shlex.join(torchrun_words(plan, script))
+    text = script_text(needs, plan, function=function, arguments=arguments, values=values.name, command=command)
+    contents = {script: text.encode()}
+    if needs.values:
+        contents[values] = pickle.dumps(needs.values)
+    if sbatch is not None:
+        contents[script.with_suffix(JOB)] = job_text(plan, script, sbatch).encode()
+    return contents
+
+
+def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path]) -> Exported:
+    values, job = script.with_suffix(VALUES), script.with_suffix(JOB)
+    commands = [shlex.join(torchrun_words(plan, script)), shlex.join(launch_words(plan, script))]
+    commands += [f"sbatch {job.name}"] if job in written else []
     return Exported(
         script=script,
-        values=files["values"] if needs.values else None,
-        job=files["job"] if slurm else None,
+        values=values if values in written else None,
+        job=job if job in written else None,
         commands=tuple(commands),
         notes=(*_notes(needs, script), *_left_out(plan)),
     )
@@ -134,28 +168,24 @@ def export(
 def _script_path(path: str | os.PathLike[str]) -> Path:
     script = Path(path).expanduser().absolute()
     if script.suffix != ".py":
-        msg = f"export(path={str(path)!r}): the name of a script ends in .py."
-        raise ConfigError(msg)
+        raise ConfigError(f"export(path={str(path)!r}): the name of a script ends in .py.")
     if not script.parent.is_dir():
-        msg = f"export(path={str(path)!r}): there is no folder {script.parent}."
-        raise ConfigError(msg)
+        raise ConfigError(f"export(path={str(path)!r}): there is no folder {script.parent}.")
     return script
 
 
 def _needs_of(function: Any) -> tuple[Needs, str]:
     """Return what a function needs, and the name under which the script has the function."""
     if not inspect.isfunction(inspect.unwrap(function)) or not hasattr(function, "__qualname__"):
-        msg = (
+        raise ConfigError(
             f"{type(function).__name__} objects cannot be exported. Pass a function that is defined with `def`, and "
             "its arguments as args= and kwargs=."
         )
-        raise ConfigError(msg)
     # A notebook's functions live in `__main__`; a function of a module is imported by the script.
     needs = Needs(vars(sys.modules["__main__"]))
     needs.add(function.__name__, function)
     if function.__name__ in needs.values:
-        msg = f"{function.__qualname__} cannot be exported: no module has it under this name."
-        raise ConfigError(msg)
+        raise ConfigError(f"{function.__qualname__} cannot be exported: no module has it under this name.")
     return needs, function.__name__
 
 
@@ -181,10 +211,11 @@ def _check_free(files: Iterable[Path], script: Path, *, overwrite: bool) -> None
     for file in files:
         if overwrite or not file.exists():
             continue
-        marked = script if file.suffix == ".values" else file  # Values are export's own if the script beside them is.
+        marked = script if file.suffix == VALUES else file  # Values are export's own if the script beside them is.
         if not marked.exists() or MARK not in marked.read_text(encoding="utf-8", errors="replace"):
-            msg = f"{file} exists, and export() has not written it. Choose another name, or pass overwrite=True."
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{file} exists, and export() has not written it. Choose another name, or pass overwrite=True."
+            )
 
 
 def _left_out(plan: Plan) -> list[str]:

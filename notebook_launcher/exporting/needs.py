@@ -69,11 +69,10 @@ class Needs:
             return
         for name, source in self.definitions.items():
             for needed in sorted(names_at_definition(source) & self.values.keys()):
-                msg = (
+                raise ConfigError(
                     f"{name} cannot be exported: its decorators, defaults or bases use {needed}, an object of a class "
                     "of this notebook. Use it inside the function instead."
                 )
-                raise ConfigError(msg)
 
     @property
     def values_need_definitions(self) -> bool:
@@ -99,8 +98,9 @@ class Needs:
 
     def _add_used(self, name: str, by: str) -> None:
         if name == "get_ipython":
-            msg = f"{by} cannot be exported: it uses get_ipython() or a magic, which a script does not have."
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{by} cannot be exported: it uses get_ipython() or a magic, which a script does not have."
+            )
         if name in self._namespace:
             self.add(name, self._namespace[name])
         elif name in IN_NOTEBOOKS:
@@ -123,8 +123,9 @@ class Needs:
     def _add_value(self, name: str, value: Any) -> None:
         for needed in _HomeFinder.names_in(value, name):
             if needed not in self._namespace:
-                msg = f"{name} cannot be exported: it holds {needed}, which the notebook does not have any more."
-                raise ConfigError(msg)
+                raise ConfigError(
+                    f"{name} cannot be exported: it holds {needed}, which the notebook does not have any more."
+                )
             self.add(needed, self._namespace[needed])
         self.values[name] = value
 
@@ -179,9 +180,8 @@ class _HomeFinder(pickle.Pickler):
         try:
             finder.dump(value)
         except Exception as error:
-            msg = (
+            raise ConfigError(
                 f"{name} cannot be exported: its value, a {type(value).__name__}, cannot be written to a file "
                 f"({type(error).__name__}: {error}). Make it inside the function."
-            )
-            raise ConfigError(msg) from error
+            ) from error
         return finder.found

@@ -29,18 +29,19 @@ def source_of(definition: Any) -> str:
     except (OSError, TypeError):
         source = _class_in_cells(name) if isinstance(definition, type) else ""
     if not source:
-        msg = f"{name} cannot be exported: its source was not found. Define it in a cell or in a module, not by exec()."
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{name} cannot be exported: its source was not found. Define it in a cell or in a module, not by exec()."
+        )
     if "<locals>" in definition.__qualname__ or name == "<lambda>":
-        msg = (
+        raise ConfigError(
             f"{definition.__qualname__} cannot be exported: only what is defined at the top level of a cell has a "
             "source of its own. Write it as a function or class with `def` or `class` there."
         )
-        raise ConfigError(msg)
     body = ast.parse(source).body
     if len(body) != 1 or getattr(body[0], "name", "") != name:
-        msg = f"{name} cannot be exported: its source does not begin with its definition: {source.splitlines()[0]!r}."
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{name} cannot be exported: its source does not begin with its definition: {source.splitlines()[0]!r}."
+        )
     return source.rstrip() + "\n"
 
 

@@ -17,10 +17,10 @@ import shutil
 import socket
 import subprocess
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.installed import version_of
 from notebook_launcher.machine import devices, nvml
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def collect_facts() -> dict[str, Any]:
     look_seconds = time.monotonic() - began  # Without persistence mode the driver wakes up every GPU first.
     shm = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
     return {
-        "notebook_launcher": _version("notebook-launcher"),
+        "notebook_launcher": version_of("notebook-launcher"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": machine.num_cores,
@@ -88,8 +88,8 @@ def collect_facts() -> dict[str, Any]:
         "shm_nccl_files": _nccl_files(),
         "topology": _printed("nvidia-smi", "topo", "-m"),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
-        "accelerate": _version("accelerate"),
-        "lightning-fabric": _version("lightning-fabric"),
+        "accelerate": version_of("accelerate"),
+        "lightning-fabric": version_of("lightning-fabric"),
     }
 
 
@@ -120,10 +120,3 @@ def _printed(*command: str) -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
     return "failed"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

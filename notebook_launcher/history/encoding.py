@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from notebook_launcher.history.schema import (
-    FailureRecord,
     MetricPoint,
     PhaseSpan,
+    RankFailure,
     RankPhases,
     RankSnapshot,
     RankUsage,
@@ -92,8 +92,7 @@ def decode_snapshot(data: Mapping[str, Any]) -> RunSnapshot:
         data,
         ranks=tuple(_decode_rank(rank) for rank in data.get("ranks", ())),
         failures=tuple(
-            _build(FailureRecord, item, last_lines=tuple(item.get("last_lines", ())))
-            for item in data.get("failures", ())
+            _build(RankFailure, item, last_lines=tuple(item.get("last_lines", ()))) for item in data.get("failures", ())
         ),
         changes=tuple(_build(RunChange, item) for item in data.get("changes", ())),
         settings=tuple(_build(RunSetting, item) for item in data.get("settings", ())),

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_SPANS",
-    "FailureRecord",
     "MetricPoint",
     "PhaseSpan",
+    "RankFailure",
     "RankPhases",
     "RankSnapshot",
     "RankState",
@@ -206,7 +206,7 @@ class RunSetting:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRecord:
+class RankFailure:
     """Failure of one rank."""
 
     rank: int
@@ -248,7 +248,7 @@ class RunSnapshot:
     """Text about ranks that wait. In the state `"waiting"`: the ranks, their collective, for how long they have waited,
     and where the other ranks are. For a run that was stopped while ranks waited: the places of its ranks."""
     ranks: tuple[RankSnapshot, ...] = ()
-    failures: tuple[FailureRecord, ...] = ()
+    failures: tuple[RankFailure, ...] = ()
     """Failures of the ranks, the culprit's first."""
     kind: RunKind = "run"
     """Origin of the run: a launch, or a session."""

@@ -23,5 +23,4 @@ def check_answers(what: str, *, in_cell: bool = True) -> None:
     elif threading.current_thread() is not threading.main_thread():
         reason = "it was called in a thread, and only the main thread can ask. Call it in a cell"
     if reason:
-        msg = f"{what} opens a debugger, whose prompt must be answered: {reason}."
-        raise CallOrderError(msg)
+        raise CallOrderError(f"{what} opens a debugger, whose prompt must be answered: {reason}.")

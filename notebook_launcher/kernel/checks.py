@@ -63,11 +63,10 @@ def check_not_in_rank(what: str) -> None:
     """Raise `CallOrderError` if this process is a rank."""
     rank = context.current()
     if rank is not None:
-        msg = (
+        raise CallOrderError(
             f"{what} was called inside rank {rank.rank}, which is itself part of a launch. A rank cannot launch "
             "ranks: call it in the notebook, and let the function do the work of one rank."
         )
-        raise CallOrderError(msg)
 
 
 def check_call(function: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -75,8 +74,7 @@ def check_call(function: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], 
     args, kwargs = _arguments(args, kwargs)
     if not callable(function):
         hint = " Pass the function itself, without calling it." if function is None else ""
-        msg = f"fn={_short(function)} is {type_of(function)}, which cannot be called.{hint}"
-        raise ConfigError(msg)
+        raise ConfigError(f"fn={_short(function)} is {type_of(function)}, which cannot be called.{hint}")
     _check_kind(function)
     _check_arguments(function, args, kwargs)
     return args, kwargs
@@ -94,11 +92,10 @@ def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         signature.bind(*args, **kwargs)
     except TypeError as error:
         hint = "Arguments go by name: notebook_launch(fn, 2, args=(...), kwargs={...})."
-        msg = (
+        raise ConfigError(
             f"{name_of(function)}{signature} cannot be called with args={_short(args)}, kwargs={_short(kwargs)}: "
             f"{error}. Nothing was started. {_expects_its_rank(signature, args, kwargs) or hint}"
-        )
-        raise ConfigError(msg) from None
+        ) from None
 
 
 def _expects_its_rank(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -143,22 +140,21 @@ def _check_options(function: Any, kwargs: Mapping[str, Any]) -> None:
         return
     given = {name: value for name, value in unknown.items() if name in theirs}
     if given:
-        msg = (
+        raise ConfigError(
             f"unknown option {next(iter(given))}=. {name_of(function)} has a parameter of that name, and its arguments "
             f"must be passed together: write kwargs={_short(given)}."
         )
-        raise ConfigError(msg)
 
 
 def _arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(args, (tuple, list)):
-        msg = f"args={_short(args)} is {type_of(args)}; it must be a tuple. Write args=({_short(args)},)."
-        raise ConfigError(msg)
+        raise ConfigError(f"args={_short(args)} is {type_of(args)}; it must be a tuple. Write args=({_short(args)},).")
     if kwargs is None:
         kwargs = {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
-        msg = f"kwargs={_short(kwargs)} must map the names of arguments to their values. Write kwargs={{'lr': 0.1}}."
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"kwargs={_short(kwargs)} must map the names of arguments to their values. Write kwargs={{'lr': 0.1}}."
+        )
     return tuple(args), dict(kwargs)
 
 
@@ -169,24 +165,21 @@ def _check_kind(function: Any) -> None:
     call = bare if inspect.isroutine(bare) or isinstance(bare, type) else getattr(bare, "__call__", bare)  # noqa: B004
     if inspect.isasyncgenfunction(call):
         name = name_of(function)
-        msg = (
+        raise ConfigError(
             f"{name} is an async generator function (async def with a yield), so calling it runs nothing. Collect the "
             f"values: async def collect(): return [value async for value in {name}()], and launch "
             "def main(): return asyncio.run(collect())."
         )
-        raise ConfigError(msg)
     if inspect.iscoroutinefunction(call):
-        msg = (
+        raise ConfigError(
             f"{name_of(function)} is a coroutine function (async def), but a rank calls plain functions. Wrap it: "
             f"def main(): return asyncio.run({name_of(function)}())."
         )
-        raise ConfigError(msg)
     if inspect.isgeneratorfunction(call):
-        msg = (
+        raise ConfigError(
             f"{name_of(function)} is a generator function (it has a yield), so calling it runs nothing. Collect and "
             "return the values instead."
         )
-        raise ConfigError(msg)
 
 
 def _short(value: Any) -> str:

@@ -87,7 +87,8 @@ def describe_failure(data: RunData) -> str:
 def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> RunOutcome:
     """Return the outcome of a run that failed by a fault of this package, or for lack of memory or processes."""
     error: Exception
-    if isinstance(fault, (ConfigError, ResourceError)):  # The first: a node that a restart needs does not come up.
+    if isinstance(fault, (ConfigError, ResourceError)):
+        # It is a ConfigError if a node that a restart needs does not come up.
         error = fault
     else:
         error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")

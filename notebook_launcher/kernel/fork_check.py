@@ -55,11 +55,10 @@ def adapt(plan: Plan) -> Plan:
         return plan
     health = try_fork()
     if plan.use_gpu and not health.cuda:
-        msg = (
+        raise ConfigError(
             "start_method='fork' with GPUs: this kernel has touched CUDA, and a fork of it cannot use a GPU. Use "
             "start_method='forkserver', which does not depend on what the kernel did, or restart the kernel."
         )
-        raise ConfigError(msg)
     if health.parallel or plan.threads_per_process == 1:
         return plan
     note = " (this kernel has run parallel operations, so a fork of it can run none)"

@@ -19,7 +19,7 @@ AT_THE_END = 1.0
 class GitChanges:
     """The difference between the working tree of a repository and its commit; the constructor starts git.
 
-    `poll` must be called until it returns that git is over, so that no process is left behind.
+    `poll` must be called until it returns that git has ended, so that no process is left behind.
     """
 
     def __init__(self, repository: str) -> None:
@@ -34,7 +34,7 @@ class GitChanges:
                 self._process = subprocess.Popen(words, start_new_session=True, **ours)  # type: ignore[call-overload]
 
     def poll(self, *, wait: bool) -> tuple[bool, str | None]:
-        """Return True once git is over, and the difference; None: git has no answer, or not in time."""
+        """Return True once git has ended, and the difference; the latter is None if git failed or took too long."""
         if self._process is None:
             self._output.close()
             return True, None

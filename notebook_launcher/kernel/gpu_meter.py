@@ -88,5 +88,5 @@ class GpuMeter:
         try:
             memory = library.memory(gpu)
             return GpuReading(None if memory is None else memory[2], library.utilization(gpu))
-        except nvml.Unusable:  # The driver has lost it since.
+        except nvml.Unusable:  # The driver has lost the GPU since.
             return GpuReading()

@@ -33,7 +33,7 @@ class TakesQuestions(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """The destination of a hosted run's output and values: no client may be there to take them."""
+    """The destination of a hosted run's output and values, which must exist while no client is attached."""
 
     begin_in: Callable[[str, Path], object]
     """Called with the run's id and folder before the run begins."""

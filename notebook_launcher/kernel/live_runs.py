@@ -12,8 +12,8 @@ __all__ = ["live_runs"]
 def live_runs() -> list[Run]:
     """Return a handle on each run in progress in this kernel, the newest first: `live_runs()[0].stop()`.
 
-    For a run whose handle no variable holds any more. Running calls and cells of sessions are among them. Detached
-    runs have kernels of their own: `attach()` returns their handles.
+    It finds a run whose handle no variable holds any more. Calls and cells of sessions in progress are among the runs.
+    Detached runs are not, because hosts conduct them: `attach()` returns their handles.
     """
     check_not_in_rank("live_runs")
     threads = [thread for thread in runs_that_go_on() if not thread.data.over.is_set and not thread.data.scope.is_aside]

@@ -32,7 +32,7 @@ ALL_SPANS = 131_072
 """Spans of phases that are kept of all ranks together: 15 MB. Each rank has an equal part, MAX_SPANS at most."""
 MIN_SPANS = 64
 MAX_WAITING = 16
-"""Records of phases that wait. To add several costs about as much as to add one: the spans that are kept are copied."""
+"""Records of phases that may wait to be added: several take about as long as one, because all spans are copied."""
 
 
 class LiveValues:
@@ -52,14 +52,14 @@ class LiveValues:
         self.changes: tuple[RunChange, ...] = ()
         """Settings that were changed."""
         self._kept: tuple[list[MetricPoint], int] = ([], 0)
-        """The metrics that are kept, and the number of dropped ones; one tuple, so that readers see both alike."""
+        """The kept metrics, and the number of dropped ones; one tuple, so that readers get both of one moment."""
         self._pictures: tuple[list[RunPicture], int] = ([], 0)
         """The pictures that are kept, and the number of dropped ones."""
         self._picture_bytes = 0
         self._phases: dict[int, RankPhases] = {}
         """As `phases`, without the records that wait."""
         self._waiting: defaultdict[int, list[messages.Phases]] = defaultdict(list)
-        """By rank: records that were not added to `_phases` yet. They are added when somebody looks, or many wait."""
+        """By rank: records that were not added to `_phases` yet; they are when phases are read, or when many wait."""
         self._adding = threading.Lock()
         """Held while records begin to wait, or are added."""
         self._num_samples: defaultdict[int, float] = defaultdict(float)
@@ -108,7 +108,7 @@ class LiveValues:
     def note_change(self, record: messages.Changed) -> None:
         """Add the settings that were changed."""
         step, seconds = self.last_steps.get(0), record.time - self._launched
-        # What a change tells is known before the first record of phases.
+        # A change is reported before the first record of phases, which reports the settings as well.
         own = {name: after for name, (_, after) in record.values.items() if name in ACCELERATOR_SETTINGS}
         self.settings = {**self.settings, **own}
         self.changes += tuple(

@@ -91,7 +91,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _cwd() -> str:
-    with contextlib.suppress(OSError):  # It was deleted.
+    with contextlib.suppress(OSError):  # The working directory was deleted.
         return os.getcwd()
     return ""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "make_plan"]
 
 NCCL_START = "the first collective takes seconds"
-"""NCCL connects the GPUs at the first collective of a group: without a word the ranks would seem to hang there."""
+"""Note on NCCL, which connects the GPUs at the first collective: without it the ranks would seem to hang there."""
 PEER_VARIABLES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 FIRST_GOOD_DRIVER = (550, 40, 7)
 HIDDEN = {ROCM_VARIABLE: "-1"}
@@ -235,11 +235,10 @@ def _working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        msg = (
+        raise ConfigError(
             "the kernel's working directory was deleted (a new folder of the same name does not replace it), and torch "
             "cannot be imported from a deleted folder. Change to an existing folder: os.chdir(...)."
-        )
-        raise ConfigError(msg) from None
+        ) from None
 
 
 def _in_kernel() -> bool:

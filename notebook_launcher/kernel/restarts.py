@@ -49,8 +49,9 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
             break
         except ConfigError as error:
             if not error.nodes and rest is not None:
-                msg = f"{reason}\nThe run cannot continue on the remaining nodes: {error}"
-                raise ConfigError(msg, field=error.field) from error
+                raise ConfigError(
+                    f"{reason}\nThe run cannot continue on the remaining nodes: {error}", field=error.field
+                ) from error
             if not error.nodes or ranks.many_calls or not isinstance(ranks.engine, ReducibleEngine):
                 raise
             reason = "\n".join(filter(None, (reason, str(error))))
@@ -58,7 +59,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
                 raise ConfigError(f"{reason}\n{HOW}", field="engine") from error
             present = rest or _Rest.of(before, ranks.engine)
             rest = present.without(error.nodes, why=reason)
-            if rest == present:  # An engine that chooses its nodes itself, and still counts on one that is gone.
+            if rest == present:  # The engine chooses its nodes itself, and still counts on one that is gone.
                 raise ConfigError(reason, field="engine") from error
             ranks.engine = rest.engine
     if rest is not None:

@@ -92,7 +92,7 @@ class Results(Sequence[Any]):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """A record of each rank that failed, the culprit first; empty after a success."""
+        """The failure of each rank that failed, the culprit first; empty after a success."""
         return self._failures
 
     @property

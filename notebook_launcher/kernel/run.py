@@ -395,11 +395,10 @@ class Run:
         self._check_goes_on("there is nothing left to save")
         command = SaveCommand(Latch())
         if not self._ask(command, command.answer):
-            msg = (
+            raise CallOrderError(
                 "no Accelerator has made an update in this run yet, so it cannot be saved. Prepare the model and the "
                 "optimizer with Accelerator().prepare(...), or save in the function itself."
             )
-            raise CallOrderError(msg)
 
     def set(self, **settings: float | str | None) -> None:
         """Change settings during the training, on all ranks after the same update.
@@ -455,11 +454,10 @@ class Run:
         self._check_goes_on("there is nothing left to change")
         command = ChangeCommand(action, values, Latch(), source)
         if not self._ask(command, command.answer):
-            msg = (
+            raise CallOrderError(
                 "no Accelerator has made an update in this run yet, so nothing can be changed. Prepare the model and "
                 "the optimizer with Accelerator().prepare(...), and try again after the first update."
             )
-            raise CallOrderError(msg)
 
     def __await__(self) -> Generator[Any, None, Results]:
         return self._wait_async().__await__()

@@ -179,10 +179,9 @@ class Session(SessionCells):
         """Return the data of the last run, which must be over; None if there was no run."""
         self._check_open()
         if self._is_busy():
-            msg = (
+            raise CallOrderError(
                 f"the session is busy with {self._run!r}. {what} works once the run is over: run.wait(), or run.stop()."
             )
-            raise CallOrderError(msg)
         return None if self._run is None else data_of(self._run)
 
     def close(self) -> None:
@@ -232,8 +231,9 @@ class Session(SessionCells):
         with self._lock:
             self._check_open()
             if self._is_busy():
-                msg = f"the session is busy with {self._run!r}. Wait for it (run.wait()), or stop it (run.stop())."
-                raise CallOrderError(msg)
+                raise CallOrderError(
+                    f"the session is busy with {self._run!r}. Wait for it (run.wait()), or stop it (run.stop())."
+                )
             self._has_forgotten = False
             self._run = Run.start(self._ranks, fn, args, kwargs, in_cell=in_cell, scope=scope)
             magic = self._magic
@@ -278,5 +278,4 @@ class Session(SessionCells):
 
     def _check_open(self) -> None:
         if self._closed:
-            msg = "the session is closed. Open a new one: with Session(...) as session: ..."
-            raise CallOrderError(msg)
+            raise CallOrderError("the session is closed. Open a new one: with Session(...) as session: ...")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from notebook_launcher import context
-from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
+from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.display.formatting import SECRET, one_line_of
 from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
 
@@ -187,8 +187,8 @@ def _failures(results: Results | None) -> list[Failure]:
     return [failure for failure in results.failures if failure.summary != STOPPED] if results is not None else []
 
 
-def _failure(failure: Failure) -> FailureRecord:
-    return FailureRecord(
+def _failure(failure: Failure) -> RankFailure:
+    return RankFailure(
         rank=failure.rank,
         summary=failure.summary,
         traceback=failure.traceback,

@@ -56,24 +56,26 @@ def _choose_gpus(devices: tuple[int, ...] | str | None, machine: Machine) -> tup
     if isinstance(devices, str):
         return ()
     if machine.why_no_gpu:
-        msg = f"devices={list(devices)!r}: {machine.why_no_gpu}. Use devices='cpu', or omit devices."
-        raise ConfigError(msg, field="devices")
+        raise ConfigError(
+            f"devices={list(devices)!r}: {machine.why_no_gpu}. Use devices='cpu', or omit devices.", field="devices"
+        )
     for index in devices:
         if index >= len(machine.gpus):
             have = ", ".join(f"{at}: {gpu.name}" for at, gpu in enumerate(machine.gpus))
-            msg = f"devices={list(devices)!r}: there is no GPU {index}. Visible are {have}."
-            raise ConfigError(msg, field="devices")
+            raise ConfigError(
+                f"devices={list(devices)!r}: there is no GPU {index}. Visible are {have}.", field="devices"
+            )
     return devices
 
 
 def _check_number(num_processes: int, machine: Machine) -> None:
     limit = rank_limit(machine)
     if num_processes > limit:
-        msg = (
+        raise ConfigError(
             f"num_processes={num_processes} is too many for this machine: it has {plural(machine.num_cores, 'core')}, "
-            f"and {limit} ranks are the limit. Omit num_processes to let the launcher choose."
+            f"and {limit} ranks are the limit. Omit num_processes to let the launcher choose.",
+            field="num_processes",
         )
-        raise ConfigError(msg, field="num_processes")
 
 
 def _choose_backend(backend: str | None, num_processes: int, gpus: tuple[int, ...], machine: Machine) -> str | None:
@@ -85,13 +87,14 @@ def _choose_backend(backend: str | None, num_processes: int, gpus: tuple[int, ..
     if backend is not None and "nccl" in backend:
         if not num_gpus:
             why = machine.why_no_gpu or "devices='cpu' excludes every GPU"
-            msg = f"backend={backend!r} needs a GPU for each rank: {why}. Use backend='gloo' or 'auto'."
-            raise ConfigError(msg, field="backend")
+            raise ConfigError(
+                f"backend={backend!r} needs a GPU for each rank: {why}. Use backend='gloo' or 'auto'.", field="backend"
+            )
         if num_processes > num_gpus:
-            msg = (
+            raise ConfigError(
                 f"num_processes={num_processes} with backend={backend!r}: NCCL needs a GPU for each rank, and "
                 f"there {plural_verb('is', num_gpus)} {num_gpus}. Use num_processes={num_gpus}, or "
-                "backend='gloo' to let ranks share."
+                "backend='gloo' to let ranks share.",
+                field="num_processes",
             )
-            raise ConfigError(msg, field="num_processes")
     return backend

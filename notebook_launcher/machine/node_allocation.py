@@ -117,11 +117,11 @@ def _note_on_folder(nodes: Sequence[NodeInfo]) -> str:
 
 def _first(nodes: Sequence[NodeInfo], num_nodes: int | None) -> Sequence[NodeInfo]:
     if num_nodes is not None and num_nodes > len(nodes):
-        msg = (
+        raise ConfigError(
             f"{plural(num_nodes, 'node')} are asked for, and the engine has {plural(len(nodes), 'node')}: "
-            f"{_describe_all(nodes)}. Omit nodes= to use all of them."
+            f"{_describe_all(nodes)}. Omit nodes= to use all of them.",
+            field="nodes",
         )
-        raise ConfigError(msg, field="nodes")
     return nodes[:num_nodes]
 
 
@@ -138,23 +138,23 @@ def _names_by_rank(nodes: Sequence[NodeInfo], parts: Sequence[tuple[int, ...]]) 
 def _check_number(node: NodeInfo, num_ranks: int, num_processes: int) -> None:
     limit = min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * node.num_cores), MAX_RANKS)
     if num_ranks > limit or num_processes > MAX_RANKS:
-        msg = (
+        raise ConfigError(
             f"num_processes={num_processes} is too many: node {node.node} ({node.host}) would get {num_ranks}, it has "
             f"{plural(node.num_cores, 'core')}, and {limit} ranks are its limit. Omit num_processes to let the "
-            "launcher choose."
+            "launcher choose.",
+            field="num_processes",
         )
-        raise ConfigError(msg, field="num_processes")
 
 
 def _choose_backend(backend: str | None, *, own_gpus: bool) -> str | None:
     if backend == "auto":
         return "nccl" if own_gpus else "gloo"
     if backend is not None and "nccl" in backend and not own_gpus:
-        msg = (
+        raise ConfigError(
             f"backend={backend!r} needs a GPU for each rank, and not every node has as many. Use fewer ranks, or "
-            "backend='gloo'."
+            "backend='gloo'.",
+            field="backend",
         )
-        raise ConfigError(msg, field="backend")
     return backend
 
 

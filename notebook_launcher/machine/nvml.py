@@ -76,8 +76,7 @@ class Library:
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libnvidia-ml.so.1")
         if self._call("nvmlInit_v2") != SUCCESS:
-            msg = "NVML cannot be initialised: is the driver loaded, and as new as the library?"
-            raise OSError(msg)
+            raise OSError("NVML cannot be initialised: is the driver loaded, and as new as the library?")
 
     def close(self) -> None:
         """Shut NVML down."""
@@ -174,8 +173,7 @@ class Library:
         else:
             code = self._call("nvmlDeviceGetHandleByIndex_v2", gpu, ctypes.byref(handle))
         if code != SUCCESS:
-            msg = f"GPU {gpu}: {REASONS.get(code, f'NVML error {code}')}"
-            raise Unusable(msg)
+            raise Unusable(f"GPU {gpu}: {REASONS.get(code, f'NVML error {code}')}")
         return handle
 
     def _text(self, function: str, gpu: int | str) -> str:
@@ -188,6 +186,5 @@ class Library:
         try:
             code: int = getattr(self._library, function)(*args)
         except AttributeError:
-            msg = f"this NVML has no {function}"
-            raise OSError(msg) from None
+            raise OSError(f"this NVML has no {function}") from None
         return code

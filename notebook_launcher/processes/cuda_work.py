@@ -12,7 +12,7 @@ import time
 __all__ = ["finish", "is_broken"]
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 2e-5, 2e-3
-"""Seconds between two looks; an eighth of the wait so far, within these."""
+"""Least and greatest number of seconds between two looks; in between, an eighth of the wait so far."""
 
 
 def _uses_gpu() -> bool:
@@ -23,7 +23,7 @@ def _uses_gpu() -> bool:
 def finish() -> None:
     """Wait until the current stream is done, so that an error of the function's last kernels is the function's.
 
-    It looks again and again, because an interrupt must end the wait: CUDA's own wait lets none through.
+    The stream is asked again and again, because CUDA's own wait cannot be interrupted.
 
     Raises:
         RuntimeError: A kernel failed; `torch.AcceleratorError` in newer versions of torch.

@@ -26,7 +26,7 @@ class LocalModules:
         self._known = set(sys.modules)
         self._seen: dict[str, tuple[int, int]] = {}
         self._remembered: tuple[int, str] | None = None
-        """Number of modules and the newest one when `remember` last looked at all of them; None: it is to look."""
+        """Number of modules, and the newest one, when `remember` last looked at all; None: it must look again."""
 
     def forget_edited(self) -> list[str]:
         """Forget all local modules if one was edited, so that they are imported again; return the edited files.
@@ -49,7 +49,7 @@ class LocalModules:
 
         Call it before the end of the call is reported, because the user may edit a file as soon as the cell returns.
         """
-        # Python adds a new module at the end. To compare all 2,000 names took a third of a short call in a rank.
+        # Python adds a new module at the end. Comparing all 2,000 names took a third of a short call in a rank.
         present = len(sys.modules), next(reversed(sys.modules))
         if present == self._remembered:
             return

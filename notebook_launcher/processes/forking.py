@@ -54,7 +54,7 @@ def let_threads_settle() -> None:
 
 
 def _runs(thread: Path) -> bool:
-    with contextlib.suppress(OSError):  # It has ended.
+    with contextlib.suppress(OSError):  # The thread has ended.
         # "tid (name) state ...": a name may hold spaces and brackets.
         return (thread / "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"R", b"D")
     return False

@@ -105,7 +105,7 @@ def _empty_tables() -> None:
 
     A rank would copy 340 of the server's pages for that.
     """
-    with contextlib.suppress(Exception):  # It is not imported, or has no such function.
+    with contextlib.suppress(Exception):  # The module is not imported, or has no such function.
         sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
 
 
@@ -227,8 +227,7 @@ class _Server:
                 self._note(request)
                 self._fork(lambda: _become_host(host_fd), host_fd)
             case unknown, _:
-                msg = f"the fork server got an unknown message: {unknown!r}"
-                raise TypeError(msg)
+                raise TypeError(f"the fork server got an unknown message: {unknown!r}")
 
     def _note(self, request: messages.StartSupervisor | messages.StartHost) -> None:
         # A script may launch only once, and its ranks would share the cores with 1.6 s of work for nothing.

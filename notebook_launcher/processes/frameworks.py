@@ -38,7 +38,7 @@ def _patch_spawn(module: types.ModuleType) -> None:
     for name in ("spawn", "start_processes"):
         function = _refusal(f"torch.multiprocessing.{name}", getattr(module, name))
         setattr(module, name, function)
-        # The module of the functions is hidden by one of them.
+        # `torch.multiprocessing.spawn` is a function, which hides the module of the same name.
         setattr(sys.modules["torch.multiprocessing.spawn"], name, function)
 
 
@@ -68,7 +68,7 @@ def _patch_accelerate(module: types.ModuleType) -> None:
 
 
 def _with_existing_device(wait: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return the function, which names the GPU of its rank's number; where there is none, a plain barrier."""
+    """Return Accelerate's barrier, which names a GPU by the rank's number, or a plain one where that GPU is missing."""
 
     @functools.wraps(wait)
     def wait_for_everyone(self: Any) -> None:
@@ -87,14 +87,14 @@ def _patch_fabric(module: types.ModuleType) -> None:
     if connect is None:
         return
     replacement = _with_timeout(connect)
-    # The strategies hold it by its name, and a fork of the kernel may have brought them along.
+    # The strategies have imported the function by its name, and a fork of the kernel may have inherited them.
     for name, other in list(sys.modules.items()):
         if "lightning" in name and vars(other).get("_init_dist_connection") is connect:
             other._init_dist_connection = replacement  # type: ignore[attr-defined]
 
 
 def _with_timeout(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, which makes a group or finds one, with its `timeout=` applied to the one it finds."""
+    """Return the function, which makes a group or finds one, so that a group that it finds gets its `timeout=`, too."""
 
     @functools.wraps(function)
     def connect(*args: Any, **kwargs: Any) -> Any:

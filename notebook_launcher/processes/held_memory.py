@@ -29,7 +29,7 @@ def tensor_bytes(frames: Iterable[types.FrameType]) -> int:
         return 0
     sizes: dict[tuple[str, int], int] = {}
     for tensor in _tensors(frames, torch.Tensor):
-        with contextlib.suppress(Exception):  # Tensors without memory of their own.
+        with contextlib.suppress(Exception):  # Some tensors have no memory of their own.
             storage = tensor.untyped_storage()
             sizes[str(storage.device), storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
@@ -55,7 +55,7 @@ def _tensors(frames: Iterable[types.FrameType], kind: Any) -> Iterator[Any]:
             yield value
             todo.append(value.grad if value.is_leaf else None)
         else:
-            with contextlib.suppress(Exception):  # Whatever a mapping or a sequence of the user's raises.
+            with contextlib.suppress(Exception):  # A mapping or a sequence of the user's may raise anything.
                 todo += _parts(value)
 
 

@@ -23,9 +23,9 @@ __all__ = [
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where torch puts what its workers share
 SESSION_FIELD = 3
-"""In /proc/PID/stat, counted from the state, which follows the name."""
+"""Place in /proc/PID/stat, counted from the state, which follows the process's name."""
 INODE_FIELD, PATH_FIELD = 4, 5
-"""In /proc/PID/maps."""
+"""Places in a line of /proc/PID/maps."""
 
 
 def oom_kills() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["libc", "open_now", "openblas_setter"]
 
 OPENBLAS_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
-"""In NumPy's own builds (since 1.26, and before), and in a system's."""
+"""Names in NumPy's own builds since 1.26, in its builds before, and in the builds of a system."""
 
 
 def open_now() -> None:
@@ -24,7 +24,7 @@ def open_now() -> None:
 def libc() -> ctypes.CDLL:
     """Return the functions of the C library."""
     library = ctypes.CDLL(None)
-    getattr(library, "prctl", None)  # From now on its attribute: supervisors and ranks need it.
+    getattr(library, "prctl", None)  # Looked up here, so that forked supervisors and ranks inherit the function.
     return library
 
 

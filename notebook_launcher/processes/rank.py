@@ -133,10 +133,9 @@ class _Rank:
                     self._forget_failure()
                     return
                 case messages.InputReply() | messages.Change(), _:
-                    pass  # Of a request that was interrupted, or of a call that has ended.
+                    pass  # It belongs to a request that was interrupted, or to a call that has ended.
                 case unknown, _:
-                    msg = f"rank {self._number} got an unknown message: {unknown!r}"
-                    raise TypeError(msg)
+                    raise TypeError(f"rank {self._number} got an unknown message: {unknown!r}")
 
     def _run(self, call: messages.RunCall, fds: list[int]) -> None:
         self._inbox.can_ask = call.can_ask
@@ -191,18 +190,30 @@ class _Rank:
         stage.name = "arrive"
         if call.ranks is not None and self._number not in call.ranks:
             return self._sit_out(call, fds, stage), None
-        if fds:
-            self._inherited_call = None
-            function, args, kwargs, overwritten = travel.unpack_call(fds[0])
-            self._report_overwritten(overwritten)
-        else:
-            assert self._inherited_call is not None
-            function, args, kwargs = self._inherited_call
-            travel.note_inherited()
+        function, args, kwargs = self._take_call(fds)
         stage.name = "group"
         self._rendezvous.join(call.generation)
         stage.name = "function"
         self._channel.send(messages.CallStarted(call_id=call.call_id))
+        value = self._call(call, function, args, kwargs)
+        self._rendezvous.drop_destroyed()
+        stage.name = "return"
+        fd, unsent = _pack(value)
+        return self._returned(call, unsent), fd
+
+    def _take_call(self, fds: list[int]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Unpack the function and its arguments; without a descriptor, they were inherited by a fork of the kernel."""
+        if not fds:
+            assert self._inherited_call is not None
+            travel.note_inherited()
+            return self._inherited_call
+        self._inherited_call = None
+        function, args, kwargs, overwritten = travel.unpack_call(fds[0])
+        self._report_overwritten(overwritten)
+        return function, args, kwargs
+
+    def _call(self, call: messages.RunCall, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function, and wait for the work that it has queued on a GPU; return its value."""
         try:
             self._on_comm_signal(0, None)  # Messages whose signal came before the call were not handled then.
             for message in call.comm_messages:
@@ -212,19 +223,13 @@ class _Rank:
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
-            value = None
+            return None
+        else:
+            return value
         finally:
             _flush_clock()
             frontend.flush_figures()
             rank_process.mend_output()
-        self._rendezvous.drop_destroyed()
-        stage.name = "return"
-        fd, unsent = None, ""
-        try:
-            fd = travel.pack_value(value)
-        except (ResourceError, ReturnValueError) as error:  # The run has succeeded; it must not fail now.
-            unsent = f"{error}{users_place(error.__cause__)}"
-        return self._returned(call, unsent), fd
 
     def _sit_out(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> messages.Returned:
         """Take no part in a call for other ranks, except that a new process group needs all ranks."""
@@ -310,6 +315,14 @@ class _Stage:
 
     name: Any = "arrive"
     """As in `messages.Raised.stage`."""
+
+
+def _pack(value: Any) -> tuple[int | None, str]:
+    """Return the descriptor of the value's parcel, and an empty text, or None and the reason why it cannot travel."""
+    try:
+        return travel.pack_value(value), ""
+    except (ResourceError, ReturnValueError) as error:  # The run has succeeded; it must not fail now.
+        return None, f"{error}{users_place(error.__cause__)}"
 
 
 def _flush_clock() -> None:

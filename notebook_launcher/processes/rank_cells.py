@@ -69,7 +69,7 @@ class _Cells:
         """The loop of all cells, so that a task may outlive its cell; None until a cell awaits."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Cells, ()  # A function that captures the whole namespace may travel.
+        return _Cells, ()  # Empty: a function that captures the whole namespace takes this object along.
 
     def run(self, request: CellRequest, namespace: dict[str, Any]) -> Any:
         """Run the code and return the value of its last expression; None if it ends with a statement."""
@@ -106,7 +106,7 @@ class _Cells:
         try:
             return self._loop.run_until_complete(task)
         except BaseException as error:  # noqa: BLE001 - raised again, without asyncio's frames
-            if not task.done():  # An interrupt.
+            if not task.done():  # An interrupt has ended the wait.
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task]))
             tb = _from_file(error.__traceback__, filename)

@@ -138,7 +138,7 @@ class RankWidgets:
         ipywidgets: Any = sys.modules["ipywidgets.widgets.widget"]
         for widget in list(ipywidgets._instances.values()):
             comm = widget.comm
-            if getattr(comm, "is_open", True):  # A comm of another kind.
+            if getattr(comm, "is_open", True):  # It is a comm of another kind.
                 continue
             state, paths, buffers = ipywidgets._remove_buffers(widget.get_state())
             metadata = {"version": ipywidgets.__protocol_version__}

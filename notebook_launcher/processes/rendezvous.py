@@ -35,8 +35,8 @@ PATIENCE = dt.timedelta(seconds=10)
 GIL_PAUSE = 0.02
 """Seconds in which the threads of a group that was destroyed may have the GIL, before the group is dropped."""
 WATCHDOG_KEY = "exception_dump"
-"""Set by a watchdog of NCCL that gives up. It has no group's prefix, and the monitors of a later group that find it
-would end their processes."""
+"""Key that a watchdog of NCCL sets when it gives up. It has no group's prefix, so the monitors of a later group find it
+and would end their processes."""
 
 
 def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
@@ -90,7 +90,7 @@ class Rendezvous:
         self._num_groups = 0
         """Number of groups that were made in this generation, the function's own included."""
         self._store: Any = None
-        """None until it is needed first."""
+        """The client of the supervisor's store; None until it is first needed."""
         self._ours: Any = None
         """The group that `join` made; None once the function has called `init_process_group`, or the rank has left."""
         self._meeting: Any = None
@@ -162,7 +162,7 @@ class Rendezvous:
         if self._ours is not None and c10d.GroupMember.WORLD is self._ours:
             ours, self._ours = self._ours, None
             if self._asks_for_what_is_up(asked):
-                # Accepted once: a second call is a mistake, and torch raises its own error.
+                # A call is accepted once. A second one is a mistake, for which torch raises its own error.
                 return
             del ours
             self._await_peers()

@@ -33,7 +33,7 @@ class Script:
     def __init__(self, target: str, *, is_module: bool) -> None:
         self.target = target if is_module else str(Path.cwd() / target)
         self.is_module = is_module
-        # The name of the run: `train.py`, or the module's name.
+        # It becomes the name of the run: `train.py`, or the module's name.
         self.__qualname__ = target if is_module else Path(self.target).name
 
     def check(self) -> None:
@@ -41,22 +41,20 @@ class Script:
         path = Path(self.target)
         if self.is_module:
             if self.target.endswith(".py") and path.is_file():
-                msg = f"-m {self.target}: this is a file. Leave -m out, or name the module: -m {path.stem}"
-                raise ConfigError(msg)
+                raise ConfigError(f"-m {self.target}: this is a file. Leave -m out, or name the module: -m {path.stem}")
             if not _exists(self.target.partition(".")[0]):
                 close = did_you_mean(self.target, (module.name for module in pkgutil.iter_modules([os.getcwd()])))
                 hint = close or "Name it as after `python -m`: package.module."
-                msg = f"there is no module {self.target!r} in {Path.cwd()} or among the installed packages. {hint}"
-                raise ConfigError(msg)
+                raise ConfigError(
+                    f"there is no module {self.target!r} in {Path.cwd()} or among the installed packages. {hint}"
+                )
         elif not path.exists():
             hint = "To run a module by its name, write -m before it." if _exists(path.name) else _near(path)
-            msg = f"there is no file {path}. {hint}"
-            raise ConfigError(msg)
+            raise ConfigError(f"there is no file {path}. {hint}")
         elif path.is_dir() and not (path / "__main__.py").exists():
             programs = _programs(path)
             hint = f"Name a file in it, such as {path / programs[0]}." if programs else "No Python file is in it."
-            msg = f"{path} is a folder without a __main__.py, so Python cannot run it. {hint}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{path} is a folder without a __main__.py, so Python cannot run it. {hint}")
 
     def __call__(self, *words: str) -> None:
         """Run the program in this rank's `__main__`, with its own `sys.argv` and `sys.path[0]`."""
@@ -119,8 +117,7 @@ def _find_program(name: str) -> ModuleSpec:
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
     if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
-        msg = f"{name} cannot be run as a module: the module, or its __main__, was not found."
-        raise ImportError(msg, name=name)
+        raise ImportError(f"{name} cannot be run as a module: the module, or its __main__, was not found.", name=name)
     return spec
 
 

@@ -76,7 +76,7 @@ class RankPublisher(DisplayPublisher):
         return bundle | {"text/plain": f"{bundle.get('text/plain', 'widget')}\n({self.widgets.why_text})"}
 
     def _send(self, record: object) -> None:
-        # What was printed before must reach the kernel before.
+        # Text that was printed earlier must reach the kernel first.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -96,7 +96,7 @@ class RankShell(interactiveshell.InteractiveShell):
         """Touch no folder."""
 
     def init_virtualenv(self) -> None:
-        """Leave `sys.path` alone: the kernel's was taken over."""
+        """Leave `sys.path` alone: it is the kernel's already."""
 
     def init_sys_modules(self) -> None:
         """Leave `sys.modules["__main__"]` alone."""

@@ -162,8 +162,7 @@ class _Supervisor:
                 for rank in ranks:
                     self._signal(rank, signum)
             case unknown, _:
-                msg = f"the supervisor got an unknown message: {unknown!r}"
-                raise TypeError(msg)
+                raise TypeError(f"the supervisor got an unknown message: {unknown!r}")
 
     def _start_rank(self, rank: int, fds: list[int]) -> None:
         start = RankStart(

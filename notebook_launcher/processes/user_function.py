@@ -50,5 +50,5 @@ def exit_code(error: BaseException) -> int | None:
         return None
     if isinstance(error.code, str):
         with contextlib.suppress(Exception):
-            sys.stderr.write(f"{error.code}\n")  # As the interpreter does when it exits.
+            sys.stderr.write(f"{error.code}\n")  # As the interpreter does at its end.
     return int(error.code) if isinstance(error.code, int) else 1

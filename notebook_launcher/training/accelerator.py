@@ -5,29 +5,22 @@ from __future__ import annotations
 import contextlib
 import difflib
 import gc
-import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from notebook_launcher.option_checks import whole_number
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
+from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
 from notebook_launcher.training.accumulation import synchronisation
-from notebook_launcher.training.accumulation.backward import Accumulation
 from notebook_launcher.training.accumulation.gradient_state import GradientState
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
-from notebook_launcher.training.accumulation.members import Members
-from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
-from notebook_launcher.training.agreement import make_fence
 from notebook_launcher.training.argument_checks import check_instance, check_switch
-from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.checkpoints.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, announce_zero
-from notebook_launcher.training.parallelism.mesh import make_layout
-from notebook_launcher.training.parallelism.sharded_models import Sharding
 from notebook_launcher.training.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -39,18 +32,12 @@ from notebook_launcher.training.plugins import (
     ProjectConfiguration,
     pick_handlers,
 )
-from notebook_launcher.training.preparation import Preparation
-from notebook_launcher.training.prepared import Prepared
 from notebook_launcher.training.process.accelerator_state import AcceleratorState
-from notebook_launcher.training.rank_check.check import RankCheck
-from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.recording.profiling import build_profiler
-from notebook_launcher.training.recording.trackers import Trackers
 from notebook_launcher.training.rules import EXACT, Rules
-from notebook_launcher.training.safepoint import make_safepoint
-from notebook_launcher.training.steering import Steering
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
@@ -62,7 +49,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.verify import AccumulationReport
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
-    from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.parallelism.sizes import ParallelismConfig
     from notebook_launcher.training.plugins import DistributedType
 
@@ -174,9 +160,7 @@ class Accelerator:
             TypeError: An argument does not exist, or has a value of another type.
         """
         _refuse(unsupported)
-        check_switch("device_placement", device_placement)
         check_switch("cpu", cpu)
-        check_switch("step_scheduler_with_optimizer", step_scheduler_with_optimizer)
         handlers = pick_handlers(kwargs_handlers, HANDLERS)
         self.autocast_handler: AutocastKwargs = handlers.get(AutocastKwargs) or AutocastKwargs()
         self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
@@ -203,76 +187,36 @@ class Accelerator:
                 "dispatch_batches": dispatch_batches,
                 "use_seedable_sampler": use_seedable_sampler,
             },
+            device_placement=device_placement,
+            rng_types=rng_types,
+            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+            dynamo_backend=dynamo_backend,
             project_config=project_config,
             project_dir=project_dir,
         )
+        self._start(resolved, cpu=cpu, log_with=log_with)
+
+    def _start(self, resolved: resolving.Resolved, *, cpu: bool, log_with: Any) -> None:
+        """Join the process group, make the parts, and report what a user should know of the settings."""
         self.deepspeed_plugin = resolved.deepspeed_plugin
         self.scaler_handler = resolved.scaler_handler
         self.state = self._make_state(resolved.precision, cpu=cpu)
-        resolving.check_precision(resolved.precision, self.state.device)
-        if resolved.zero is not None:
-            self.state.note_deepspeed(resolved.deepspeed_plugin)
-        self._layout = self._make_layout(resolved)
+        self._layout = lay_out(resolved, self.state)
         self.gradient_state = self._make_gradient_state(resolved.accumulation)
-        rules, process, num_processes = self._rules, self.state, self.state.num_processes
-        self._prepared = Prepared(Members(num_processes=num_processes, strict=rules.guards))
-        optimizers = LiveOptimizers()
-        self.rank_check = self._make_rank_check(optimizers) if resolved.checks_ranks and num_processes > 1 else None
+        parts = AcceleratorParts(
+            resolved, self._rules, self.state, self._layout, self.gradient_state, log_with=log_with
+        )
+        self._prepared = parts.prepared
+        self.rank_check = parts.rank_check
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        safepoint = make_safepoint(process)
-        self.gradient_state.stack.on_next = None if safepoint is None else safepoint.act
-        self._accumulation = Accumulation(
-            self.gradient_state,
-            self._prepared.members,
-            rules,
-            process,
-            self._layout,
-            scaler=self._make_scaler(),
-            clock=make_clock(),
-            safepoint=safepoint,
-            check=self.rank_check,
-        )
-        self._updates = Updates(
-            self._accumulation, optimizers, rules, num_processes=num_processes, max_grad_norm=resolved.max_grad_norm
-        )
-        self._steering = Steering(self._prepared, self._updates, self.gradient_state)
-        if safepoint is not None:
-            safepoint.connect(self._steering, self._save_update)
-        computes_in = self.mixed_precision if self.native_amp else "no"
-        self._preparation = Preparation(
-            process=process,
-            prepared=self._prepared,
-            updates=self._updates,
-            gradient_state=self.gradient_state,
-            rules=rules,
-            zero=resolved.zero,
-            sharding=Sharding(layout=self._layout, device=self.device, computes_in=computes_in),
-            computes_in=computes_in,
-            compares=self.rank_check is not None,
-            device_placement=device_placement,
-            ddp_handler=resolved.ddp_handler,
-            dataloader_config=resolved.loaders,
-            dynamo_backend=dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND"),
-            rng_types=resolving.resolve_rng_types(rng_types),
-            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-        )
-        self._checkpointer = Checkpointer(
-            process,
-            self._prepared,
-            self._updates,
-            self.gradient_state,
-            rules,
-            project=resolved.project,
-            rank_check=self.rank_check,
-            state_dict_type=None if self._layout.plugin is None else self._layout.plugin.state_dict_type,
-        )
-        self._trackers = Trackers(
-            process,
-            log_with,
-            resolved.project.logging_dir,
-            observe=self._updates.observe,
-            skip_missing=rules.skip_missing_trackers,
-        )
+        self._accumulation = parts.accumulation
+        self._updates = parts.updates
+        self._steering = parts.steering
+        self._preparation = parts.preparation
+        self._checkpointer = parts.checkpointer
+        self._trackers = parts.trackers
+        if parts.safepoint is not None:
+            parts.safepoint.connect(parts.steering, self._save_update)
         resolving.report_conflicts(resolved.conflicts)
         announce_zero(resolved.zero)
 
@@ -306,7 +250,7 @@ class Accelerator:
     @property
     def native_amp(self) -> bool:
         """True if the forward computes in half precision."""
-        return self.mixed_precision != "no" and (self.scaler is not None or self.mixed_precision == "bf16")
+        return precision.forward_precision(self.mixed_precision, self.scaler) != "no"
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -984,7 +928,7 @@ class Accelerator:
     ) -> None:
         """Log a table, as `columns` and rows of `data` or as a frame of pandas, to the run and the trackers.
 
-        The main process's table is shown in the monitor and in the run's record, and kept as CSV in the run's folder.
+        The main process's table is shown in the monitor and in the run's picture, and kept as CSV in the run's folder.
         Of the trackers `"jsonl"` writes a CSV file beside its metrics, `"tensorboard"` a text; aim, dvclive, swanlab
         and trackio take none.
 
@@ -1014,17 +958,7 @@ class Accelerator:
         """Save after the update with this number, as the launcher asks, and return the folder."""
         return self.save_state(self._checkpointer.folder_of_update(number))
 
-    # Parts that `compat` replaces, and what is decided once.
-
-    def _make_rank_check(self, optimizers: LiveOptimizers) -> RankCheck:
-        return RankCheck(
-            self._prepared.members,
-            optimizers,
-            self.gradient_state,
-            rank=self.process_index,
-            num_processes=self.num_processes,
-            fence=make_fence(self.device, self.num_processes),
-        )
+    # Parts that `compat` replaces.
 
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
         return resolving.resolve_precision(argument, conflicts)
@@ -1033,30 +967,8 @@ class Accelerator:
         handler = self.init_handler
         return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
 
-    def _make_layout(self, resolved: resolving.Resolved) -> Layout:
-        state = self.state
-        layout = make_layout(
-            resolved.parallelism_config,
-            resolved.fsdp_plugin,
-            launched=resolved.shard,
-            num_processes=state.num_processes,
-            process_index=state.process_index,
-            device=state.device,
-        )
-        if layout.shards:
-            state.note_layout(layout)
-            resolving.report_dropped(() if layout.plugin is None else layout.plugin.dropped)
-        return layout
-
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
         return GradientState(plugin, self._rules)
-
-    def _make_scaler(self) -> torch.amp.GradScaler | None:
-        if self.mixed_precision != "fp16" or (self.device.type == "cpu" and not self._rules.fp16_on_cpu):
-            return None
-        if not self.scaler_handler.enabled:
-            return None
-        return precision.make_scaler(self.device, self.scaler_handler)
 
     # Accelerate's names for the lists, which ported code reads.
 

@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.plugins import AutocastKwargs, GradScalerKwargs
 
-__all__ = ["autocast", "compute_in", "make_scaler", "strip_precision"]
+__all__ = ["autocast", "compute_in", "forward_precision", "make_scaler", "strip_precision"]
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def forward_precision(mixed_precision: str, scaler: torch.amp.GradScaler | None) -> str:
+    """Return the precision of the forward: float32, which is `"no"`, where fp16 has no scaler, as on a CPU."""
+    return "no" if mixed_precision == "fp16" and scaler is None else mixed_precision
 
 
 class MixedForward:

@@ -63,6 +63,11 @@ class Resolved:
     checks_ranks: bool
     """True if ranks compare their weights."""
     loaders: DataLoaderConfiguration
+    device_placement: bool
+    """True if models and batches are moved to the device."""
+    rng_types: list[str]
+    step_scheduler_with_optimizer: bool
+    dynamo_backend: str | None
     project: ProjectConfiguration
     ddp_handler: DistributedDataParallelKwargs
     scaler_handler: GradScalerKwargs
@@ -87,6 +92,10 @@ def resolve(
     check_ranks: bool | None,
     dataloader_config: DataLoaderConfiguration | None,
     loader_shortcuts: Mapping[str, Any],
+    device_placement: bool,
+    rng_types: Iterable[Any] | None,
+    step_scheduler_with_optimizer: bool,
+    dynamo_backend: str | None,
     project_config: ProjectConfiguration | None,
     project_dir: str | os.PathLike[str] | None,
 ) -> Resolved:
@@ -101,12 +110,19 @@ def resolve(
         check_ranks: True if ranks compare their weights.
         dataloader_config: Settings of loaders.
         loader_shortcuts: Settings of loaders that were given one by one; None: not given.
+        device_placement: True if models and batches are moved to the device.
+        rng_types: Generators that are made equal on all ranks at the start of each epoch.
+        step_scheduler_with_optimizer: False: each `step()` of a scheduler advances it.
+        dynamo_backend: The backend of `torch.compile`; None: by `ACCELERATE_DYNAMO_BACKEND`.
         project_config: Folder and naming of checkpoints.
         project_dir: The folder alone.
 
     Raises:
         ValueError: A setting is invalid, or two of them differ.
+        TypeError: A switch is not True or False.
     """
+    check_switch("device_placement", device_placement)
+    check_switch("step_scheduler_with_optimizer", step_scheduler_with_optimizer)
     conflicts: list[str] = []
     ddp_handler = resolve_hook(ddp_handler, conflicts)
     deepspeed_plugin, zero, call = apply_deepspeed(deepspeed_plugin, call)
@@ -118,6 +134,10 @@ def resolve(
         max_grad_norm=resolve_max_grad_norm(call.max_grad_norm, conflicts),
         checks_ranks=resolve_check(check_ranks, rules, conflicts),
         loaders=resolve_loaders(dataloader_config, **loader_shortcuts),
+        device_placement=device_placement,
+        rng_types=resolve_rng_types(rng_types),
+        step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+        dynamo_backend=dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND"),
         project=_resolve_project(project_config, project_dir),
         ddp_handler=ddp_handler,
         scaler_handler=call.scaler or GradScalerKwargs(),

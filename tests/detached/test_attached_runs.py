@@ -261,7 +261,7 @@ def test_a_run_whose_folder_is_deleted_is_stopped(home: Path, gate: Path) -> Non
     shutil.rmtree(run.folder)
     host.wait(60)
     wait_until(lambda: not any(lives(rank) for rank in ranks))
-    with pytest.raises(RankFailedError, match=rf"{run.id} was deleted, and with it the results and the record"):
+    with pytest.raises(RankFailedError, match=rf"{run.id} was deleted, and with it all that the run has left"):
         run.result()
 
 

@@ -12,7 +12,7 @@ from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.drawing.scales import Scale
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint, RankUsage
-from tests.drawing.test_drawing import run_of, words_of
+from tests.support.drawn_runs import run_of, words_of
 
 
 def curves_with_times(**metrics: list[float]) -> Curves:

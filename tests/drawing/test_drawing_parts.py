@@ -20,7 +20,7 @@ from notebook_launcher.drawing.widths import shorten, text_width
 from notebook_launcher.history.curves import Curve
 from notebook_launcher.text import clean, escape, one_line
 from notebook_launcher.units import plural
-from tests.drawing.test_drawing import CROSS, EVIL, INF, NAN
+from tests.support.drawn_runs import CROSS, EVIL, INF, NAN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

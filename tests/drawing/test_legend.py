@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from notebook_launcher.drawing.legend import LIMITS, PHASES, RANK_STATES, RUN_STATES, legend_record
+from notebook_launcher.drawing.legend import LIMITS, PHASES, RANK_STATES, RUN_STATES, legend_item
 from notebook_launcher.drawing.tables import state_html
 from notebook_launcher.history.schema import RankState, RunState
 from notebook_launcher.training.recording.phases import Phase
@@ -33,17 +33,17 @@ def test_static_table_shows_a_state_that_it_does_not_know_behind_the_general_sig
 
 
 def test_legend_is_json_without_numbers_that_are_not_finite():
-    record = legend_record()
-    assert json.loads(json.dumps(record, allow_nan=False)).keys() == {
+    item = legend_item()
+    assert json.loads(json.dumps(item, allow_nan=False)).keys() == {
         "phases",
         "run_states",
         "rank_states",
         "limits",
         "formats",
     }
-    assert all(math.isfinite(limit) and limit > 0 for limit in record["limits"].values())
-    assert record["limits"]["lanes"] == LIMITS.lanes
+    assert all(math.isfinite(limit) and limit > 0 for limit in item["limits"].values())
+    assert item["limits"]["lanes"] == LIMITS.lanes
 
 
 def test_legend_is_small_beside_the_run_that_it_is_sent_with():
-    assert len(json.dumps(legend_record())) < 5000
+    assert len(json.dumps(legend_item())) < 5000

@@ -32,6 +32,7 @@ from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
 from notebook_launcher.engines.cluster.links import Link
 from notebook_launcher.errors import NodeLostError
+from tests.engines.calls import all_up, kill_rank, sum_up, wait_for_rank_0
 from tests.engines.options import QUIET
 from tests.support.waiting import until
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.engines.cluster.node import Node
-    from notebook_launcher.kernel.run import Run
 
 ENVIRONMENT = (
     "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE",
@@ -63,23 +63,6 @@ def own_engine() -> Iterator[Commands]:
 
 def nodes_of(engine: Commands) -> tuple[Node, ...]:
     return clusters().nodes_of(engine._key)
-
-
-def sum_up() -> float:
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    return total.item()
-
-
-def wait_for_rank_0() -> None:
-    report(up=1)
-    if os.environ["RANK"] == "0":
-        time.sleep(60)
-    dist.all_reduce(torch.ones(1))
-
-
-def all_up(run: Run) -> bool:
-    return len(run.metrics) == 4
 
 
 def test_ranks_have_torchruns_variables_of_their_node(engine: Commands) -> None:
@@ -149,13 +132,8 @@ def test_original_exception_of_the_rank_that_failed_first_is_raised(engine: Comm
 
 
 def test_killed_rank_is_named_with_its_signal(engine: Commands) -> None:
-    def die() -> None:
-        if os.environ["RANK"] == "2":
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.all_reduce(torch.ones(1))
-
     with pytest.raises(RankFailedError, match=r"^rank 2 of 4 \(node 1\) was killed by SIGKILL\(-9\)"):
-        notebook_launch(die, 4, engine=engine, **QUIET)
+        notebook_launch(kill_rank, 4, args=(2,), engine=engine, **QUIET)
 
 
 def test_output_arrives_with_its_rank_before_the_result(engine: Commands, capfd: pytest.CaptureFixture[str]) -> None:

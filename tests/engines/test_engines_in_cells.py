@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tests.support.kernels import Kernel, Outcome
 
-DEFINITIONS = """
+KERNEL_CODE = """
 import os, time
 from notebook_launcher import Accelerator, Commands, Session, launch, notebook_launch
 engine = Commands([[], ["env"]])
@@ -58,11 +58,6 @@ def wait():
 
 engine.look()
 """
-
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return DEFINITIONS
 
 
 @pytest.fixture(scope="module", autouse=True)

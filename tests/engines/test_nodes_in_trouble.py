@@ -29,6 +29,7 @@ from notebook_launcher import (
 from notebook_launcher.engines.cluster import node
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.errors import NodeLostError
+from tests.engines.calls import kill_rank
 from tests.engines.options import QUIET
 from tests.support.namespaces import ADDRESSES, Cable
 from tests.support.waiting import until
@@ -173,13 +174,8 @@ def test_run_continues_when_a_cut_cable_is_healed(engine: Commands, cable: Cable
 
 
 def test_error_of_a_killed_process_names_its_node(engine: Commands) -> None:
-    def die() -> None:
-        if os.environ["RANK"] == "3":
-            os.kill(os.getpid(), 9)
-        dist.all_reduce(torch.ones(1))
-
     with pytest.raises(RankFailedError, match=r"^rank 3 of 4 \(gpu2\) was killed by SIGKILL\(-9\)") as caught:
-        notebook_launch(die, 4, engine=engine, **QUIET)
+        notebook_launch(kill_rank, 4, args=(3,), engine=engine, **QUIET)
     assert "rank 3 of 4 (gpu2) failed first" in "\n".join(caught.value._render_traceback_())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,10 +22,10 @@ from notebook_launcher import (
     Session,
     launch,
     notebook_launch,
-    report,
     verify_accumulation,
 )
 from notebook_launcher.errors import NodeLostError
+from tests.engines.calls import all_up, kill_rank, sum_up, wait_for_rank_0
 from tests.support import ray_nodes
 from tests.support.leaks import MARK
 from tests.support.waiting import until
@@ -34,7 +33,6 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notebook_launcher.kernel.run import Run
 
 pytest.importorskip("ray", reason="pip install 'notebook-launcher[ray]'")
 
@@ -77,25 +75,8 @@ def agents_of(engine: Ray) -> list[int]:
     return [node.greeting.pid for _, node in engine._agents()]
 
 
-def sum_up() -> float:
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    return total.item()
-
-
 def place() -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"))
-
-
-def wait_for_rank_0() -> None:
-    report(up=1)
-    if os.environ["RANK"] == "0":
-        time.sleep(600)
-    dist.all_reduce(torch.ones(1))
-
-
-def all_up(run: Run) -> bool:
-    return len(run.metrics) == 4
 
 
 def test_look_lists_the_resources_of_ray(engine: Ray, address: str) -> None:
@@ -139,13 +120,8 @@ def test_output_names_rank_and_error_is_the_original(engine: Ray) -> None:
 
 
 def test_killed_rank_is_named_and_the_next_launch_works(engine: Ray) -> None:
-    def die() -> None:
-        if os.environ["RANK"] == "2":
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.all_reduce(torch.ones(1))
-
     with pytest.raises(RankFailedError, match=r"rank 2 of 4 \(.+\) was killed by SIGKILL"):
-        notebook_launch(die, 4, engine=engine, **QUIET)
+        notebook_launch(kill_rank, 4, args=(2,), engine=engine, **QUIET)
     assert list(notebook_launch(sum_up, 4, engine=engine, **QUIET)) == [4.0] * 4
 
 

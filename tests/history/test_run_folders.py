@@ -78,9 +78,9 @@ def test_find_home_follows_the_option_and_the_environment(chosen, environment, f
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, r"runs_folder=3 is an int; it must be a path, 'auto', or None to keep no record"),
+        (3, r"runs_folder=3 is an int; it must be a path, 'auto', or None to keep no run folder"),
         (b"runs", r"runs_folder=b'runs' is a bytes; it must be a path"),
-        ("", r"runs_folder='' is not a path. Pass a folder, 'auto', or None to keep no record"),
+        ("", r"runs_folder='' is not a path. Pass a folder, 'auto', or None to keep no run folder"),
         ("a\0b", r"is not a path"),
     ],
 )

@@ -22,7 +22,7 @@ from notebook_launcher.history.curves import Curves
 from notebook_launcher.kernel.argument_text import MAX_ARGUMENTS, MAX_TEXT, describe_arguments, describe_value
 from notebook_launcher.widgets import compare
 from notebook_launcher.widgets.monitor.feed import Feed
-from tests.drawing.test_drawing import Balanced, words_of
+from tests.support.drawn_runs import Balanced, words_of
 
 if TYPE_CHECKING:
     from notebook_launcher import Run

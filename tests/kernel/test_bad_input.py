@@ -15,7 +15,7 @@ from tests.support.warm_kernels import unchanged
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 
-DEFINITIONS = """
+KERNEL_CODE = """
 import functools, threading
 def train(lr): return lr
 async def coroutine(): pass
@@ -27,11 +27,6 @@ class Model:
 lock = threading.Lock()
 def locking(): return lock
 """
-
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return DEFINITIONS
 
 
 @pytest.fixture(scope="module")

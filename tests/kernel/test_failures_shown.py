@@ -11,16 +11,11 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel, Outcome
 
-SETUP = """
+KERNEL_CODE = """
 import threading
 import torch.distributed as dist
 def rank(): return int(os.environ['RANK'])
 """
-
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return SETUP
 
 
 def plain(outcome: Outcome) -> str:

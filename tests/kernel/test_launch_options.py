@@ -12,10 +12,7 @@ from tests.support.warm_kernels import evaluate
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return DEFINITIONS
+KERNEL_CODE = DEFINITIONS
 
 
 def test_options_num_processes_and_backend_take_effect(kernel: Kernel) -> None:

@@ -10,19 +10,10 @@ from tests.support.first_cell import DEFINITIONS, FORKED, START_METHODS
 from tests.support.warm_kernels import evaluate
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.kernels import Kernel
 
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return DEFINITIONS
-
-
-@pytest.fixture(scope="module")
-def kernel_cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("notebook")
+KERNEL_CODE = DEFINITIONS
+KERNEL_FILES: dict[str, str] = {}
 
 
 # Modules beside the notebook.

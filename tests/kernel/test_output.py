@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import time
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.first_cell import DEFINITIONS, FORKED
+from tests.support.warm_kernels import evaluate
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.kernels import Kernel
 
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return "def rank(): return int(os.environ['RANK'])"
+KERNEL_CODE = DEFINITIONS + "def rank(): return int(os.environ['RANK'])"
 
 
 def test_every_line_is_whole_labelled_and_in_order(kernel: Kernel) -> None:
@@ -265,3 +268,99 @@ def test_timeout_and_restarts_are_reported(kernel: Kernel) -> None:
     late = kernel.execute("notebook_launch(lambda: time.sleep(60), 2, timeout=0.3, max_restarts=5)")
     assert (late.error or "").startswith("RunTimeoutError: the run was stopped: it had not ended after timeout=0.3 s.")
     assert kernel.execute("print(sys.last_value.results.timed_out, sys.last_value.rank)").stdout == "True None\n"
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_capture_magic_captures_the_ranks_output(kernel: Kernel, start_method: str) -> None:
+    kernel.execute(f"%%capture captured\nnotebook_launch(hello, 2, start_method={start_method!r})")
+    stdout, stderr = evaluate(kernel, "captured.stdout, captured.stderr")
+    assert "] out\n" in stdout
+    assert "] err\n" in stderr
+
+    outcome = kernel.execute(
+        f"""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            notebook_launch(hello, 2, start_method={start_method!r})
+        out.getvalue(), err.getvalue()
+        """
+    )
+    assert outcome.stdout == ""
+    assert outcome.result is not None
+    stdout, stderr = ast.literal_eval(outcome.result)
+    assert "] out\n" in stdout
+    assert "] err\n" in stderr
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_replaced_standard_output_gets_the_ranks_output(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        class Tee:
+            def __init__(self, stream):
+                self.stream, self.texts = stream, []
+            def write(self, text):
+                self.texts.append(text)
+                return self.stream.write(text)
+            def flush(self):
+                self.stream.flush()
+        own, sys.stdout = sys.stdout, Tee(sys.stdout)
+        try:
+            notebook_launch(hello, 2, start_method={start_method!r})
+            texts = "".join(sys.stdout.texts)
+        finally:
+            sys.stdout = own
+        texts
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.result is not None
+    assert "] out\n" in outcome.stdout
+    assert "] out\n" in ast.literal_eval(outcome.result)
+
+
+def test_logging_configured_in_the_kernel_works_in_ranks(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        import logging
+        handler = logging.StreamHandler(sys.stdout)
+        logging.getLogger("mine").addHandler(handler)
+        def log():
+            logging.getLogger("mine").warning("logged")
+        notebook_launch(log, 1, start_method="fork", output="none")
+        notebook_launch(log, 1, start_method="fork")
+        logging.getLogger("mine").warning("kernel logs on")
+        logging.getLogger("mine").removeHandler(handler)
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.count("logged\n") == 1
+    assert outcome.stdout.endswith("kernel logs on\n")
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_matplotlib_backends_show_figures_of_ranks(module_kernel: Kernel, tmp_path: Path, start_method: str) -> None:
+    """The kernel's inline backend opens files that stay open."""
+    outcome = module_kernel.execute(
+        f"""
+        %matplotlib inline
+        import matplotlib, matplotlib.pyplot as plt
+        plt.plot([1, 2])  # A figure of the kernel's, which a rank must not show.
+        def draw(backend):
+            import matplotlib, matplotlib.pyplot as plt
+            if backend:
+                matplotlib.use(backend)
+            figure = plt.figure()
+            plt.plot([1, 2])
+            plt.savefig(f"{tmp_path}/{{os.environ['RANK']}}.png")
+            if backend:
+                plt.close(figure)
+        notebook_launch(draw, 2, args=(None,), start_method={start_method!r}, monitor=False)
+        notebook_launch(draw, 2, args=("agg",), start_method={start_method!r}, monitor=False)
+        plt.close("all")
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert len(outcome.displays) == 1
+    assert "image/png" in outcome.displays[0]["data"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.png", "1.png"]

@@ -13,10 +13,7 @@ from tests.support.kernels import Kernel
 if TYPE_CHECKING:
     from tests.support.kernels import Outcome
 
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return "def rank(): return int(os.environ['RANK'])"
+KERNEL_CODE = "def rank(): return int(os.environ['RANK'])"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tests.support.kernels import Kernel, Outcome
 
-DEFINITIONS = """
+KERNEL_CODE = """
 def rank():
     return int(os.environ["RANK"])
 
@@ -44,11 +44,6 @@ def in_thread():
 def pid():
     return os.getpid()
 """
-
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return DEFINITIONS
 
 
 @pytest.fixture

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.warm_kernels import run_cell
+
 if TYPE_CHECKING:
-    from tests.support.kernels import Kernel, Outcome
+    from tests.support.kernels import Kernel
 
 IMPORTS = "import torch, torch.distributed as dist; rank = dist.get_rank()"
-START = f"""
+KERNEL_CODE = f"""
 from notebook_launcher import ReturnValueError, Session
 session = Session(2, devices="cpu")
 session.activate()
@@ -22,74 +24,65 @@ session.execute({IMPORTS!r})
 
 
 @pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return START
-
-
-@pytest.fixture(scope="module")
 def notebook(module_kernel: Kernel) -> Kernel:
     """A kernel whose session stays for the whole file; each test uses names of its own."""
     return module_kernel
 
 
-def run(kernel: Kernel, code: str) -> Outcome:
-    outcome = kernel.execute(code)
-    assert outcome.error is None, outcome.traceback
-    return outcome
-
-
 def test_equal_values_are_shown_once_and_others_by_rank(notebook: Kernel) -> None:
-    assert run(notebook, "%%ranks\nx = torch.ones(2)\ndist.all_reduce(x)\nx").stdout == "[all] tensor([2., 2.])\n"
-    assert run(notebook, "%%ranks\nrank * 10").stdout == "[0] 0\n[1] 10\n"
-    assert run(notebook, "%%ranks\n_ + 1").stdout == "[0] 1\n[1] 11\n"
+    assert run_cell(notebook, "%%ranks\nx = torch.ones(2)\ndist.all_reduce(x)\nx").stdout == "[all] tensor([2., 2.])\n"
+    assert run_cell(notebook, "%%ranks\nrank * 10").stdout == "[0] 0\n[1] 10\n"
+    assert run_cell(notebook, "%%ranks\n_ + 1").stdout == "[0] 1\n[1] 11\n"
 
 
 def test_statements_and_semicolons_show_nothing(notebook: Kernel) -> None:
-    assert run(notebook, "%%ranks\ny = 1").stdout == ""
-    assert run(notebook, "%%ranks\nrank;  # no value").stdout == ""
-    assert run(notebook, "%%ranks --quiet\nrank").stdout == ""
+    assert run_cell(notebook, "%%ranks\ny = 1").stdout == ""
+    assert run_cell(notebook, "%%ranks\nrank;  # no value").stdout == ""
+    assert run_cell(notebook, "%%ranks --quiet\nrank").stdout == ""
 
 
 def test_values_of_several_lines_keep_their_columns(notebook: Kernel) -> None:
-    shown = run(notebook, "%%ranks 1\ntorch.eye(2)").stdout
+    shown = run_cell(notebook, "%%ranks 1\ntorch.eye(2)").stdout
     assert shown == "[1] tensor([[1., 0.],\n            [0., 1.]])\n"
 
 
 def test_cell_runs_on_the_named_ranks_alone(notebook: Kernel) -> None:
-    run(notebook, "%%ranks\nran = False")
-    assert run(notebook, "%%ranks 1\nran = True\nprint('here')").stdout == "[rank 1] here\n"
-    assert run(notebook, "session['ran'].returned").result == "{0: False, 1: True}"
+    run_cell(notebook, "%%ranks\nran = False")
+    assert run_cell(notebook, "%%ranks 1\nran = True\nprint('here')").stdout == "[rank 1] here\n"
+    assert run_cell(notebook, "session['ran'].returned").result == "{0: False, 1: True}"
 
 
 def test_notebook_and_ranks_share_no_names(notebook: Kernel) -> None:
-    run(notebook, "mine = 5")
+    run_cell(notebook, "mine = 5")
     outcome = notebook.execute("%%ranks\nmine")
     assert outcome.error == "NameError: name 'mine' is not defined"
-    assert run(notebook, "%%ranks --push mine\nmine + rank").stdout == "[0] 5\n[1] 6\n"
+    assert run_cell(notebook, "%%ranks --push mine\nmine + rank").stdout == "[0] 5\n[1] 6\n"
     assert notebook.execute("%%ranks --push nothing_like_it\n1").stderr.startswith("UsageError: --push nothing_like_it")
 
 
 def test_assignment_brings_all_values_into_the_notebook(notebook: Kernel) -> None:
-    assert run(notebook, "%%ranks got = rank * 2").stdout == ""
-    assert run(notebook, "got[:]").result == "[0, 2]"
-    run(notebook, "%%ranks 1 later =\nhalf = rank / 2\nhalf")
-    assert run(notebook, "later.returned").result == "{1: 0.5}"
+    assert run_cell(notebook, "%%ranks got = rank * 2").stdout == ""
+    assert run_cell(notebook, "got[:]").result == "[0, 2]"
+    run_cell(notebook, "%%ranks 1 later =\nhalf = rank / 2\nhalf")
+    assert run_cell(notebook, "later.returned").result == "{1: 0.5}"
 
 
 def test_push_and_pull_move_tensors(notebook: Kernel) -> None:
-    run(notebook, "import torch; session['sent'] = torch.arange(3.); session['sent', 1] = torch.zeros(1)")
-    assert run(notebook, "session['sent', 0], session['sent', 1]").result == "(tensor([0., 1., 2.]), tensor([0.]))"
-    assert run(notebook, "session.push(p=1, q=2); session.pull('p', 'q')[0]").result == "(1, 2)"
-    assert run(notebook, "session['sent.numel() + rank'][:]").result == "[3, 2]"
+    run_cell(notebook, "import torch; session['sent'] = torch.arange(3.); session['sent', 1] = torch.zeros(1)")
+    assert run_cell(notebook, "session['sent', 0], session['sent', 1]").result == "(tensor([0., 1., 2.]), tensor([0.]))"
+    assert run_cell(notebook, "session.push(p=1, q=2); session.pull('p', 'q')[0]").result == "(1, 2)"
+    assert run_cell(notebook, "session['sent.numel() + rank'][:]").result == "[3, 2]"
 
 
 def test_session_finds_and_removes_a_name(notebook: Kernel) -> None:
-    run(notebook, "session['kept'] = 1; session['own', 0] = 2")
-    assert run(notebook, "'kept' in session, 'own' in session, ('own', 0) in session").result == "(True, False, True)"
-    run(notebook, "del session['kept', 1]")
-    assert run(notebook, "'kept' in session, ('kept', 0) in session").result == "(False, True)"
-    run(notebook, "del session['own', 0]")
-    assert run(notebook, "('own', 0) in session").result == "False"
+    run_cell(notebook, "session['kept'] = 1; session['own', 0] = 2")
+    assert (
+        run_cell(notebook, "'kept' in session, 'own' in session, ('own', 0) in session").result == "(True, False, True)"
+    )
+    run_cell(notebook, "del session['kept', 1]")
+    assert run_cell(notebook, "'kept' in session, ('kept', 0) in session").result == "(False, True)"
+    run_cell(notebook, "del session['own', 0]")
+    assert run_cell(notebook, "('own', 0) in session").result == "False"
     assert notebook.execute("del session['own']").error == "NameError: name 'own' is not defined"
 
 
@@ -103,7 +96,7 @@ def test_key_of_several_names_is_refused_beside_a_key_with_ranks(notebook: Kerne
 
 
 def test_pushed_variable_that_cannot_travel_is_named(notebook: Kernel) -> None:
-    run(notebook, "import threading; lock, deep = threading.Lock(), {'a': [threading.Lock()]}")
+    run_cell(notebook, "import threading; lock, deep = threading.Lock(), {'a': [threading.Lock()]}")
     assert (notebook.execute("session.push(lock=lock)").error or "").startswith(
         "CaptureError: `lock` is a _thread.lock"
     )
@@ -115,7 +108,7 @@ def test_exit_in_a_cell_on_ranks_names_the_call_that_ends_the_ranks(notebook: Ke
 
 
 def test_value_that_cannot_travel_costs_that_value_alone(notebook: Kernel) -> None:
-    outcome = run(notebook, "bad = session.execute('import threading\\nthreading.Lock() if rank else 7')\nbad[0]")
+    outcome = run_cell(notebook, "bad = session.execute('import threading\\nthreading.Lock() if rank else 7')\nbad[0]")
     assert outcome.result == "7"
     assert "rank 1: the return value cannot travel: `result` is a _thread.lock" in outcome.stderr
     outcome = notebook.execute("bad[1]")
@@ -144,35 +137,37 @@ def test_code_that_does_not_compile_is_shown_once_at_its_line(notebook: Kernel, 
 
 
 def test_functions_of_cells_have_source_and_compile(notebook: Kernel) -> None:
-    run(notebook, "%%ranks\nimport inspect\ndef twice(x):\n    return 2 * x  # here")
-    assert "return 2 * x  # here" in run(notebook, "%%ranks 0\nprint(inspect.getsource(twice))").stdout
-    assert run(notebook, "%%ranks\nint(torch.compile(twice, backend='eager')(torch.ones(())))").stdout == "[all] 2\n"
+    run_cell(notebook, "%%ranks\nimport inspect\ndef twice(x):\n    return 2 * x  # here")
+    assert "return 2 * x  # here" in run_cell(notebook, "%%ranks 0\nprint(inspect.getsource(twice))").stdout
+    assert (
+        run_cell(notebook, "%%ranks\nint(torch.compile(twice, backend='eager')(torch.ones(())))").stdout == "[all] 2\n"
+    )
 
 
 def test_await_magics_and_commands_work_on_ranks(notebook: Kernel) -> None:
-    assert run(notebook, "%%ranks\nimport asyncio\nawait asyncio.sleep(0, result=rank)").stdout == "[0] 0\n[1] 1\n"
+    assert run_cell(notebook, "%%ranks\nimport asyncio\nawait asyncio.sleep(0, result=rank)").stdout == "[0] 0\n[1] 1\n"
     outcome = notebook.execute("%%ranks 0\nawait asyncio.sleep(0)\nawait asyncio.wait_for(asyncio.sleep(9), 0.01)")
     assert (outcome.error or "").startswith("TimeoutError")
     assert "asyncio.wait_for" in outcome.traceback
-    assert "Wall time" in run(notebook, "%%ranks 0\n%time timed = 4").stdout
-    assert run(notebook, "session['timed', 0]").result == "4"
-    assert "shell of 0\n" in run(notebook, "%%ranks 0\n!echo shell of {rank}").stdout
-    assert "Docstring: The sum" in run(notebook, "%%ranks\ndef add():\n    'The sum.'\nadd?").stdout
+    assert "Wall time" in run_cell(notebook, "%%ranks 0\n%time timed = 4").stdout
+    assert run_cell(notebook, "session['timed', 0]").result == "4"
+    assert "shell of 0\n" in run_cell(notebook, "%%ranks 0\n!echo shell of {rank}").stdout
+    assert "Docstring: The sum" in run_cell(notebook, "%%ranks\ndef add():\n    'The sum.'\nadd?").stdout
 
 
 def test_table_of_the_first_rank_is_shown_as_html(notebook: Kernel) -> None:
-    run(
+    run_cell(
         notebook,
         "%%ranks\nfrom IPython.display import HTML\nclass Rich:\n"
         "    def __repr__(self): return f'plain {rank}'\n    def _repr_html_(self): return f'<b>{rank}</b>'",
     )
-    outcome = run(notebook, "%%ranks\nRich()")
+    outcome = run_cell(notebook, "%%ranks\nRich()")
     assert [one["data"]["text/html"] for one in outcome.displays] == ["<b>0</b>"]
     assert outcome.stdout == "[0]\n[1] plain 1\n"
 
 
 def test_notice_reports_idle_ranks_when_a_subset_waits_in_a_collective(notebook: Kernel) -> None:
-    run(notebook, f"own = Session(2, devices='cpu')\nown.execute({IMPORTS!r})\nown.execute('kept = rank')")
+    run_cell(notebook, f"own = Session(2, devices='cpu')\nown.execute({IMPORTS!r})\nown.execute('kept = rank')")
     cell = notebook.start("%%ranks 0 -s own\ndist.all_reduce(torch.ones(1))")
     outcome = notebook.wait(cell, until=lambda now: now.done or "is idle" in now.stdout)
     assert "rank 1 is idle, so the collective never ends: interrupt the cell" in outcome.stdout
@@ -181,17 +176,17 @@ def test_notice_reports_idle_ranks_when_a_subset_waits_in_a_collective(notebook:
     assert (notebook.wait(cell).error or "").startswith("KeyboardInterrupt")
     assert time.monotonic() - began < 10
     # The rank that waited is still there, with its variables, and the group works again.
-    after = run(notebook, "%%ranks -s own\nx = torch.ones(1)\ndist.all_reduce(x)\nint(x) + kept")
+    after = run_cell(notebook, "%%ranks -s own\nx = torch.ones(1)\ndist.all_reduce(x)\nint(x) + kept")
     assert after.stdout.endswith("[0] 2\n[1] 3\n")
-    run(notebook, "own.close()")
+    run_cell(notebook, "own.close()")
 
 
 def test_group_is_made_again_for_a_subset_too(notebook: Kernel) -> None:
-    run(notebook, "own = Session(2, devices='cpu')")
+    run_cell(notebook, "own = Session(2, devices='cpu')")
     outcome = notebook.execute("%%ranks 1 -s own\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     assert (outcome.error or "").startswith("RankFailedError: rank 1 of 2 was killed by SIGKILL")
-    assert "[0] 7" in run(notebook, "%%ranks 0 -s own\n7").stdout
-    assert run(notebook, f"own.execute({IMPORTS!r} + '; dist.barrier()'); own.close()").stderr == ""
+    assert "[0] 7" in run_cell(notebook, "%%ranks 0 -s own\n7").stdout
+    assert run_cell(notebook, f"own.execute({IMPORTS!r} + '; dist.barrier()'); own.close()").stderr == ""
 
 
 def test_mistakes_are_explained(notebook: Kernel) -> None:
@@ -206,16 +201,18 @@ def test_mistakes_are_explained(notebook: Kernel) -> None:
 
 
 def test_name_that_only_the_notebook_has_comes_with_advice(notebook: Kernel) -> None:
-    run(notebook, "only_here = 1")
+    run_cell(notebook, "only_here = 1")
     assert "`%%ranks --push only_here` sends it first" in notebook.execute("%%ranks\nonly_here").traceback
     assert "--push" not in notebook.execute("%%ranks\nnowhere_at_all").traceback
 
 
 def test_rich_output_of_the_chosen_rank_or_of_all(notebook: Kernel) -> None:
-    run(notebook, "%%ranks\nfrom IPython.display import HTML, display")
-    chosen = run(notebook, "%%ranks --display 1\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')")
+    run_cell(notebook, "%%ranks\nfrom IPython.display import HTML, display")
+    chosen = run_cell(notebook, "%%ranks --display 1\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')")
     assert [one["data"].get("text/html") for one in chosen.displays] == ["<b>1</b>", "<i>1</i>"]
-    every = run(notebook, "%%ranks --display all\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')").displays
+    every = run_cell(
+        notebook, "%%ranks --display all\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')"
+    ).displays
     assert len(every) == 1
     html = every[0]["data"]["text/html"]
     assert html.count('type="radio"') == 2
@@ -228,27 +225,27 @@ def test_rich_output_of_the_chosen_rank_or_of_all(notebook: Kernel) -> None:
 
 def test_figures_of_every_rank_are_in_tabs(notebook: Kernel) -> None:
     code = "%%ranks -d all\nimport matplotlib.pyplot as plt\nplt.plot([rank, 1]);"
-    outcome = run(notebook, code)
+    outcome = run_cell(notebook, code)
     (shown,) = [one["data"]["text/html"] for one in outcome.displays if "radio" in one["data"].get("text/html", "")]
     assert shown.count("data:image/png;base64,iVBOR") == 2
 
 
 def test_time_of_each_rank_is_shown_on_request(notebook: Kernel) -> None:
-    assert re.fullmatch(r"\[0\] [\d.]+ .?s  \[1\] [\d.]+ .?s\n", run(notebook, "%%ranks --time\npass").stdout)
+    assert re.fullmatch(r"\[0\] [\d.]+ .?s  \[1\] [\d.]+ .?s\n", run_cell(notebook, "%%ranks --time\npass").stdout)
 
 
 def test_table_of_variables_marks_those_that_differ(notebook: Kernel) -> None:
-    run(notebook, "%%ranks\nequal = torch.ones(2, 3)\nother = torch.full((2,), float(rank))\nif rank: lonely = 1")
-    run(notebook, "%%ranks\nlayer = torch.nn.Linear(2, 1)\nwith torch.no_grad(): layer.weight.fill_(rank)")
+    run_cell(notebook, "%%ranks\nequal = torch.ones(2, 3)\nother = torch.full((2,), float(rank))\nif rank: lonely = 1")
+    run_cell(notebook, "%%ranks\nlayer = torch.nn.Linear(2, 1)\nwith torch.no_grad(): layer.weight.fill_(rank)")
     states = "{n: (names[n].value, names[n].state) for n in ('equal', 'other', 'lonely', 'layer')}"
-    assert ast.literal_eval(run(notebook, f"names = session.who()\n{states}").result or "") == {
+    assert ast.literal_eval(run_cell(notebook, f"names = session.who()\n{states}").result or "") == {
         "equal": ("(2, 3) float32", "same"),
         "other": ("(2,) float32", "differs"),
         "lonely": ("1", "missing"),
         "layer": ("3 parameters", "differs"),
     }
-    assert run(notebook, "'layer' in names.differing, 'equal' in names.differing").result == "(True, False)"
-    assert "only rank 1" in run(notebook, "print(names)").stdout
+    assert run_cell(notebook, "'layer' in names.differing, 'equal' in names.differing").result == "(True, False)"
+    assert "only rank 1" in run_cell(notebook, "print(names)").stdout
 
 
 COMPLETE = """
@@ -260,22 +257,22 @@ def completed(text):
 
 
 def test_names_of_the_ranks_complete_inside_their_cells_alone(notebook: Kernel) -> None:
-    run(notebook, COMPLETE + "session.execute('unusual_name = {\\'some_key\\': 1}')")
-    assert run(notebook, "completed('%%ranks\\nx = 1\\nunusual_n')").result == r"['%%ranks\nx = 1\nunusual_name']"
-    assert "'some_key" in (run(notebook, "completed('%%ranks\\nunusual_name[')").result or "")
-    assert run(notebook, "completed('unusual_n')").result == "[]"
-    assert run(notebook, "completed('%%ranks\\nonly_h')").result == r"['%%ranks\nonly_h']"
+    run_cell(notebook, COMPLETE + "session.execute('unusual_name = {\\'some_key\\': 1}')")
+    assert run_cell(notebook, "completed('%%ranks\\nx = 1\\nunusual_n')").result == r"['%%ranks\nx = 1\nunusual_name']"
+    assert "'some_key" in (run_cell(notebook, "completed('%%ranks\\nunusual_name[')").result or "")
+    assert run_cell(notebook, "completed('unusual_n')").result == "[]"
+    assert run_cell(notebook, "completed('%%ranks\\nonly_h')").result == r"['%%ranks\nonly_h']"
     # A busy rank is not asked.
-    run(notebook, "session.complete('unusual_n', 9); busy = session.launch(lambda: __import__('time').sleep(9))")
-    assert "unusual_name" in (run(notebook, "completed('%%ranks\\nunus')").result or "")
-    run(notebook, "busy.stop()")
+    run_cell(notebook, "session.complete('unusual_n', 9); busy = session.launch(lambda: __import__('time').sleep(9))")
+    assert "unusual_name" in (run_cell(notebook, "completed('%%ranks\\nunus')").result or "")
+    run_cell(notebook, "busy.stop()")
 
 
 def test_objects_of_the_ranks_are_inspected_in_their_cells(notebook: Kernel) -> None:
-    run(notebook, "session.execute('def documented(x):\\n    \"On the ranks.\"')")
+    run_cell(notebook, "session.execute('def documented(x):\\n    \"On the ranks.\"')")
     reply = "get_ipython().kernel.do_inspect('%%ranks\\ndocumented(', 18)"
-    assert "On the ranks." in (run(notebook, f"{reply}['data']['text/plain']").result or "")
-    assert run(notebook, "get_ipython().kernel.do_inspect('documented(', 10)['found']").result == "False"
+    assert "On the ranks." in (run_cell(notebook, f"{reply}['data']['text/plain']").result or "")
+    assert run_cell(notebook, "get_ipython().kernel.do_inspect('documented(', 10)['found']").result == "False"
 
 
 LOOK = """
@@ -293,13 +290,13 @@ def look():
 
 
 def test_many_cells_leave_no_descriptors_lines_or_folders(notebook: Kernel) -> None:
-    run(notebook, f"import os\nhome = os.environ['NOTEBOOK_LAUNCHER_RUNS']\n{LOOK}session.execute({LOOK!r})")
+    run_cell(notebook, f"import os\nhome = os.environ['NOTEBOOK_LAUNCHER_RUNS']\n{LOOK}session.execute({LOOK!r})")
     seen = "look(), session.execute('look()')[:], len(os.listdir(home)) if os.path.exists(home) else 0"
-    (fds, lines), ranks, folders = ast.literal_eval(run(notebook, seen).result or "")
-    run(notebook, "for number in range(100): session.execute(f'def made(): return {number}\\nmade()')")
-    run(notebook, "session.execute('print(1)')")
+    (fds, lines), ranks, folders = ast.literal_eval(run_cell(notebook, seen).result or "")
+    run_cell(notebook, "for number in range(100): session.execute(f'def made(): return {number}\\nmade()')")
+    run_cell(notebook, "session.execute('print(1)')")
     assert "ZeroDivisionError" in (notebook.execute("%%ranks\n1 / 0").error or "")
-    (later_fds, later_lines), later_ranks, later_folders = ast.literal_eval(run(notebook, seen).result or "")
+    (later_fds, later_lines), later_ranks, later_folders = ast.literal_eval(run_cell(notebook, seen).result or "")
     assert later_fds <= fds + 4  # Of the threads that ended last.
     assert (later_lines, later_folders) == (lines, folders)
     for (now, cells), (then, cells_before) in zip(later_ranks, ranks, strict=True):
@@ -308,16 +305,16 @@ def test_many_cells_leave_no_descriptors_lines_or_folders(notebook: Kernel) -> N
 
 
 def test_extension_starts_and_ends_ranks_of_its_own(notebook: Kernel) -> None:
-    run(notebook, "%load_ext notebook_launcher")
-    assert run(notebook, "%ranks 2 devices=cpu output=all").stdout.startswith("2 ranks: <Session of 2 CPU ranks")
-    assert "[all] 3" in run(notebook, "%%ranks\n1 + 2").stdout
+    run_cell(notebook, "%load_ext notebook_launcher")
+    assert run_cell(notebook, "%ranks 2 devices=cpu output=all").stdout.startswith("2 ranks: <Session of 2 CPU ranks")
+    assert "[all] 3" in run_cell(notebook, "%%ranks\n1 + 2").stdout
     assert (notebook.execute("%ranks many").stderr or "").startswith("UsageError: %ranks many: write `%ranks 4`")
-    run(notebook, "%ranks close")
+    run_cell(notebook, "%ranks close")
     assert notebook.execute("%%ranks\n1").stderr.startswith("UsageError: no session is active.")
-    assert "no session is active" in run(notebook, "%ranks").stdout
+    assert "no session is active" in run_cell(notebook, "%ranks").stdout
     assert notebook.execute("%ranks close").stderr.startswith("UsageError: %ranks has started no session")
-    run(notebook, "session.activate()")
-    assert run(notebook, "%%ranks\n4").stdout == "[all] 4\n"
-    run(notebook, "%unload_ext notebook_launcher")
+    run_cell(notebook, "session.activate()")
+    assert run_cell(notebook, "%%ranks\n4").stdout == "[all] 4\n"
+    run_cell(notebook, "%unload_ext notebook_launcher")
     assert "Cell magic `%%ranks` not found" in notebook.execute("%%ranks\n1").stderr
-    run(notebook, "session.activate()")
+    run_cell(notebook, "session.activate()")

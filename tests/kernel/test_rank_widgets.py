@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.warm_kernels import run_cell
+
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel, Outcome
 
@@ -16,7 +18,7 @@ session = Session(2, devices="cpu", monitor=False)
 session.activate()
 session.execute("import os, time, ipywidgets as w, torch.distributed as dist; rank = dist.get_rank()")
 """
-START = f"""
+KERNEL_CODE = f"""
 import threading
 import comm
 from notebook_launcher import Session, notebook_launch
@@ -24,11 +26,6 @@ from notebook_launcher import Session, notebook_launch
 def left():
     return len(comm.get_comm_manager().comms), sorted(t.name for t in threading.enumerate() if "launcher" in t.name)
 """
-
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return START
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +37,7 @@ def notebook(module_kernel: Kernel) -> Kernel:
 @pytest.fixture
 def lasting(notebook: Kernel) -> None:
     """Open the session that the tests share again, where a test before has closed it."""
-    run(notebook, f"if 'closed' in repr(session):\n{textwrap.indent(OPEN, '    ')}")
-
-
-def run(kernel: Kernel, code: str) -> Outcome:
-    outcome = kernel.execute(code)
-    assert outcome.error is None, outcome.traceback
-    return outcome
+    run_cell(notebook, f"if 'closed' in repr(session):\n{textwrap.indent(OPEN, '    ')}")
 
 
 def comm_of(outcome: Outcome, model: str) -> str:
@@ -68,7 +59,9 @@ def changes(outcome: Outcome, comm_id: str) -> list[dict[str, Any]]:
 
 
 def test_widget_of_rank_0_is_drawn_and_moved_between_cells(notebook: Kernel) -> None:
-    made = run(notebook, "%%ranks\ns = w.IntSlider(3)\ns.observe(lambda c: print('now', c.new), 'value')\nw.HBox([s])")
+    made = run_cell(
+        notebook, "%%ranks\ns = w.IntSlider(3)\ns.observe(lambda c: print('now', c.new), 'value')\nw.HBox([s])"
+    )
     (view,) = made.displays
     assert view["data"][WIDGET]["model_id"] == comm_of(made, "HBoxModel")
     assert "(shown as text, because the cell shows the widgets of rank 0 alone)" in made.stdout
@@ -76,7 +69,7 @@ def test_widget_of_rank_0_is_drawn_and_moved_between_cells(notebook: Kernel) -> 
     opened = next(content for content in made.of("comm_open") if content["comm_id"] == slider)
     assert opened["target_name"] == "jupyter.widget"
     asked = notebook.send_comm(slider, update(value=42))
-    assert run(notebook, "%%ranks\ns.value").stdout == "[0] 42\n[1] 3\n"
+    assert run_cell(notebook, "%%ranks\ns.value").stdout == "[0] 42\n[1] 3\n"
     # What the callback prints comes into the cell that made the widget, and the page is told that its value arrived.
     printed = notebook.wait(made.msg_id, until=lambda outcome: "now" in outcome.stdout).stdout
     assert printed.endswith("[rank 0] now 42\n")
@@ -85,7 +78,7 @@ def test_widget_of_rank_0_is_drawn_and_moved_between_cells(notebook: Kernel) -> 
 
 
 def test_busy_rank_sees_what_its_user_moves(notebook: Kernel) -> None:
-    made = run(
+    made = run_cell(
         notebook,
         "%%ranks\ns = w.FloatSlider()\nb = w.Button()\nclicks = []\nb.on_click(lambda _: clicks.append(1))\n"
         "w.HBox([s, b])",
@@ -100,29 +93,29 @@ def test_busy_rank_sees_what_its_user_moves(notebook: Kernel) -> None:
     outcome = notebook.wait(busy)
     assert outcome.stdout.endswith("[0] 1\n")
     assert update(max=5.0) in changes(outcome, slider)
-    assert run(notebook, "%%ranks 0\ns.value").stdout == "[0] 3.9\n"
+    assert run_cell(notebook, "%%ranks 0\ns.value").stdout == "[0] 3.9\n"
 
 
 def test_bytes_travel_both_ways(notebook: Kernel) -> None:
-    made = run(notebook, "%%ranks 0\npicture = w.Image(value=b'abc')\npicture")
+    made = run_cell(notebook, "%%ranks 0\npicture = w.Image(value=b'abc')\npicture")
     (opened,) = [m for m in made.messages if m["content"].get("comm_id") == comm_of(made, "ImageModel")]
     assert [bytes(buffer) for buffer in opened["buffers"]] == [b"abc"]
     assert opened["content"]["data"]["buffer_paths"] == [["value"]]
     message = {"method": "update", "state": {}, "buffer_paths": [["value"]]}
     notebook.send_comm(comm_of(made, "ImageModel"), message, buffers=[b"from the page"])
-    assert run(notebook, "%%ranks 0\nbytes(picture.value)").stdout == "[0] b'from the page'\n"
+    assert run_cell(notebook, "%%ranks 0\nbytes(picture.value)").stdout == "[0] b'from the page'\n"
 
 
 def test_many_changes_become_few_messages(notebook: Kernel) -> None:
-    made = run(notebook, "%%ranks 0\nbar = w.IntProgress(max=5000)\nbar")
-    moved = run(notebook, "%%ranks 0\nfor bar.value in range(5001): pass")
+    made = run_cell(notebook, "%%ranks 0\nbar = w.IntProgress(max=5000)\nbar")
+    moved = run_cell(notebook, "%%ranks 0\nfor bar.value in range(5001): pass")
     sent = changes(moved, comm_of(made, "IntProgressModel"))
     assert sent[-1]["state"] == {"value": 5000}
     assert len(sent) < 200
 
 
 def test_output_widget_takes_what_is_printed_and_shown(notebook: Kernel) -> None:
-    made = run(
+    made = run_cell(
         notebook,
         "%%ranks 0\nout = w.Output()\ndisplay(out)\n"
         "with out:\n    print('inside')\n    print('more')\n    display({'a': 1})\n    1 / 0\nprint('outside')",
@@ -133,30 +126,30 @@ def test_output_widget_takes_what_is_printed_and_shown(notebook: Kernel) -> None
     assert shown["data"] == {"text/plain": "{'a': 1}"}
     assert error["name"] == "stderr"
     assert error["text"].endswith("ZeroDivisionError: division by zero\n")
-    cleared = run(notebook, "%%ranks 0\nout.clear_output()\nlen(out.outputs)")
+    cleared = run_cell(notebook, "%%ranks 0\nout.clear_output()\nlen(out.outputs)")
     assert cleared.stdout == "[0] 0\n"
 
 
 def test_widget_that_the_cell_does_not_show_is_text_with_the_reason(notebook: Kernel) -> None:
-    tabs = run(notebook, "%%ranks --display all\nw.Text(str(rank))")
+    tabs = run_cell(notebook, "%%ranks --display all\nw.Text(str(rank))")
     assert tabs.of("comm_open") == []
     assert "(shown as text, because no cell shows widgets of this run)" in tabs.stdout
-    captured = run(notebook, "%%capture kept\nsession.execute_cell('w.Text()')")
+    captured = run_cell(notebook, "%%capture kept\nsession.execute_cell('w.Text()')")
     assert captured.of("comm_open") == []
 
 
 def test_widget_of_another_rank_is_shown_when_a_cell_asks_for_it(notebook: Kernel) -> None:
-    made = run(notebook, "%%ranks\nhidden = w.Valid(description=str(rank))")
+    made = run_cell(notebook, "%%ranks\nhidden = w.Valid(description=str(rank))")
     assert {content["data"]["state"].get("description") for content in made.of("comm_open")} >= {"0"}
-    shown = run(notebook, "%%ranks --display 1\nhidden")
+    shown = run_cell(notebook, "%%ranks --display 1\nhidden")
     (view,) = shown.displays
     assert view["data"][WIDGET]["model_id"] == comm_of(shown, "ValidModel")
     notebook.send_comm(comm_of(shown, "ValidModel"), update(value=True))
-    assert run(notebook, "%%ranks\nhidden.value").stdout == "[0] False\n[1] True\n"
+    assert run_cell(notebook, "%%ranks\nhidden.value").stdout == "[0] False\n[1] True\n"
 
 
 def test_error_of_a_callback_is_printed_and_the_failure_before_it_is_kept(notebook: Kernel) -> None:
-    made = run(notebook, "%%ranks 0\nb = w.Button()\nb.on_click(lambda _: 1 / 0)\nb")
+    made = run_cell(notebook, "%%ranks 0\nb = w.Button()\nb.on_click(lambda _: 1 / 0)\nb")
     assert notebook.execute("%%ranks 0\nvalue = 7\nraise ValueError('boom')").error is not None
     notebook.send_comm(comm_of(made, "ButtonModel"), {"method": "custom", "content": {"event": "click"}})
     notebook.wait(made.msg_id, until=lambda outcome: "ZeroDivisionError" in outcome.stdout + outcome.stderr)
@@ -165,17 +158,19 @@ def test_error_of_a_callback_is_printed_and_the_failure_before_it_is_kept(notebo
 
 
 def test_widgets_of_a_rank_that_dies_are_forgotten(notebook: Kernel) -> None:
-    run(notebook, "before = left()\nother = Session(1, devices='cpu')\nother.execute('import os, ipywidgets as w')")
-    made = run(notebook, "_ = other.execute_cell('w.Text()')\nleft()")
+    run_cell(
+        notebook, "before = left()\nother = Session(1, devices='cpu')\nother.execute('import os, ipywidgets as w')"
+    )
+    made = run_cell(notebook, "_ = other.execute_cell('w.Text()')\nleft()")
     num_open = len(made.of("comm_open"))
     assert num_open == 3  # The widget, its layout and its style.
     dies = "try: other.execute('os._exit(3)')\nexcept Exception as error: print(error)"
-    assert "code 3" in run(notebook, dies).stdout
-    assert run(notebook, "print(left() == before)\nother.close()").stdout == "True\n"
+    assert "code 3" in run_cell(notebook, dies).stdout
+    assert run_cell(notebook, "print(left() == before)\nother.close()").stdout == "True\n"
 
 
 def test_notebook_bar_of_a_launch_is_a_widget_for_rank_0_and_text_elsewhere(notebook: Kernel) -> None:
-    outcome = run(
+    outcome = run_cell(
         notebook,
         "def train():\n"
         "    from tqdm.notebook import tqdm\n"
@@ -196,9 +191,9 @@ def test_notebook_bar_of_a_launch_is_a_widget_for_rank_0_and_text_elsewhere(note
 
 
 def test_nothing_is_left_when_the_session_ends(notebook: Kernel) -> None:
-    made = run(notebook, "%%ranks\nlast = w.Text()\nlast")
-    assert run(notebook, "session.close()\nleft()").result == "(0, [])"
+    made = run_cell(notebook, "%%ranks\nlast = w.Text()\nlast")
+    assert run_cell(notebook, "session.close()\nleft()").result == "(0, [])"
     # The page keeps the widget as it is; what it sends has no receiver any more.
     assert made.of("comm_close") == []
     notebook.send_comm(comm_of(made, "TextModel"), update(value="x"))
-    assert run(notebook, "left()").result == "(0, [])"
+    assert run_cell(notebook, "left()").result == "(0, [])"

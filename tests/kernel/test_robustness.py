@@ -14,10 +14,7 @@ from tests.support.kernels import ROOT, Kernel
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return "def rank(): return int(os.environ['RANK'])"
+KERNEL_CODE = "def rank(): return int(os.environ['RANK'])"
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])

@@ -71,6 +71,8 @@ def die():
 session = Session(2)
 """
 
+KERNEL_FILES: dict[str, str] = {}
+
 
 @pytest.fixture
 def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
@@ -79,11 +81,6 @@ def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
         assert outcome.error is None, outcome.traceback
         yield module_kernel
         assert module_kernel.execute("session.close(); session.close()").error is None
-
-
-@pytest.fixture(scope="module")
-def kernel_cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("notebook")
 
 
 def last_line(kernel: Kernel, code: str) -> str:

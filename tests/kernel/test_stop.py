@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run import Run
     from tests.support.kernels import Kernel, Outcome
 
-DEFINITIONS = """
+KERNEL_CODE = """
 def rank():
     return int(os.environ["RANK"])
 
@@ -92,11 +92,6 @@ def in_c_code():
     while True:
         x = (x @ x).clamp(-1, 1)
 """
-
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return DEFINITIONS
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ TABLE = {
 
 
 def finding(kind: str, **changes: Any) -> dict[str, Any]:
-    """Return a message with a record FINDING."""
+    """Return a message with an item FINDING."""
     return {"type": "update", "findings": [{"kind": kind, "drawing": "", "tables": [], "problem": "", **changes}]}
 
 

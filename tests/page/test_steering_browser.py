@@ -26,7 +26,7 @@ SETTINGS = [
 
 
 def change(name: str = "lr", before: str = "0.1", after: str = "0.05", **more: Any) -> dict[str, Any]:
-    """Return a record CHANGE."""
+    """Return an item CHANGE."""
     record = {"name": name, "before": before, "after": after, "update": 12, "step": 50, "seconds": 4.5}
     return {**record, "source": "code", **more}
 

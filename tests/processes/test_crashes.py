@@ -119,10 +119,7 @@ while not notebook_launch(is_prepared, 1, output="none")[0]:
     time.sleep(0.3)
 """
 
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return DEFINITIONS + PREPARED
+KERNEL_CODE = DEFINITIONS + PREPARED
 
 
 @pytest.fixture(scope="module")

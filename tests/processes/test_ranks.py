@@ -22,8 +22,7 @@ from tests.support.warm_kernels import warm_kernel
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 
-
-DEFINITIONS = """
+KERNEL_CODE = """
 import dataclasses, tempfile
 from pathlib import Path
 
@@ -34,11 +33,6 @@ def failure_of(function):
         known = getattr(error, "failures", ())  # A frozen exception takes no attributes.
         return type(error).__name__, [failure.traceback + failure.summary for failure in known]
 """
-
-
-@pytest.fixture(scope="module")
-def kernel_code() -> str:
-    return DEFINITIONS
 
 
 def run(kernel: Kernel, code: str) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.legend import legend_record
+from notebook_launcher.drawing.legend import legend_item
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.palette import palette_css
 
@@ -187,7 +187,7 @@ def open_tab(page: Page) -> Iterator[Tab]:
 
 
 def run(**changes: Any) -> dict[str, Any]:
-    """Return a record RUN."""
+    """Return an item RUN."""
     record = {
         "id": "20261121-142501-train-3f9c",
         "name": "train",
@@ -217,7 +217,7 @@ def run(**changes: Any) -> dict[str, Any]:
 
 
 def rank(number: int, **changes: Any) -> dict[str, Any]:
-    """Return a record RANK."""
+    """Return an item RANK."""
     record = {
         "rank": number,
         "state": "running",
@@ -241,7 +241,7 @@ def rank(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def curve(name: str, number: int = 0, values: Sequence[float | None] = (), **changes: Any) -> dict[str, Any]:
-    """Return a record CURVE of the steps 0, 1, 2, ..."""
+    """Return an item CURVE of the steps 0, 1, 2, ..."""
     steps = list(range(len(values)))
     times = [step / 10 for step in steps]
     return {"name": name, "rank": number, "steps": steps, "values": list(values), "times": times, **changes}
@@ -251,7 +251,7 @@ def reset(**changes: Any) -> dict[str, Any]:
     """Return a whole run as a message."""
     message = {
         "type": "reset",
-        "legend": legend_record(),
+        "legend": legend_item(),
         "run": run(),
         "ranks": [rank(0), rank(1)],
         "curves": [],
@@ -283,7 +283,7 @@ LANES = [
 
 
 def log(number: int, *lines: str) -> dict[str, Any]:
-    """Return a record LOG of whole lines."""
+    """Return an item LOG of whole lines."""
     return {"rank": number, "text": "".join(f"{line}\n" for line in lines)}
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "full_gradient",
     "make_data",
     "make_model",
+    "make_replicas",
     "session_fixture",
     "sessions",
     "sessions_fixture",
@@ -53,12 +54,19 @@ def sessions(*numbers: int) -> Iterator[Sessions]:
         yield Sessions(opened)
 
 
-def sessions_fixture(*numbers: int) -> Any:
-    """Return a fixture: sessions of these numbers of ranks for all tests of a file."""
+def sessions_fixture(*numbers: int, set_up: Callable[[], Any] | None = None) -> Any:
+    """Return a fixture: sessions of these numbers of ranks for all tests of a file.
+
+    Args:
+        numbers: The numbers of ranks.
+        set_up: Function that the ranks of the largest session run first.
+    """
 
     @pytest.fixture(scope="module")
     def opened_sessions() -> Iterator[Sessions]:
         with sessions(*numbers) as opened:
+            if set_up is not None:
+                opened.run(max(numbers), set_up)
             yield opened
 
     return opened_sessions
@@ -79,6 +87,13 @@ def session_fixture(number: int, set_up: Callable[[], Any] = os.getpid) -> Any:
             yield session
 
     return opened_session
+
+
+def make_replicas() -> None:
+    """Make the groups of two replicas on two ranks each, whose sockets stay open as long as the ranks."""
+    from notebook_launcher import Accelerator, ParallelismConfig
+
+    Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=2))
 
 
 def _import_compiler() -> None:

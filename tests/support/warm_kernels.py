@@ -80,11 +80,16 @@ print("x" * 100_000)  # pyzmq starts a thread of its own at the first large mess
 """
 
 
+def run_cell(kernel: Kernel, code: str) -> Outcome:
+    """Run a cell that must not raise, and return what it has shown."""
+    outcome = kernel.execute(code)
+    assert outcome.error is None, outcome.traceback
+    return outcome
+
+
 def look(kernel: Kernel) -> dict[str, Any]:
     """Return the kernel's processes, threads, descriptors, environment, handlers and so on."""
-    outcome = kernel.execute(LOOK)
-    assert outcome.error is None, outcome.traceback
-    surroundings: dict[str, Any] = json.loads(outcome.stdout)
+    surroundings: dict[str, Any] = json.loads(run_cell(kernel, LOOK).stdout)
     return surroundings
 
 
@@ -92,8 +97,7 @@ def look(kernel: Kernel) -> dict[str, Any]:
 def warm_kernel(cwd: Path | None = None, env: dict[str, str] | None = None) -> Iterator[Kernel]:
     """Start a kernel and launch once, so that all lasting parts (the fork server) exist."""
     with Kernel(cwd=cwd, env=env) as kernel:
-        outcome = kernel.execute(FIRST)
-        assert outcome.error is None, outcome.traceback
+        run_cell(kernel, FIRST)
         yield kernel
 
 
@@ -120,8 +124,7 @@ def _detect_again(kernel: Kernel, earlier: list[str]) -> dict[str, Any]:
 
 def evaluate(kernel: Kernel, code: str) -> Any:
     """Run a cell and return the value of its last expression."""
-    outcome = kernel.execute(code)
-    assert outcome.error is None, outcome.traceback
+    outcome = run_cell(kernel, code)
     assert outcome.result is not None, outcome.stdout
     return ast.literal_eval(outcome.result)
 

@@ -1,4 +1,4 @@
-"""For tests of checkpoints: the place of torch's compiler's files, a small training, and a checkpoint of it."""
+"""The place of the files of torch's compiler; for tests of checkpoints a small training, and a checkpoint of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Say where torch's compiler, which optimizers and Accelerate wake, keeps its files; it would say so itself."""
+    """Set the variable that names the folder of torch's compiler, which imports of the compiler would set and leave.
+
+    Optimizers, profilers and Accelerate import the compiler.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiler")))
         yield

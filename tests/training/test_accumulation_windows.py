@@ -9,43 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, GradientAccumulationPlugin, GradScalerKwargs, verify_accumulation
+from notebook_launcher import GradientAccumulationPlugin
 from notebook_launcher.training.accumulation.windows import Window
-from tests.support.toy_training import full_gradient, make_data, make_model
-
-mse = torch.nn.functional.mse_loss
-
-
-class Training:
-    """A prepared model with its optimizer, and data to feed it."""
-
-    def __init__(self, steps: int | None = 4, num_samples: int = 8, batch_size: int = 1, **options) -> None:
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, **options)
-        self.inputs, self.targets = make_data(num_samples)
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = DataLoader(TensorDataset(self.inputs, self.targets), batch_size)
-        self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, loader)
-
-    def loss(self, *rows: int) -> torch.Tensor:
-        picked = list(rows)
-        return mse(self.model(self.inputs[picked]), self.targets[picked])
-
-    def micro_batch(self, *rows: int) -> bool:
-        """Compute one micro-batch; return whether its window ended."""
-        with self.accelerator.accumulate(self.model):
-            self.accelerator.backward(self.loss(*rows))
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return self.accelerator.sync_gradients
-
-    def grads(self) -> list[torch.Tensor]:
-        return [parameter.grad.clone() for parameter in self.model.parameters()]
-
-    def expect_gradient_of(self, *rows: int) -> None:
-        expected = full_gradient(self.model.state_dict(), self.inputs[list(rows)], self.targets[list(rows)])
-        for mine, wanted in zip(self.grads(), expected, strict=True):
-            torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-6)
+from tests.support.toy_training import full_gradient, make_model
+from tests.support.toy_windows import Training, mse
 
 
 def test_optimizer_steps_only_where_the_window_ends():
@@ -320,44 +287,6 @@ def test_closure_in_a_window_of_several_micro_batches_is_refused():
         training.optimizer.step(lambda: training.loss(0))
 
 
-def test_clipping_waits_for_the_end_of_the_window():
-    training = Training(steps=2)
-    norms = []
-    for row in range(2):
-        with training.accelerator.accumulate(training.model):
-            training.accelerator.backward(training.loss(row))
-            norms.append(training.accelerator.clip_grad_norm_(training.model.parameters(), 1e-3))
-    assert norms[0] is None
-    assert norms[1] is not None
-    assert torch.nn.utils.get_total_norm(training.grads()).item() == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_max_grad_norm_clips_by_itself():
-    training = Training(steps=2, max_grad_norm=1e-3)
-    before = {name: value.clone() for name, value in training.model.state_dict().items()}
-    for row in range(2):
-        training.micro_batch(row)
-    moved = torch.cat([(value - before[name]).flatten() for name, value in training.model.state_dict().items()])
-    assert moved.norm().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
-    assert training.accelerator.last_grad_norm is not None
-    assert training.accelerator.last_grad_norm > 1e-3
-
-
-def test_max_grad_norm_clips_what_a_closure_computes():
-    training = Training(steps=1, max_grad_norm=1e-3)
-    before = {name: value.clone() for name, value in training.model.state_dict().items()}
-
-    def compute() -> Any:
-        training.optimizer.zero_grad()
-        training.accelerator.backward(loss := training.loss(0))
-        return loss
-
-    for _ in range(2):
-        training.optimizer.step(compute)
-    moved = torch.cat([(value - before[name]).flatten() for name, value in training.model.state_dict().items()])
-    assert moved.norm().item() == pytest.approx(2 * 0.1 * 1e-3, rel=1e-2)
-
-
 def test_two_accelerators_share_no_state():
     first, second = Training(steps=4), Training(steps=1, mixed_precision="bf16")
     assert not first.micro_batch(0)
@@ -366,152 +295,12 @@ def test_two_accelerators_share_no_state():
     assert (first.accelerator.mixed_precision, second.accelerator.mixed_precision) == ("no", "bf16")
 
 
-def test_schedule_advances_once_for_each_update():
-    training = Training(steps=3, num_samples=8)
-    raw = torch.optim.lr_scheduler.StepLR(training.optimizer.optimizer, step_size=1, gamma=0.5)
-    scheduler = training.accelerator.prepare(raw)
-    for _ in training.loader:
-        training.micro_batch(0)
-        scheduler.step()
-    assert scheduler.get_last_lr() == [0.1 * 0.5**3], "8 micro-batches are windows of 3, 3 and 2"
-
-
-def test_overflow_skips_step_and_schedule():
-    training = Training(steps=2, mixed_precision="fp16")
-    raw = torch.optim.lr_scheduler.StepLR(training.optimizer.optimizer, step_size=1, gamma=0.5)
-    scheduler = training.accelerator.prepare(raw)
-    before = training.model[0].weight.clone()
-    for _ in range(2):
-        with training.accelerator.accumulate(training.model):
-            training.accelerator.backward(training.loss(0) * float("inf"))
-            training.optimizer.step()
-            scheduler.step()
-            training.optimizer.zero_grad()
-    assert training.accelerator.optimizer_step_was_skipped
-    assert training.accelerator.scaler is not None
-    assert training.accelerator.scaler.get_scale() == 32768.0
-    assert scheduler.get_last_lr() == [0.1]
-    assert torch.equal(training.model[0].weight, before)
-    for row in range(2):
-        training.micro_batch(row)
-        scheduler.step()
-    assert not training.accelerator.optimizer_step_was_skipped
-    assert scheduler.get_last_lr() == [0.05]
-
-
-def test_autocast_between_two_steps_leaves_the_second_optimizers_gradients_alone():
-    scaler = GradScalerKwargs(init_scale=1024.0)
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[scaler])
-    models = [accelerator.prepare(torch.nn.Linear(1, 1, bias=False)) for _ in range(2)]
-    optimizers = [accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
-    for model in models:
-        accelerator.backward(model(torch.ones(1, 1)).mean())
-    accelerator.clip_grad_norm_([parameter for model in models for parameter in model.parameters()], 10.0)
-    optimizers[0].step()
-    with accelerator.autocast():
-        assert accelerator.native_amp
-    optimizers[1].step()
-    assert models[1].weight.grad.tolist() == [[1.0]]
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_model_returns_float32(precision):
-    training = Training(steps=1, mixed_precision=precision)
-    seen = []
-    handle = training.model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    output = training.model(training.inputs)
-    handle.remove()
-    assert output.dtype == torch.float32
-    assert seen == [{"bf16": torch.bfloat16, "fp16": torch.float16}[precision]]
-    with training.accelerator.autocast():
-        assert (training.inputs @ training.inputs.T).dtype == seen[0]
-    plain = training.accelerator.unwrap_model(training.model, keep_fp32_wrapper=False)
-    assert "forward" not in vars(plain)
-
-
 def test_steps_set_inside_a_window_hold_from_the_next_on():
     training = Training(steps=2)
     ends = [training.micro_batch(0)]
     training.accelerator.gradient_accumulation_steps = 3
     ends += [training.micro_batch(row) for row in range(1, 8)]
     assert ends == [False, True, False, False, True, False, False, True]
-
-
-def test_check_accumulation_finds_the_exact_gradient():
-    training = Training(steps=4)
-    batches = [(training.inputs[:2], training.targets[:2]), (training.inputs[2:7], training.targets[2:7])]
-    before = training.model.state_dict()["0.weight"].clone()
-    report = training.accelerator.check_accumulation(
-        training.model, batches, lambda model, batch: mse(model(batch[0]), batch[1])
-    )
-    assert report
-    assert str(report).startswith("exact: 2 micro-batches (weight 7)")
-    assert report.nominal == 0.5
-    assert torch.equal(training.model.state_dict()["0.weight"], before)
-    assert training.model[0].weight.grad is None
-    assert training.micro_batch(0) is False, "the window that it used is closed"
-
-
-def test_check_accumulation_finds_a_loss_that_is_no_mean():
-    training = Training(steps=4)
-    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:8], training.targets[1:8])]
-    report = training.accelerator.check_accumulation(
-        training.model,
-        batches,
-        lambda model, batch: mse(model(batch[0]), batch[1], reduction="sum"),
-        weight=lambda _: 1,
-    )
-    assert not report
-    assert report.relative < 1e-5, "the gradient is that of what the loss was said to be"
-    assert "NOT A MEAN: the loss of two micro-batches joined is" in str(report)
-    assert 'Return the sum and pass it as backward(loss, weight=num_tokens, reduction="sum")' in str(report)
-
-
-def test_check_accumulation_finds_a_loss_divided_by_the_tokens_of_the_window():
-    training = Training(steps=4)
-    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:3], training.targets[1:3])]
-    num_items = 3  # of the window, as the recipe for variable lengths divides
-
-    def recipe(model, batch):
-        return mse(model(batch[0]), batch[1], reduction="sum") * 4 / num_items
-
-    report = training.accelerator.check_accumulation(training.model, batches, recipe)
-    assert not report.loss_is_mean
-    assert report.losses is not None
-    assert report.losses.adds_up
-
-
-def test_check_accumulation_finds_a_weight_that_is_not_what_the_loss_is_a_mean_over():
-    training = Training(steps=2)
-    batches = [(training.inputs[:1], training.targets[:1]), (training.inputs[1:4], training.targets[1:4])]
-    report = training.accelerator.check_accumulation(
-        training.model, batches, lambda model, batch: mse(model(batch[0]), batch[1]), weight=lambda _: 1
-    )
-    assert not report
-    assert "Pass as weight= what the loss is the mean over" in str(report)
-
-
-def test_check_accumulation_does_without_batches_that_cannot_be_joined():
-    training = Training(steps=2)
-    batches = [torch.zeros(2, 3), torch.zeros(2, 5)]
-    report = training.accelerator.check_accumulation(
-        training.model, batches, lambda model, batch: model(batch[:, :3]).mean()
-    )
-    assert report
-    assert report.losses is None
-
-
-def test_check_accumulation_refuses_empty_batches():
-    training = Training()
-    with pytest.raises(ValueError, match="gave no micro-batch"):
-        training.accelerator.check_accumulation(training.model, [], lambda model, batch: model(batch))
-
-
-def test_documented_toy_model_gives_the_documented_gradients():
-    report = verify_accumulation()
-    assert report, str(report)
-    assert len(report.rows) == 9
-    assert str(report).count("2.04000") == 3 * 9 + 1
 
 
 def test_two_open_windows_are_saved_and_restored(tmp_path):

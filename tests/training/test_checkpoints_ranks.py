@@ -8,7 +8,7 @@ import random
 import resource
 import signal
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,6 +21,9 @@ from notebook_launcher.training.checkpoints.window import merge_windows
 from notebook_launcher.training.random import set_seed
 from tests.support.checkpoints import files
 from tests.support.toy_training import session_fixture, shards_on_cpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Training:
@@ -355,6 +358,12 @@ class Sharded:
         return [(one.full_tensor() if hasattr(one, "full_tensor") else one).tolist() for one in weights]
 
 
+def save_in_a_window(folder: Path) -> None:
+    training = Sharded(1)
+    training.train(1)
+    training.accelerator.save_state(folder)
+
+
 @shards_on_cpus
 @pytest.mark.parametrize("micro_batches", [3, 4])
 def test_sharded_models_are_saved_whole_and_loaded_in_parts(ranks, tmp_path, micro_batches):
@@ -390,28 +399,18 @@ def test_sharded_model_is_saved_whole(ranks, tmp_path):
 
 @shards_on_cpus
 def test_sharded_window_stays_with_its_number_of_ranks(ranks, tmp_path):
-    def begin() -> None:
-        training = Sharded(1)
-        training.train(1)
-        training.accelerator.save_state(tmp_path / "a")
-
     def go_on() -> str:
         with pytest.raises(CheckpointError) as error:
             Sharded(1).accelerator.load_state(tmp_path / "a")
         return str(error.value)
 
-    ranks.run(begin)
+    ranks.run(save_in_a_window, args=(tmp_path / "a",))
     for message in notebook_launch(go_on, 3, output="none"):
         assert "window's gradients of a sharded model on 2 ranks, which 3 cannot share" in message
 
 
 @shards_on_cpus
 def test_sharded_window_is_refused_by_a_whole_model_before_anything_changes(ranks, tmp_path):
-    def begin() -> None:
-        training = Sharded(1)
-        training.train(1)
-        training.accelerator.save_state(tmp_path / "a")
-
     def go_on() -> tuple[str, bool]:
         training = Sharded(1, whole=True)
         before = training.weights()
@@ -419,7 +418,7 @@ def test_sharded_window_is_refused_by_a_whole_model_before_anything_changes(rank
             training.accelerator.load_state(tmp_path / "a")
         return str(error.value), training.weights() == before
 
-    ranks.run(begin)
+    ranks.run(save_in_a_window, args=(tmp_path / "a",))
     for found in (ranks.run(go_on), notebook_launch(go_on, 1, output="none")):
         for message, is_unchanged in found:
             assert "holds a window's gradients of a model that was sharded in another way: " in message

@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from notebook_launcher.training.data import (
     DataLoaderDispatcher,
@@ -31,24 +24,9 @@ from notebook_launcher.training.data import (
     gather_for_metrics,
     get_sampler,
     prepare_data_loader,
-    skip_first_batches,
 )
 from notebook_launcher.training.data.lookahead import look_ahead
-
-LOADERS = {
-    "map": {},
-    "stream": {"put_on_device": True, "device": torch.device("cpu")},
-    "stream, not dispatched": {"dispatch_batches": False},
-    "dispatched": {"dispatch_batches": True},
-}
-
-
-class Stream(IterableDataset[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self):
-        return iter(range(self.length))
+from tests.support.toy_loaders import LOADERS, Rows, Stream, make, plain
 
 
 class Batch:
@@ -59,15 +37,6 @@ class Batch:
 
     def to(self, device: Any) -> Batch:
         return Batch(self.values.to(device), moved=True)
-
-
-def plain(data: Any, **options: Any) -> DataLoader[Any]:
-    return DataLoader(data, **options)
-
-
-def make(kind: str, length: int = 10, **options: Any) -> DataLoaderShard | DataLoaderDispatcher:
-    data: Any = Stream(length) if "stream" in kind else range(length)
-    return prepare_data_loader(plain(data, batch_size=4, **options), **LOADERS[kind])  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=LOADERS)
@@ -229,19 +198,6 @@ def test_batch_sampler_as_sampler():
     assert get_sampler(loader) is sampler.sampler
 
 
-class Rows:
-    """A data set that is asked for whole batches."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, indices: list[int]) -> list[int]:
-        return list(indices)
-
-
 class Epochs(BatchSampler):
     """A batch sampler of the user's."""
 
@@ -315,120 +271,6 @@ def test_sampler_may_be_replaced():
     sampler = RandomSampler(range(8))
     loader.set_sampler(sampler)
     assert loader.get_sampler() is sampler
-
-
-@pytest.mark.parametrize("number", [0, 1, 2, 9])
-@pytest.mark.parametrize("kind", [*LOADERS, "plain", "plain stream"])
-def test_first_batches_are_skipped(kind, number):
-    if kind in LOADERS:
-        whole: Any = make(kind)
-    else:
-        whole = plain(Stream(10) if "stream" in kind else range(10), batch_size=4)
-    batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    rest = skip_first_batches(whole, number)
-    assert [batch.tolist() for batch in rest] == batches[number:]
-    assert [batch.tolist() for batch in skip_first_batches(skip_first_batches(whole, number), 1)] == batches[
-        number + 1 :
-    ]
-    if "stream" not in kind:
-        assert len(rest) == len(batches[number:])
-
-
-def test_nothing_is_loaded_of_what_is_skipped():
-    loaded = []
-
-    class Data(Rows):
-        def __getitem__(self, index: Any) -> Any:
-            loaded.append(index)
-            return index
-
-    list(skip_first_batches(prepare_data_loader(plain(Data(10), batch_size=4)), 2))
-    assert loaded == [8, 9]
-
-
-def test_rest_of_an_epoch_is_part_of_its_loader():
-    loader = prepare_data_loader(plain(range(10), batch_size=4, shuffle=True), use_seedable_sampler=True)
-    loader.set_epoch(3)
-    whole = [batch.tolist() for batch in loader]
-    loader.set_epoch(3)
-    rest = skip_first_batches(loader, 1)
-    assert rest.iteration == 3  # type: ignore[attr-defined]
-    assert [batch.tolist() for batch in rest] == whole[1:]
-    assert loader.iteration == 4
-
-
-class OwnBatches:
-    """A user's batch sampler, which is none of torch's."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Any:
-        return iter(BatchSampler(self.sampler, 2, drop_last=False))
-
-    def __len__(self) -> int:
-        return len(BatchSampler(self.sampler, 2, drop_last=False))
-
-
-class OuterBatches:
-    """One that changes the batches of another."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.batch_sampler = BatchSampler(sampler, 2, drop_last=False)
-
-    def __iter__(self) -> Any:
-        return iter(self.batch_sampler)
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler)
-
-
-@pytest.mark.parametrize(("num_processes", "dispatch"), [(1, False), (2, False), (1, True)])
-@pytest.mark.parametrize("batches", [OwnBatches, OuterBatches])
-def test_skipping_keeps_the_epoch_of_a_seedable_sampler_under_a_users_batch_sampler(batches, dispatch, num_processes):
-    sampler = SeedableRandomSampler(range(10), data_seed=3)
-    plain_epochs = [[batch.tolist() for batch in plain(range(10), batch_sampler=batches(sampler))] for _ in range(4)]
-    share = slice(0, None, num_processes)
-
-    def rest_of(whole: Any, number: int) -> Any:
-        return [batch.tolist() for batch in skip_first_batches(whole, number)]
-
-    sampler.set_epoch(3)  # by the user, who resumes, before the loader is prepared
-    users = plain(range(10), batch_sampler=batches(sampler))
-    loader = prepare_data_loader(users, None, num_processes, 0, dispatch_batches=dispatch)
-    assert rest_of(loader, 1) == plain_epochs[3][share][1:]
-    sampler.set_epoch(1)
-    assert rest_of(loader, 2) == plain_epochs[1][share][2:]
-    assert (loader.iteration, sampler.epoch) == (2, 2)
-    assert rest_of(loader, 0) == plain_epochs[2][share]
-    loader.set_epoch(0)
-    assert rest_of(loader, 1) == plain_epochs[0][share][1:]
-
-
-def test_seedable_sampler_goes_into_the_batch_sampler_that_draws():
-    users = plain(range(10), batch_sampler=OuterBatches(RandomSampler(range(10))))
-    loader = prepare_data_loader(users, use_seedable_sampler=True, data_seed=3)
-    epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
-    loader.set_epoch(0)
-    assert [batch.tolist() for batch in skip_first_batches(loader, 1)] == epochs[0][1:]
-    assert epochs[0] != epochs[1]
-
-
-def test_seedable_sampler_that_replaces_another_keeps_its_epoch():
-    sampler = SeedableRandomSampler(range(10), data_seed=5)
-    sampler.set_epoch(4)
-    loader = prepare_data_loader(
-        plain(range(10), sampler=sampler, batch_size=2), use_seedable_sampler=True, data_seed=5
-    )
-    once = [batch.tolist() for batch in loader]
-    sampler.set_epoch(4)
-    assert [index for batch in once for index in batch] == list(sampler)
-
-
-@pytest.mark.parametrize("number", [-1, 1.5, True])
-def test_skip_rejects_non_integer_batch_count(number):
-    with pytest.raises(ValueError, match="num_batches="):
-        skip_first_batches(make("map"), number)
 
 
 def test_batches_of_any_type_are_moved():

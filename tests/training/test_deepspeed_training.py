@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,30 +11,21 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import DeepSpeedPlugin, ParallelismConfig, notebook_launch
-from tests.support.toy_training import full_gradient, make_data, make_model, sessions, shards_on_cpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.toy_training import Sessions
+from tests.support.toy_training import (
+    full_gradient,
+    make_data,
+    make_model,
+    make_replicas,
+    sessions_fixture,
+    shards_on_cpus,
+)
 
 pytestmark = shards_on_cpus
 STAGE_2 = {"zero_optimization": {"stage": 2}}
 HYBRID: dict[str, Any] = {"parallelism_config": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)}
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2, 4) as opened:
-        opened.run(4, make_replicas)
-        yield opened
-
-
-def make_replicas() -> None:
-    """Make the groups of two replicas, whose sockets stay open as long as the ranks."""
-    from notebook_launcher import Accelerator
-
-    Accelerator(cpu=True, **HYBRID)
+ranks = sessions_fixture(1, 2, 4, set_up=make_replicas)
 
 
 def train(asked: dict[str, Any] | None, call: dict[str, Any]) -> tuple[list[torch.Tensor], str, int]:

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(autouse=True)
-def compiler_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The first profiler of a process imports torch's compiler, which sets this variable.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
+pytestmark = pytest.mark.usefixtures("compiler_cache")
 
 
 def work() -> None:

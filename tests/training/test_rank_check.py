@@ -3,60 +3,20 @@
 from __future__ import annotations
 
 import gc
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from notebook_launcher import Accelerator, LaunchConfig, notebook_launch
-from notebook_launcher.training.rank_check.fingerprints import fingerprint, fingerprint_nested, is_comparable, sketch
+from notebook_launcher import Accelerator
+from tests.support.toy_rank_check import ON_0, WEIGHTS, Training
 from tests.support.toy_training import Sessions, make_data, make_model, sessions_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
 ranks = sessions_fixture(2, 3)
-
-
-class Training:
-    """A model that every rank trains on samples of its own."""
-
-    def __init__(self, model: torch.nn.Module | None = None, *, library: str = "notebook_launcher", **options: Any):
-        import importlib
-
-        self.accelerator = importlib.import_module(library).Accelerator(cpu=True, **options)
-        model = make_model() if model is None else model
-        self.model, self.optimizer = self.accelerator.prepare(
-            model, torch.optim.Adam(model.parameters(), lr=0.1, eps=0.1)
-        )
-        self.rank = self.accelerator.process_index
-        self.number = 0
-
-    def step(self, change: Callable[[], object] | None = None) -> None:
-        """Make an update, with a change between backward and step."""
-        self.number += 1
-        with self.accelerator.accumulate(self.model):
-            inputs, targets = make_data(2, seed=100 * self.number + self.rank)
-            self.accelerator.backward(torch.nn.functional.mse_loss(self.model(inputs), targets))
-            if change is not None:
-                change()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-    def steps(self, number: int) -> int:
-        """Make several updates; return how many have been made in all."""
-        for _ in range(number):
-            self.step()
-        return self.number
-
-    @property
-    def last(self) -> Any:
-        """The last parameter."""
-        return list(self.model.parameters())[-1]
 
 
 def initialise_again() -> None:
@@ -106,8 +66,6 @@ def change_a_leaf_tensor() -> None:
             tensor += accelerator.process_index == 2
 
 
-WEIGHTS = "the weights of Sequential on rank"
-ON_0 = "differ from those on rank 0"
 OTHER = "Some ranks have changed weights or gradients by themselves"
 DIVERGING = {
     initialise_again: f"update 1: {WEIGHTS}s 1 and 2 differ from those on rank 0, first in 2.bias, .* prepare",
@@ -260,39 +218,6 @@ def test_gradients_that_no_backward_has_synchronised_are_an_error(ranks: Session
         assert first == second
 
 
-class Shuffled:
-    """Batches in an order of its own generator."""
-
-    def __init__(self, seed: int) -> None:
-        self.generator = random.Random(seed)
-
-    def __len__(self) -> int:
-        return 8
-
-    def __iter__(self) -> Iterator[list[int]]:
-        batches = [[2 * at, 2 * at + 1] for at in range(len(self))]
-        self.generator.shuffle(batches)
-        return iter(batches)
-
-
-@pytest.mark.parametrize("differs", [True, False])
-def test_samplers_that_draw_other_orders_get_a_notice(capfd: pytest.CaptureFixture[str], *, differs: bool) -> None:
-    def train() -> None:
-        accelerator = Accelerator(cpu=True)
-        model = torch.nn.Linear(1, 1)
-        data: Any = torch.arange(16.0)[:, None]
-        sampler: Any = Shuffled(accelerator.process_index if differs else 7)
-        loader = DataLoader(data, batch_sampler=sampler)
-        model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
-        for numbers in loader:
-            accelerator.backward(model(numbers).mean())
-            optimizer.step()
-            optimizer.zero_grad()
-
-    notebook_launch(train, 2)
-    assert ("the sampler draws another order on rank 1 than on rank 0" in capfd.readouterr().out) is differs
-
-
 # What may differ.
 
 
@@ -404,143 +329,3 @@ def test_model_that_ranks_keep_is_compared_in_later_runs_too(ranks: Sessions) ->
     ranks.run(2, begin)
     with pytest.raises(RuntimeError, match="update 8: the weights of Sequential on rank 1 differ"):
         ranks.run(2, go_on)
-
-
-# Notices.
-
-
-def launched(function: Callable[..., object], capfd: pytest.CaptureFixture[str], num_processes: int = 2) -> str:
-    """Launch, and return what the cell shows."""
-    notebook_launch(function, num_processes, output="rank0", runs_folder=None, threads_per_process=1)
-    return capfd.readouterr().out
-
-
-def test_weights_that_differ_by_rounding_give_one_notice(capfd: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        training = Training()
-        with torch.no_grad():
-            if training.rank == 1:
-                training.last.copy_(torch.nextafter(training.last, training.last + 1))
-        training.steps(4)
-
-    shown = launched(train, capfd)
-    assert shown.count(f"update 1: {WEIGHTS} 1 {ON_0} by rounding alone") == 1
-    assert shown.count("by rounding") == 1
-
-
-SAME = "all 2 ranks gave the model the same inputs"
-
-
-LOADERS = {"forgotten": (2, 1), "prepared": (2, 0), "alone": (1, 0)}
-"""The number of ranks, and that of notices."""
-
-
-@pytest.mark.parametrize("case", LOADERS)
-def test_loader_that_was_not_prepared_gives_one_notice(case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        training = Training()
-        data = torch.utils.data.TensorDataset(*make_data(1))  # so that all ranks' batches are equal if it is prepared
-        loader = torch.utils.data.DataLoader(data, 1)
-        loader = training.accelerator.prepare(loader) if case == "prepared" else loader
-        for _ in range(9):
-            for inputs, targets in loader:
-                training.accelerator.backward(torch.nn.functional.mse_loss(training.model(inputs), targets))
-                training.optimizer.step()
-                training.optimizer.zero_grad()
-
-    num_processes, count = LOADERS[case]
-    assert launched(train, capfd, num_processes).count(SAME) == count
-
-
-OUTSIDE = "the weights that SGD updates differ between the ranks: neither the optimizer nor its model was prepared"
-
-SIDES = {"forgotten": 1, "own DDP": 0, "prepared": 0}
-"""The number of notices."""
-
-
-@pytest.mark.parametrize("case", SIDES)
-def test_second_model_and_optimizer_that_were_not_prepared_give_one_notice(
-    case: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def train() -> None:
-        training = Training()
-        other: Any = torch.nn.Linear(3, 1)
-        if case == "own DDP":
-            other = torch.nn.parallel.DistributedDataParallel(other)
-        optimizer: Any = torch.optim.SGD(other.parameters(), lr=0.1)
-        if case == "prepared":
-            other, optimizer = training.accelerator.prepare(other, optimizer)
-        for number in range(9):
-            other(torch.full((1, 3), 1.0 + number + training.rank)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            training.step()
-
-    assert launched(train, capfd).count(OUTSIDE) == SIDES[case]
-
-
-# Switches.
-
-
-def test_code_wins_over_the_launch() -> None:
-    def look(**options: Any) -> bool:
-        return Accelerator(cpu=True, **options).rank_check is not None
-
-    def looks(*, launch: bool | None, code: bool | None = None) -> bool:
-        return bool(notebook_launch(look, 2, kwargs={"check_ranks": code}, check_ranks=launch, output="none")[0])
-
-    assert [looks(launch=None), looks(launch=False), looks(launch=False, code=True)] == [True, False, True]
-
-
-def test_check_ranks_rejects_what_is_no_switch() -> None:
-    no: Any = "no"
-    two: Any = 2
-    with pytest.raises(ValueError, match="check_ranks='no' is a str; it must be True or False"):
-        LaunchConfig(check_ranks=no)
-    with pytest.raises(TypeError, match="check_ranks=2 is an int; it must be True or False, or None"):
-        Accelerator(cpu=True, check_ranks=two)
-
-
-# Fingerprints.
-
-
-def test_fingerprint_depends_on_every_bit_and_on_the_order() -> None:
-    tensors = [
-        torch.rand(5),
-        torch.rand(70, 70),
-        torch.rand(3).bfloat16(),
-        torch.rand(4, dtype=torch.cfloat),
-        torch.tensor([True]),
-    ]
-    original = fingerprint(tensors)
-    assert fingerprint(tensor.clone() for tensor in tensors) == original
-    assert fingerprint([tensors[1].T.contiguous().T]) == fingerprint([tensors[1]])
-    assert fingerprint([tensors[1][:, 1:]]) == fingerprint([tensors[1][:, 1:].clone()])
-    assert fingerprint(tensors[::-1]) != original
-    for at, tensor in enumerate(tensors):
-        changed = [one.clone() for one in tensors]
-        changed[at].view(-1)[-1] = 1 - tensor.view(-1)[-1] if tensor.dtype != torch.bool else False
-        assert fingerprint(changed) != original
-
-
-def test_sketch_estimates_how_far_apart_two_tensors_are() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for size in (1, 2, 10, 1000):
-        one, change = (torch.rand(size, generator=generator) - 0.5 for _ in range(2))
-        distance = sketch(one).distance(sketch(one + 0.01 * change))
-        assert distance == pytest.approx(float(0.01 * change.norm() / one.norm()), rel=0.9)
-    broken = torch.full((2,), float("nan"))
-    assert sketch(broken).distance(sketch(broken)) == 0.0
-    assert sketch(broken).distance(sketch(torch.ones(2))) == float("inf")
-
-
-def test_only_plain_tensors_are_compared() -> None:
-    class Marked(torch.Tensor):
-        pass
-
-    kept = [torch.ones(1), torch.nn.Parameter(torch.ones(1))]
-    assert all(map(is_comparable, kept))
-    left_out = [1.0, torch.ones(1).to_sparse(), torch.ones(1, device="meta"), torch.ones(1).as_subclass(Marked)]
-    assert not any(map(is_comparable, left_out))
-    assert fingerprint_nested(({"x": kept[:1]}, [kept[1]])) == fingerprint(kept)
-    assert fingerprint_nested(("text", {"x": 1})) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
 from notebook_launcher import ParallelismConfig
-from tests.support.toy_training import make_data, make_model, sessions, shards_on_cpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.toy_training import Sessions
+from tests.support.toy_training import make_data, make_model, make_replicas, sessions_fixture, shards_on_cpus
 
 pytestmark = shards_on_cpus
 
@@ -39,18 +34,7 @@ def arguments(layout: str, num_ranks: int) -> dict[str, Any]:
     return {"fsdp_plugin": plugins.get(layout)}
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2, 3, 4) as opened:
-        opened.run(4, make_replicas)
-        yield opened
-
-
-def make_replicas() -> None:
-    """Make the groups of two replicas, whose sockets stay open as long as the ranks."""
-    from notebook_launcher import Accelerator
-
-    Accelerator(cpu=True, **arguments("hybrid", 4))
+ranks = sessions_fixture(1, 2, 3, 4, set_up=make_replicas)
 
 
 def whole(tensors: Any) -> list[torch.Tensor]:

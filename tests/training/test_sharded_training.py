@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -10,28 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
 from notebook_launcher import ParallelismConfig, notebook_launch
-from tests.support.toy_training import make_data, make_model, sessions, shards_on_cpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.toy_training import Sessions
+from tests.support.toy_training import make_data, make_model, make_replicas, sessions_fixture, shards_on_cpus
 
 pytestmark = shards_on_cpus
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2, 3, 4) as opened:
-        opened.run(4, make_replicas)
-        yield opened
-
-
-def make_replicas() -> None:
-    """Make the groups of two replicas, whose sockets stay open as long as the ranks."""
-    from notebook_launcher import Accelerator
-
-    Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=2))
+ranks = sessions_fixture(1, 2, 3, 4, set_up=make_replicas)
 
 
 def whole(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -10,22 +10,17 @@ import pytest
 import torch
 
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
-from tests.support.toy_training import sessions, shards_on_cpus
+from tests.support.toy_training import sessions_fixture, shards_on_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.toy_training import Sessions
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytestmark = shards_on_cpus
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(1, 2) as opened:
-        yield opened
+ranks = sessions_fixture(1, 2)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,24 +12,12 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import ParallelismConfig
-from tests.support.toy_training import make_data, sessions, shards_on_cpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.toy_training import Sessions
+from tests.support.toy_training import make_data, sessions_fixture, shards_on_cpus
 
 pytestmark = shards_on_cpus
 PLAN = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}
 MESHES = [(1, 2, 2), (2, 1, 2), (1, 1, 4)]
 """Replicas, shards, and ranks that compute layers together."""
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Sessions]:
-    with sessions(4) as opened:
-        opened.run(4, make_meshes)
-        yield opened
 
 
 def make_meshes() -> None:
@@ -38,6 +26,9 @@ def make_meshes() -> None:
 
     for sizes in MESHES:
         Accelerator(cpu=True, parallelism_config=config(sizes))
+
+
+ranks = sessions_fixture(4, set_up=make_meshes)
 
 
 class Block(torch.nn.Module):

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import resource
-import signal
-import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,51 +11,20 @@ import torch
 
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.recording import trackers as tracking
-from notebook_launcher.training.recording.tracker_classes import BlankTracker, GeneralTracker, JSONLinesTracker, plain
+from notebook_launcher.training.recording.tracker_classes import BlankTracker, GeneralTracker, JSONLinesTracker
 from notebook_launcher.training.recording.trackers import (
     TensorBoardTracker,
     Trackers,
     filter_trackers,
     register_tracker_class,
 )
+from tests.support.toy_trackers import Everywhere, Memory, lines_of
 from tests.support.toy_training import session_fixture
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher import Session
-
-
-class Memory(GeneralTracker):
-    """Remembers what it was told."""
-
-    name = "memory"
-    requires_logging_directory = False
-
-    def __init__(self, run_name: str = "", **kwargs: Any) -> None:
-        super().__init__()
-        self.told: list[Any] = [("made", run_name, kwargs)]
-
-    @property
-    def tracker(self) -> list[Any]:
-        return self.told
-
-    def start(self) -> None:
-        self.told.append("started")
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.told.append(values)
-
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.told.append((values, step, kwargs))
-
-    def finish(self) -> None:
-        self.told.append("finished")
-
-
-class Everywhere(Memory):
-    name = "everywhere"
-    main_process_only = False
 
 
 @pytest.fixture
@@ -74,123 +38,6 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 session = session_fixture(2)
-
-
-def lines_of(folder: Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-
-
-# Lines of JSON.
-
-
-def test_each_call_is_a_line_that_is_there_at_once(tmp_path: Path) -> None:
-    tracker = JSONLinesTracker("run", tmp_path)
-    tracker.start()
-    began = time.time()
-    tracker.log({"loss": torch.tensor(0.5), "note": "ok"}, step=3)
-    tracker.log({"loss": 0.25}, split="test", values_of="rank 0")
-    first, second = lines_of(tmp_path / "run")
-    assert first == {"step": 3, "time": first["time"], "values": {"loss": 0.5, "note": "ok"}}
-    assert (second["step"], second["split"], second["values_of"]) == (None, "test", "rank 0")
-    assert began <= first["time"] <= second["time"] <= time.time()
-    assert tracker.tracker == tmp_path / "run" / "metrics.jsonl"
-    tracker.finish()
-    tracker.finish()
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (True, True),
-        (3, 3),
-        (None, None),
-        (float("nan"), "NaN"),
-        (float("inf"), "Infinity"),
-        (-float("inf"), "-Infinity"),
-        (np.float32(0.5), 0.5),
-        (np.int64(7), 7),
-        (np.bool_(True), True),
-        (np.array([[2.0]]), 2.0),
-        (torch.tensor([1.5], dtype=torch.bfloat16), 1.5),
-        (torch.tensor([[1, 2]]), [[1, 2]]),
-        (torch.tensor(float("nan")), "NaN"),
-        ({"a": (1, float("inf"))}, {"a": [1, "Infinity"]}),
-        (1j, "1j"),
-    ],
-    ids=repr,
-)
-def test_every_value_has_a_form(value: Any, expected: Any) -> None:
-    assert plain(value) == expected
-    assert type(plain(value)) is type(expected)
-    assert json.loads(json.dumps(plain(value), allow_nan=False)) == expected
-
-
-@pytest.mark.parametrize(
-    ("left", "kept"),
-    [
-        (b'{"step": 1}\n', [{"step": 1}]),
-        (b'{"step": 1}\n{"st', [{"step": 1}]),
-        (b'{"st', []),
-        (b'{"step": 1}\n{"step": 2}', [{"step": 1}, {"step": 2}]),
-        (b"", []),
-    ],
-)
-def test_later_run_appends_to_whole_lines(tmp_path: Path, left: bytes, kept: list[Any]) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_bytes(left)
-    tracker = JSONLinesTracker("run", tmp_path)
-    tracker.start()
-    tracker.log({}, step=9)
-    tracker.finish()
-    found = lines_of(tmp_path / "run")
-    assert found[:-1] == kept
-    assert found[-1]["step"] == 9
-
-
-def test_process_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, sys\n"
-        "from notebook_launcher.training.recording.tracker_classes import JSONLinesTracker\n"
-        "tracker = JSONLinesTracker('run', sys.argv[1])\n"
-        "tracker.start()\n"
-        "for step in range(1000): tracker.log({'loss': step / 3}, step)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    assert [line["step"] for line in lines_of(tmp_path / "run")] == list(range(1000))
-
-
-def test_line_without_room_is_an_error_and_cut_off_later(tmp_path: Path) -> None:
-    tracker = JSONLinesTracker("run", tmp_path)
-    tracker.start()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.raises(OSError, match=r"no room for a whole line: .*metrics\.jsonl"):
-            tracker.log({"text": "x" * 200})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    tracker.finish()
-    tracker.start()
-    tracker.finish()
-    assert lines_of(tmp_path / "run") == []
-
-
-def test_hyperparameters_are_stored_whole(tmp_path: Path) -> None:
-    tracker = JSONLinesTracker("run", tmp_path)
-    tracker.start()
-    for lr in (0.1, float("nan")):
-        tracker.store_init_configuration({"lr": lr, "betas": (0.9, 0.99), "place": tmp_path})
-    tracker.finish()
-    stored = json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))
-    assert stored == {"lr": "NaN", "betas": [0.9, 0.99], "place": repr(tmp_path)}
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json", "metrics.jsonl"]
-
-
-def test_tracker_that_is_not_open_raises(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"metrics.jsonl is not open. Call init_trackers\(\) first"):
-        JSONLinesTracker("run", tmp_path).log({})
 
 
 # TensorBoard.

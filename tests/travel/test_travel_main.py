@@ -1,78 +1,15 @@
-"""The notebook's own functions and classes keep their identity, there and back.
-
-Each test runs a small "notebook" in a fresh interpreter, whose `__main__` is the kernel's, and calls
-its functions in another fresh interpreter, whose `__main__` is a rank's.
-"""
+"""The notebook's functions and definitions arrive in a rank's `__main__`, and what cannot travel is refused."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import travel
-from notebook_launcher.channel import Channel, channel_pair
+from tests.support.two_mains import notebook
 
-HERE = Path(__file__).parent
-
-
-class Rank:
-    """An interpreter that runs calls, and the kernel's end of the channel to it."""
-
-    def __init__(self) -> None:
-        self._channel, theirs = channel_pair()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"import {__name__} as t; t.serve({theirs.fileno()})"],
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
-
-    def call(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        parcel = travel.pack_call(fn, args, kwargs)
-        self._channel.send("call", [parcel.fileno()])
-        parcel.close()
-        received = self._channel.receive()
-        assert received is not None
-        outcome, fds = received
-        if outcome == "returned":
-            return travel.unpack_value(fds[0])
-        exc = travel.unpack_exception(fds[0]) if fds else None
-        raise exc or RuntimeError(outcome)
-
-    def close(self) -> None:
-        self._channel.close()
-        self._process.wait()
-
-
-def serve(fd: int) -> None:
-    channel = Channel(socket.socket(fileno=fd))
-    while (received := channel.receive()) is not None:
-        outcome, parcel = "returned", None
-        try:
-            fn, args, kwargs, _ = travel.unpack_call(received[1][0])
-            parcel = travel.pack_value(fn(*args, **kwargs))
-        except BaseException as exc:  # noqa: BLE001
-            outcome, parcel = f"raised {exc!r}", travel.pack_exception(exc)
-        channel.send(outcome, [] if parcel is None else [parcel])
-        if parcel is not None:
-            os.close(parcel)
-
-
-def notebook(code: str, folder: Path | None = None) -> None:
-    """Run the cells of a notebook with a rank at hand; fails with what they printed."""
-    script = f"import {__name__} as t\nrank = t.Rank()\n{textwrap.dedent(code)}\nrank.close()\n"
-    paths = [str(folder or HERE), str(HERE), str(HERE.parents[1])]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_functions_share_the_globals_of_the_ranks_main() -> None:
@@ -88,119 +25,6 @@ def test_functions_share_the_globals_of_the_ranks_main() -> None:
         assert rank.call(train) == (2, 2, True, "__main__")
         assert counter == 0
         assert rank.call(train) == (2, 2, True, "__main__")  # the kernel's present values win
-    """)
-
-
-def test_classes_are_found_by_plain_pickle_in_the_rank() -> None:
-    notebook("""
-        import dataclasses, enum, pickle, typing
-        @dataclasses.dataclass
-        class Config:
-            lr: float = 0.1
-        class Color(enum.Enum):
-            RED = 1
-        class Pair(typing.NamedTuple):
-            a: int
-        def helper():
-            return 7
-        def train(config, color, pair):
-            copies = pickle.loads(pickle.dumps((config, color, pair, helper)))
-            assert copies == (config, color, pair, helper), copies
-            assert type(copies[0]) is Config and copies[3]() == 7
-            return copies[:3]
-        config, color, pair = rank.call(train, Config(0.5), Color.RED, Pair(3))
-        assert type(config) is Config and config.lr == 0.5
-        assert color is Color.RED and type(pair) is Pair
-    """)
-
-
-def test_exception_of_the_notebook_is_caught_by_its_class() -> None:
-    notebook("""
-        class Stopped(Exception):
-            def __init__(self, code, text):
-                super().__init__(text)
-                self.code = code
-        def train():
-            raise Stopped(7, "enough")
-        try:
-            rank.call(train)
-        except Stopped as exc:
-            assert (exc.code, str(exc)) == (7, "enough")
-        else:
-            raise AssertionError
-    """)
-
-
-def test_kernels_class_is_never_modified() -> None:
-    notebook("""
-        class Model:
-            seen = []
-            limit = 1
-        def make():
-            class Local:
-                limit = 1
-            return Local
-        Local = make()
-        def train(model, local):
-            type(model).limit = type(local).limit = 99
-            return model, local
-        def attributes(cls):  # copyreg keeps a note on every class whose instances are pickled
-            return {name: value for name, value in vars(cls).items() if name != "__slotnames__"}
-        before = attributes(Model), attributes(Local)
-        model, local = rank.call(train, Model(), Local())
-        assert type(model) is Model and type(local) is Local
-        assert (attributes(Model), attributes(Local)) == before
-    """)
-
-
-def test_class_that_arrives_by_value_under_a_known_id_is_kept_as_it_is() -> None:
-    notebook("""
-        import os
-        from notebook_launcher import travel
-        def make():
-            class Local:
-                limit = 1
-            return Local
-        Local = make()
-        travel.pack_call(Local, (), {}).close()  # gives it an id
-        kernel_end, rank_end = t.channel_pair()
-        if os.fork() == 0:  # a forked rank has the class, but never received it
-            Local.limit = 99
-            t.Channel(rank_end).send("", [travel.pack_value(Local())])
-            os._exit(0)
-        _, [fd] = kernel_end.receive()
-        os.wait()
-        assert type(travel.unpack_value(fd)) is Local and Local.limit == 1
-    """)
-
-
-def test_instances_of_a_redefined_class_are_of_the_class_that_was_sent() -> None:
-    notebook("""
-        class Net: version = 1
-        def train():
-            return Net()
-        First = Net
-        net = Net()
-        def identity(x):
-            return x
-        assert type(rank.call(train)) is First
-        class Net: version = 2
-        assert type(rank.call(identity, net)) is First
-        assert type(rank.call(train)) is Net and Net is not First
-    """)
-
-
-def test_class_that_only_the_rank_knows_travels_by_value() -> None:
-    notebook("""
-        class Base: pass
-        def train():
-            class Local(Base):
-                def double(self): return 2 * self.x
-            local = Local(); local.x = 4
-            return local
-        local = rank.call(train)
-        assert local.double() == 8 and isinstance(local, Base)
-        assert isinstance(rank.call(lambda v: v, local), type(local))
     """)
 
 
@@ -387,28 +211,6 @@ def test_no_descriptor_is_left_open() -> None:
     """)
 
 
-def test_nested_classes_are_found_by_plain_pickle_in_the_rank() -> None:
-    notebook("""
-        import dataclasses, pickle
-        class Model:
-            @dataclasses.dataclass
-            class Config:
-                lr: float = 0.1
-        def train(config):
-            assert type(config).__qualname__ == "Model.Config"
-            return pickle.loads(pickle.dumps(config)), repr(config)
-        config, text = rank.call(train, Model.Config(0.5))
-        assert type(config) is Model.Config and config.lr == 0.5
-        assert text == "Model.Config(lr=0.5)"
-        import threading
-        class Server:
-            lock = threading.Lock()  # stays, and so does the class
-            class Address:
-                port = 80
-        assert rank.call(lambda address: address.port, Server.Address()) == 80
-    """)
-
-
 def test_definitions_that_cloudpickle_refuses_travel() -> None:
     notebook("""
         import functools, typing, weakref
@@ -456,38 +258,6 @@ def test_definitions_that_cloudpickle_refuses_travel() -> None:
             assert seen[node] == "seen"
             return Slots().total()
         assert rank.call(train) == 3
-    """)
-
-
-def test_objects_with_slots_come_back() -> None:
-    notebook("""
-        import dataclasses, typing
-        @dataclasses.dataclass(slots=True, kw_only=True)
-        class Point:
-            x: int
-            y: list = dataclasses.field(default_factory=list)
-        class Base:
-            __slots__ = ("__hidden", "x")
-            def __init__(self):
-                self.__hidden = self.x = 1
-            def hidden(self):
-                return self.__hidden
-        class Derived(Base):
-            __slots__ = {"y": "Documented."}
-        class Open(Derived):
-            pass
-        class Pair(typing.NamedTuple):
-            a: int
-        def make(given):
-            assert not hasattr(given, "__dict__")
-            derived, opened = Derived(), Open()
-            derived.y, opened.y, opened.z = 2, 3, 4
-            return given, [Point(x=1, y=[2])], derived, opened, Pair(5)
-        point = Point(x=7)
-        given, points, derived, opened, pair = rank.call(make, point)
-        assert (given, points, pair) == (point, [Point(x=1, y=[2])], Pair(5)) and type(given) is Point
-        assert (type(derived), derived.hidden(), derived.x, derived.y) == (Derived, 1, 1, 2)
-        assert (type(opened), opened.hidden(), opened.y, opened.z) == (Open, 1, 3, 4)
     """)
 
 

@@ -12,7 +12,7 @@ from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint
 from notebook_launcher.widgets import compare
 from notebook_launcher.widgets.runs.comparison import Comparison
-from tests.drawing.test_drawing import Balanced, parse_svg, words_of
+from tests.support.drawn_runs import Balanced, parse_svg, words_of
 
 if TYPE_CHECKING:
     from pathlib import Path

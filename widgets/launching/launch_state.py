@@ -186,7 +186,8 @@ class LaunchState(traitlets.HasTraits):
                 self.problems.setdefault(name, reason)
             self.plan = None
             try:
-                if self.config.engine is None:  # Others are asked when they are used: that may take a login on each.
+                # The nodes of an engine are asked only at the launch, because that may take a login on each.
+                if self.config.engine is None:
                     self.plan = make_plan(self.config, self.machine)
                 if self.function is None:
                     self.problems[""] = NO_FUNCTION
@@ -251,8 +252,7 @@ class LaunchState(traitlets.HasTraits):
         takes = f"It takes {', '.join(self.parameters)}." if self.parameters else "It takes none."
         hint = f"Did you mean {close[0]!r}?" if close else takes
         who = "nothing" if self.function is None else checks.name_of(self.function)
-        msg = f"arguments[{name!r}]: {who} has no parameter of that name. {hint}"
-        raise ConfigError(msg)
+        raise ConfigError(f"arguments[{name!r}]: {who} has no parameter of that name. {hint}")
 
     def _argument_changed(self, name: str | None) -> None:
         with self.lock:

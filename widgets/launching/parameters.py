@@ -87,16 +87,14 @@ class Parameter:
             return Path(text)
         value = _literal(text, float if self.kind == "float" else ast.literal_eval)
         if self.kind == "int" and isinstance(value, float) and value.is_integer():
-            value = int(value)  # 1e3
+            value = int(value)  # such as 1e3
         is_number = self.kind != "int" or (isinstance(value, int) and not isinstance(value, bool))
         if value is MISSING and self.takes_words and not text.startswith(OPENING):
             return text
         if value is MISSING or not is_number:
-            msg = f"Enter {WORDS[self.kind]}."
-            raise ValueError(msg)
+            raise ValueError(f"Enter {WORDS[self.kind]}.")
         if self.container is not MISSING and not container_fits(self.container, value):
-            msg = f"Enter {container_words(self.container)}."
-            raise ValueError(msg)
+            raise ValueError(f"Enter {container_words(self.container)}.")
         return value
 
     def reading(self, text: str) -> str:

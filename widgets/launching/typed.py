@@ -69,7 +69,7 @@ def reads(name: str, text: str) -> Any:
 
 
 def _number(text: str) -> int | float | None:
-    for read in (ast.literal_eval, float):  # 0x10 is read by the first alone, and inf by the second.
+    for read in (ast.literal_eval, float):  # Only the first reads 0x10, and only the second inf.
         with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             value = read(text)
             if isinstance(value, (int, float)) and not isinstance(value, bool):

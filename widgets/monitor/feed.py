@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.legend import LIMITS, legend_record
+from notebook_launcher.drawing.legend import LIMITS, legend_item
 from notebook_launcher.widgets.monitor.feeds import CurveFeed, LaneFeed, LogFeed, UsageFeed
-from notebook_launcher.widgets.monitor.page_records import (
-    change_records,
-    error_records,
-    rank_records,
-    run_record,
-    setting_records,
+from notebook_launcher.widgets.monitor.page_items import (
+    change_items,
+    error_items,
+    rank_items,
+    run_item,
+    setting_items,
 )
 from notebook_launcher.widgets.monitor.picture_feed import PictureFeed
 
@@ -60,18 +60,18 @@ class Feed:
         """Lines so far, dropped ones included, and how many of them were sent."""
         self._num_errors_sent = 0
         self._settings: list[Message] = []
-        """The records SETTING that were sent last."""
+        """The items SETTING that were sent last."""
         self._num_changes_sent = 0
         self._answers: list[Message] = []
         """Answers that wait for the next message."""
         self._findings: dict[str, Message] = {}
-        """By kind: the last record FINDING."""
+        """By kind: the last item FINDING."""
         self._new_findings: list[Message] = []
-        """Those that wait for the next message."""
+        """The items FINDING that wait for the next message."""
         self._run: Message = {}
-        """The record RUN that was sent last."""
+        """The item RUN that was sent last."""
         self._ranks: dict[int, Message] = {}
-        """By rank: the record RANK that was sent last."""
+        """By rank: the item RANK that was sent last."""
         self._refreshed = 0.0
         """The run's age in seconds when values that change all the time were sent last."""
 
@@ -89,26 +89,26 @@ class Feed:
         """Answer the page's request to change a setting: the reason why it cannot be; empty: it was passed on."""
         self._answers.append({"name": name, "problem": problem})
 
-    def finding(self, record: Message) -> None:
-        """Add a record FINDING to the next message; the last one of each kind is kept for a page that is reloaded."""
-        self._findings[record["kind"]] = record
-        self._new_findings.append(record)
+    def finding(self, item: Message) -> None:
+        """Add an item FINDING to the next message; the last one of each kind is kept for a page that is reloaded."""
+        self._findings[item["kind"]] = item
+        self._new_findings.append(item)
 
     def reset(self) -> Message:
         """Return a message with the whole run."""
         snapshot = self._reader.snapshot()
         self.read_metrics()
-        self._run, self._ranks = self._run_record(snapshot), _rank_records(snapshot)
+        self._run, self._ranks = self._run_item(snapshot), _rank_items(snapshot)
         self._refreshed = snapshot.seconds
         self._num_notices_sent = self._num_notices
-        errors = error_records(snapshot)
+        errors = error_items(snapshot)
         self._num_errors_sent = len(errors)
-        self._settings, self._answers, self._new_findings = setting_records(snapshot), [], []
-        changes = change_records(snapshot)
+        self._settings, self._answers, self._new_findings = setting_items(snapshot), [], []
+        changes = change_items(snapshot)
         self._num_changes_sent = len(changes)
         return {
             "type": "reset",
-            "legend": legend_record(),
+            "legend": legend_item(),
             "run": self._run,
             "ranks": list(self._ranks.values()),
             "curves": self._curves.everything(),
@@ -136,10 +136,10 @@ class Feed:
             "lanes": self._lanes.news(snapshot.phases),
             "usage": self._usage.news(snapshot.usage),
             "logs": self._logs.news(snapshot.num_processes),
-            "errors": error_records(snapshot)[self._num_errors_sent :],
+            "errors": error_items(snapshot)[self._num_errors_sent :],
             "notices": self._notices[-num_new:] if num_new else [],
             "settings": self._new_settings(snapshot),
-            "changes": change_records(snapshot)[self._num_changes_sent :],
+            "changes": change_items(snapshot)[self._num_changes_sent :],
             "answers": self._answers,
             "findings": self._new_findings,
         }
@@ -157,44 +157,44 @@ class Feed:
         points, self._position = self._reader.metrics_since(self._position)
         return self._curves.fold(points)
 
-    def _run_record(self, snapshot: RunSnapshot) -> Message:
-        return run_record(snapshot, can_act=self.can_act, action_hint=self.action_hint)
+    def _run_item(self, snapshot: RunSnapshot) -> Message:
+        return run_item(snapshot, can_act=self.can_act, action_hint=self.action_hint)
 
     def _new_run(self, snapshot: RunSnapshot) -> Message | None:
-        record = self._run_record(snapshot)
-        if not self._is_due(snapshot) and _calm(record) == _calm(self._run):
+        item = self._run_item(snapshot)
+        if not self._is_due(snapshot) and _calm(item) == _calm(self._run):
             return None
-        if record == self._run:
+        if item == self._run:
             return None
-        self._run = record
-        return record
+        self._run = item
+        return item
 
     def _new_settings(self, snapshot: RunSnapshot) -> list[Message]:
         """Return all settings if one of them has another value than the page knows."""
-        records = setting_records(snapshot)
-        if records == self._settings:
+        items = setting_items(snapshot)
+        if items == self._settings:
             return []
-        self._settings = records
-        return records
+        self._settings = items
+        return items
 
     def _new_ranks(self, snapshot: RunSnapshot) -> list[Message]:
         is_due, changed = self._is_due(snapshot), []
-        for rank, record in _rank_records(snapshot).items():
+        for rank, item in _rank_items(snapshot).items():
             known = self._ranks.get(rank)
-            calm = record if is_due or known is None else {**record, **{key: known[key] for key in VOLATILE}}
+            calm = item if is_due or known is None else {**item, **{key: known[key] for key in VOLATILE}}
             if calm != known:
-                self._ranks[rank] = record
-                changed.append(record)
+                self._ranks[rank] = item
+                changed.append(item)
         return changed
 
     def _is_due(self, snapshot: RunSnapshot) -> bool:
         return snapshot.is_over or snapshot.seconds - self._refreshed >= REFRESH_SECONDS
 
 
-def _calm(record: Message) -> Message:
-    """Return a run's record without the values that change with time alone."""
-    return {**record, "seconds": 0, "waiting": bool(record.get("waiting"))}
+def _calm(item: Message) -> Message:
+    """Return a run's item without the values that change with time alone."""
+    return {**item, "seconds": 0, "waiting": bool(item.get("waiting"))}
 
 
-def _rank_records(snapshot: RunSnapshot) -> dict[int, Message]:
-    return {record["rank"]: record for record in rank_records(snapshot)}
+def _rank_items(snapshot: RunSnapshot) -> dict[int, Message]:
+    return {item["rank"]: item for item in rank_items(snapshot)}

@@ -8,7 +8,7 @@ from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.curves import Curves, Point, thin
 from notebook_launcher.history.usage import usage_points
 from notebook_launcher.units import format_bytes
-from notebook_launcher.widgets.monitor.page_records import number
+from notebook_launcher.widgets.monitor.page_items import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CurveFeed", "LaneFeed", "LogFeed", "UsageFeed"]
 
-Record = dict[str, Any]
+Item = dict[str, Any]
 Points = list[Point]
 
 MAX_SENT = 1000
@@ -44,7 +44,7 @@ FAR = 1 << 40
 
 
 class CurveFeed:
-    """Metrics of a run as records CURVE."""
+    """Metrics of a run as items CURVE."""
 
     def __init__(self) -> None:
         self.curves = Curves()
@@ -54,27 +54,27 @@ class CurveFeed:
         """Add the points that ranks reported. Return the new points of each curve, by name and rank."""
         return self.curves.fold(points)
 
-    def everything(self) -> list[Record]:
+    def everything(self) -> list[Item]:
         """Return all curves; the more curves there are, the fewer points each has."""
         keys = [(name, rank) for name in self.curves.names for rank in sorted(self.curves[name])]
         limit = min(MAX_SENT, max(16, ALL_POINTS // max(1, len(keys))))
         return [self._whole(key, limit) for key in keys]
 
-    def news(self, new: Mapping[tuple[str, int], Points]) -> list[Record]:
+    def news(self, new: Mapping[tuple[str, int], Points]) -> list[Item]:
         """Return the points that `fold` returned, to be appended, or whole curves that replace the page's."""
         limit = max(4, min(NEW_OF_A_CURVE, NEW_POINTS // max(1, len(new))))
-        records, num_replaced = [], 0
+        items, num_replaced = [], 0
         for key, values in new.items():
             if self._num_sent.get(key, 0) + min(len(values), limit) > PAGE_POINTS and num_replaced < REPLACED:
                 num_replaced += 1
-                records.append(self._whole(key, MAX_SENT))
+                items.append(self._whole(key, MAX_SENT))
             else:
                 thinned = _thin_to_the_end(values, limit)
                 self._num_sent[key] = self._num_sent.get(key, 0) + len(thinned)
-                records.append(_curve(key, thinned, replace=False))
-        return records
+                items.append(_curve(key, thinned, replace=False))
+        return items
 
-    def _whole(self, key: tuple[str, int], limit: int) -> Record:
+    def _whole(self, key: tuple[str, int], limit: int) -> Item:
         name, rank = key
         curve = self.curves[name][rank]
         points = _thin_to_the_end(curve.timed_points(), limit)
@@ -83,19 +83,19 @@ class CurveFeed:
 
 
 class UsageFeed:
-    """Memory and load of a run's ranks as records CURVE."""
+    """Memory and load of a run's ranks as items CURVE."""
 
     def __init__(self) -> None:
         self._curves = CurveFeed()
         self._read_to: dict[int, float] = {}
         """By rank: the time of the newest sample that was read."""
 
-    def everything(self, usage: Mapping[int, RankUsage]) -> list[Record]:
+    def everything(self, usage: Mapping[int, RankUsage]) -> list[Item]:
         """Return all curves."""
         self._read(usage)
         return self._curves.everything()
 
-    def news(self, usage: Mapping[int, RankUsage]) -> list[Record]:
+    def news(self, usage: Mapping[int, RankUsage]) -> list[Item]:
         """Return the samples since the last message."""
         return self._curves.news(self._read(usage))
 
@@ -110,7 +110,7 @@ def _thin_to_the_end(points: Points, limit: int) -> Points:
     return points if len(points) <= limit else [*thin(points[:-1], limit - 1), points[-1]]
 
 
-def _curve(key: tuple[str, int], points: Points, *, replace: bool) -> Record:
+def _curve(key: tuple[str, int], points: Points, *, replace: bool) -> Item:
     name, rank = key
     return {
         "name": name,
@@ -123,21 +123,21 @@ def _curve(key: tuple[str, int], points: Points, *, replace: bool) -> Record:
 
 
 class LaneFeed:
-    """Phase spans of the ranks as records LANE."""
+    """Phase spans of the ranks as items LANE."""
 
     def __init__(self) -> None:
         self._sent_to: dict[int, float] = {}
 
-    def everything(self, phases: Mapping[int, RankPhases]) -> list[Record]:
+    def everything(self, phases: Mapping[int, RankPhases]) -> list[Item]:
         """Return the newest spans of each rank."""
         self._sent_to.clear()
         return self._lanes(phases, min(LIMITS.spans, ALL_SPANS // max(1, len(phases))))
 
-    def news(self, phases: Mapping[int, RankPhases]) -> list[Record]:
+    def news(self, phases: Mapping[int, RankPhases]) -> list[Item]:
         """Return the spans that began since the last message; of a flood, the newest."""
         return self._lanes(phases, NEW_SPANS // max(1, len(phases)))
 
-    def _lanes(self, phases: Mapping[int, RankPhases], limit: int) -> list[Record]:
+    def _lanes(self, phases: Mapping[int, RankPhases], limit: int) -> list[Item]:
         lanes = [{"rank": rank, "spans": self._take(rank, phases[rank].spans, limit)} for rank in sorted(phases)]
         return [lane for lane in lanes if lane["spans"]]
 
@@ -154,13 +154,13 @@ class LaneFeed:
 
 
 class LogFeed:
-    """Output of the ranks as records LOG."""
+    """Output of the ranks as items LOG."""
 
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader
         self._positions: dict[int, int] = {}
 
-    def tails(self, num_ranks: int) -> list[Record]:
+    def tails(self, num_ranks: int) -> list[Item]:
         """Return the last lines of each rank."""
         limit = min(BYTES, ALL_BYTES // max(1, num_ranks))
         logs = []
@@ -174,7 +174,7 @@ class LogFeed:
                 logs.append({"rank": rank, "text": "\n".join(text.split("\n")[-LIMITS.lines :])})
         return logs
 
-    def news(self, num_ranks: int) -> list[Record]:
+    def news(self, num_ranks: int) -> list[Item]:
         """Return the text that was written since the last message; of a flood, the end."""
         ends = {rank: self._end(rank) for rank in range(num_ranks)}
         waiting = [rank for rank, end in ends.items() if end > self._positions.get(rank, 0)]

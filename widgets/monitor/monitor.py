@@ -18,7 +18,7 @@ from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, picture_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
-from notebook_launcher.widgets.monitor.page_records import profile_record, sample_record
+from notebook_launcher.widgets.monitor.page_items import profile_item, sample_item
 from notebook_launcher.widgets.monitor.palette import palette_css
 from notebook_launcher.widgets.monitor.tap import open_tap
 from notebook_launcher.widgets.place import open_widgets
@@ -76,8 +76,7 @@ class Monitor(anywidget.AnyWidget):
 
     def __init__(self, run: RunReader, **traits: Any) -> None:
         if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
-            msg = f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...)."
-            raise TypeError(msg)
+            raise TypeError(f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...).")
         self._run = run
         self._wait: Callable[[float | None], bool] | None = getattr(run, "wait", None)
         """Waits for the end of a live run; None: the run was read from its folder."""
@@ -230,7 +229,7 @@ class Monitor(anywidget.AnyWidget):
 
     def _set(self, name: str, text: str) -> None:
         """Change a setting to what was typed. An error is shown beside the field."""
-        run: Any = self._run  # A live one: only those can act.
+        run: Any = self._run  # A live run: no other has these methods.
         problem = ""
         try:
             run._set_from_page(name, text)  # noqa: SLF001 - ours
@@ -241,13 +240,13 @@ class Monitor(anywidget.AnyWidget):
 
     def _measure(self, kind: str, amount: Any) -> None:
         """Sample for some seconds, or profile some updates; send what was found, or the reason why nothing was."""
-        run: Any = self._run  # A live one: only those can act.
+        run: Any = self._run  # A live run: no other has these methods.
         try:
-            record = sample_record(run.sample(amount)) if kind == "sample" else profile_record(run.profile(amount))
+            item = sample_item(run.sample(amount)) if kind == "sample" else profile_item(run.profile(amount))
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
-            record = {"kind": kind, "drawing": "", "tables": [], "problem": str(error)}
+            item = {"kind": kind, "drawing": "", "tables": [], "problem": str(error)}
         with self._lock:
-            self._feed.finding(record)
+            self._feed.finding(item)
 
     def _attempt(self, act: Callable[[], str | None]) -> None:
         """Carry out a request of the page. An error becomes a notice, because no cell would show it."""

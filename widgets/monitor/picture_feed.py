@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PictureFeed"]
 
-Record = dict[str, Any]
+Item = dict[str, Any]
 ALL_BYTES = 4_000_000
 """Bytes of the pictures in the first message."""
 MAX_ROWS = 50
@@ -26,24 +26,24 @@ NEW_BYTES = 500_000
 
 
 class PictureFeed:
-    """Images, histograms and tables of a run as records PICTURE."""
+    """Images, histograms and tables of a run as items PICTURE."""
 
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader
         self._position = 0
 
-    def everything(self) -> list[Record]:
+    def everything(self) -> list[Item]:
         """Return the newest pictures of each name and rank."""
         pictures, self._position = self._reader.pictures_since(0)
-        return _records(pictures, ALL_BYTES)
+        return _items(pictures, ALL_BYTES)
 
-    def news(self) -> list[Record]:
+    def news(self) -> list[Item]:
         """Return the pictures since the last message; of a flood, the newest."""
         pictures, self._position = self._reader.pictures_since(self._position)
-        return _records(pictures, NEW_BYTES)
+        return _items(pictures, NEW_BYTES)
 
 
-def _records(pictures: Sequence[RunPicture], room: int) -> list[Record]:
+def _items(pictures: Sequence[RunPicture], room: int) -> list[Item]:
     counts: defaultdict[tuple[str, int], int] = defaultdict(int)
     kept = []
     for picture in reversed(pictures):
@@ -52,10 +52,10 @@ def _records(pictures: Sequence[RunPicture], room: int) -> list[Record]:
         if counts[key] == 0 or (room >= 0 and counts[key] < LIMITS.pictures):
             counts[key] += 1
             kept.append(picture)
-    return [_record(picture) for picture in reversed(kept)]
+    return [_item(picture) for picture in reversed(kept)]
 
 
-def _record(picture: RunPicture) -> Record:
+def _item(picture: RunPicture) -> Item:
     return {
         "name": picture.name,
         "rank": picture.rank,

@@ -141,8 +141,9 @@ class RunArea:
         if self._heir is not None:
             return self._heir.launch(start)
         if not self._begin():
-            msg = "this panel's run is not over. Wait for it with panel.run.wait(), or stop it with panel.run.stop()."
-            raise CallOrderError(msg)
+            raise CallOrderError(
+                "this panel's run is not over. Wait for it with panel.run.wait(), or stop it with panel.run.stop()."
+            )
         try:
             return self._launch(start)
         except BaseException:

@@ -8,7 +8,7 @@ from typing import Any
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
+from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.results import Results
 from notebook_launcher.text import one_line
 
@@ -78,7 +78,7 @@ def _snapshot_of(results: Results, place: int) -> RunSnapshot:
         timed_out=results.timed_out,
         ranks=ranks,
         failures=tuple(
-            FailureRecord(rank=failure.rank, summary=failure.summary, victim=failure.victim)
+            RankFailure(rank=failure.rank, summary=failure.summary, victim=failure.victim)
             for failure in results.failures
         ),
     )

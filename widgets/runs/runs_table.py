@@ -41,7 +41,7 @@ class RunsTable(anywidget.AnyWidget):
     _esm = join_modules(STATIC / "runs.js")
     _css = join_modules(STATIC / "runs.css")
     rows: Any = traitlets.List().tag(sync=True)
-    """A record for each run; see `RunRow` in `static/runs.js`."""
+    """An item for each run; see `RunRow` in `static/runs.js`."""
     caption = traitlets.Unicode().tag(sync=True)
     answer = traitlets.Unicode().tag(sync=True)
     """Result of the last request, in a line."""

@@ -103,11 +103,11 @@ class Cluster:
         if greeting is None:
             return None
         if differs := difference(versions(), greeting.versions):
-            msg = (
+            raise ConfigError(
                 f"node {node.number} ({greeting.host}) has other versions than this kernel: {differs}. Both sides need "
-                "the same ones; python= names the interpreter of the nodes."
+                "the same ones; python= names the interpreter of the nodes.",
+                field="engine",
             )
-            raise ConfigError(msg, field="engine")
         self._key.check(node.number, greeting)
         return greeting
 
@@ -127,8 +127,10 @@ class Cluster:
             if node.address == network.address:
                 continue
             if node.reply(lambda record: isinstance(record, node_records.Joined), until) is None:
-                msg = f"{node} has greeted and then did not join: {node.lost or 'no answer'}. {node.last_words()}"
-                raise _down(msg, [node.number])
+                raise _down(
+                    f"{node} has greeted and then did not join: {node.lost or 'no answer'}. {node.last_words()}",
+                    [node.number],
+                )
             node.address = network.address
             for _ in range(NUM_PINGS):
                 node.send(node_records.Ping(time.monotonic()))

@@ -59,8 +59,9 @@ class CommandNodes:
         try:
             return CommandConnection(command)
         except OSError as error:
-            msg = f"node {number}: {command[0]} does not start: {error.strerror or error}."
-            raise ConfigError(msg, field="engine") from error
+            raise ConfigError(
+                f"node {number}: {command[0]} does not start: {error.strerror or error}.", field="engine"
+            ) from error
 
     def check(self, number: int, greeting: Greeting) -> None:
         """Take any agent: these hold what the machine has."""
@@ -180,8 +181,9 @@ class SSH(CommandEngine):
         object.__setattr__(self, "hosts", _words("hosts", self.hosts))
         object.__setattr__(self, "options", _words("options", self.options, may_be_empty=True))
         if bad := [host for host in self.hosts if host.startswith("-")]:
-            msg = f"hosts={list(self.hosts)!r}: {bad[0]!r} is an option of ssh; pass options=[...]."
-            raise ConfigError(msg, field="engine")
+            raise ConfigError(
+                f"hosts={list(self.hosts)!r}: {bad[0]!r} is an option of ssh; pass options=[...].", field="engine"
+            )
         _check_text("python", self.python)
         _check_text("network", self.network, or_none=True)
 
@@ -220,18 +222,20 @@ class Slurm(CommandEngine):
     def _allocated(self) -> tuple[str, ...]:
         nodes = os.environ.get(self.VARIABLE)
         if not nodes:
-            msg = (
+            raise ConfigError(
                 f"Slurm() works inside an allocation, and {self.VARIABLE} is not set here. Start Jupyter in one: "
-                "salloc --nodes=2, then jupyter lab."
+                "salloc --nodes=2, then jupyter lab.",
+                field="engine",
             )
-            raise ConfigError(msg, field="engine")
         scontrol = shutil.which("scontrol")
         if scontrol is None:
             raise ConfigError("Slurm() needs scontrol, which is not on PATH here.", field="engine")
         listed = subprocess.run([scontrol, "show", "hostnames", nodes], capture_output=True, text=True, check=False)
         if listed.returncode or not listed.stdout.split():
-            msg = f"scontrol show hostnames {nodes} ended with {listed.returncode}: {listed.stderr.strip()}"
-            raise ConfigError(msg, field="engine")
+            raise ConfigError(
+                f"scontrol show hostnames {nodes} ended with {listed.returncode}: {listed.stderr.strip()}",
+                field="engine",
+            )
         return tuple(listed.stdout.split())
 
     def agent_commands(self) -> tuple[tuple[str, ...], ...]:
@@ -243,8 +247,10 @@ class Slurm(CommandEngine):
 
 def _commands(value: object) -> tuple[tuple[str, ...], ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        msg = f"commands={value!r}: pass a list with a command for each node: Commands([['ssh', 'gpu1'], ...])."
-        raise ConfigError(msg, field="engine")
+        raise ConfigError(
+            f"commands={value!r}: pass a list with a command for each node: Commands([['ssh', 'gpu1'], ...]).",
+            field="engine",
+        )
     commands = [shlex.split(one) if isinstance(one, str) else one for one in value]
     if not commands:
         raise ConfigError("commands=[] is empty; pass a command for each node.", field="engine")
@@ -255,13 +261,13 @@ def _words(name: str, value: object, *, may_be_empty: bool = False) -> tuple[str
     words = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else ()
     fits = all(isinstance(word, str) and word and "\0" not in word for word in words)
     if isinstance(value, str) or not isinstance(value, Iterable) or not fits or not (words or may_be_empty):
-        msg = f"{name}={value!r}: pass a list of words."
-        raise ConfigError(msg, field="engine")
+        raise ConfigError(f"{name}={value!r}: pass a list of words.", field="engine")
     return words
 
 
 def _check_text(name: str, value: object, *, or_none: bool = False) -> None:
     if (or_none and value is None) or (isinstance(value, str) and value and "\0" not in value):
         return
-    msg = f"{name}={value!r} is {type_of(value)}; it must be a string{' or None' if or_none else ''}."
-    raise ConfigError(msg, field="engine")
+    raise ConfigError(
+        f"{name}={value!r} is {type_of(value)}; it must be a string{' or None' if or_none else ''}.", field="engine"
+    )

@@ -33,12 +33,12 @@ def read(text: str) -> Engine | None:
         return SSH(hosts)
     if kind.lower() == "ray" and len(hosts) < 2:
         return Ray(hosts[0]) if hosts else Ray()
-    msg = (
+    raise ConfigError(
         f"engine={text!r} is not an engine. A text can be '{HERE}', 'slurm', 'ray', 'ray' with a cluster's address, "
         "or 'ssh' with names of hosts, as in 'ssh gpu1 gpu2'; in code, pass Commands([...]), Ray(), SSH([...]) or "
-        "Slurm()."
+        "Slurm().",
+        field="engine",
     )
-    raise ConfigError(msg, field="engine")
 
 
 def write(engine: Engine | None) -> str:
@@ -54,8 +54,9 @@ def write(engine: Engine | None) -> str:
 def to_settings(engine: Engine) -> dict[str, Any]:
     """Return an engine as plain values: its kind, and the fields that differ from their defaults."""
     if type(engine) not in ENGINES.values():
-        msg = f"engine={engine!r} has no place in a settings file: it is not one of {', '.join(ENGINES)}."
-        raise ConfigError(msg, field="engine")
+        raise ConfigError(
+            f"engine={engine!r} has no place in a settings file: it is not one of {', '.join(ENGINES)}.", field="engine"
+        )
     fields = [field for field in dataclasses.fields(engine) if field.init]  # type: ignore[arg-type]
     values = {field.name: getattr(engine, field.name) for field in fields}
     changed = {field.name: _plain(values[field.name]) for field in fields if values[field.name] != field.default}
@@ -71,8 +72,10 @@ def from_settings(settings: Mapping[str, Any]) -> Engine:
     kind, options = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
     known = [field.name for field in dataclasses.fields(ENGINES[kind]) if field.init] if kind in ENGINES else []
     if kind not in ENGINES or not options.keys() <= set(known):
-        msg = f"engine={dict(settings)!r} is not an engine: its kind can be {', '.join(ENGINES)}, with their fields."
-        raise ConfigError(msg, field="engine")
+        raise ConfigError(
+            f"engine={dict(settings)!r} is not an engine: its kind can be {', '.join(ENGINES)}, with their fields.",
+            field="engine",
+        )
     try:
         return ENGINES[kind](**options)  # type: ignore[no-any-return]
     except TypeError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import os
 import socket
@@ -12,6 +11,7 @@ from typing import Any
 
 import notebook_launcher
 from notebook_launcher.engines.cluster.networks import Network, look_for_networks, network_namespace
+from notebook_launcher.installed import version_of
 from notebook_launcher.machine import devices
 
 __all__ = ["MARK", "Greeting", "difference", "versions"]
@@ -70,13 +70,9 @@ class Greeting:
 
 def versions() -> dict[str, str]:
     """Return the versions that the kernel and all nodes must share: of Python (two numbers), torch and this package."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = "not installed"
     return {
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "torch": torch,
+        "torch": version_of("torch") or "not installed",
         "notebook-launcher": notebook_launcher.__version__,
     }
 

@@ -99,8 +99,7 @@ class Link:
         except (OSError, ValueError) as error:
             raise LinkError(str(error)) from error
         if data is None:
-            msg = f"no message arrived for {patience:g} s"
-            raise LinkError(msg)
+            raise LinkError(f"no message arrived for {patience:g} s")
         if not data:
             raise LinkError("the link has ended")
         self._unread += data

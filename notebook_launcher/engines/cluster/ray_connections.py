@@ -48,8 +48,9 @@ class RayDriver:
 
     def __init__(self, address: str) -> None:
         if importlib.util.find_spec("ray") is None:
-            msg = "Ray() needs ray, which is not installed here: pip install 'notebook-launcher[ray]'."
-            raise ConfigError(msg, field="engine")
+            raise ConfigError(
+                "Ray() needs ray, which is not installed here: pip install 'notebook-launcher[ray]'.", field="engine"
+            )
         resolved = _resolved(address)
         if reason := _why_unreachable(resolved):
             raise ConfigError(_unreachable(address, reason), field="engine")

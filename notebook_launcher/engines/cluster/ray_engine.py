@@ -56,8 +56,10 @@ class Ray:
     def __post_init__(self) -> None:
         _check_address(self.address)
         if self.network is not None and not (isinstance(self.network, str) and self.network):
-            msg = f"network={self.network!r} must be an interface's name, a network such as '10.0.0.0/8', or None."
-            raise ConfigError(msg, field="engine")
+            raise ConfigError(
+                f"network={self.network!r} must be an interface's name, a network such as '10.0.0.0/8', or None.",
+                field="engine",
+            )
         _check_number("max_nodes", self.max_nodes, 1, is_whole=True, or_none=True)
         _check_number("cpus", self.cpus, 0, or_none=True)
         _check_number("patience", self.patience, 1)
@@ -180,24 +182,26 @@ class RayNodes:
         """Raise `ConfigError` if an agent does not see the GPUs that Ray has reserved for it."""
         share = self.shares[number]
         if len(greeting.gpus) < share.gpus:
-            msg = (
+            raise ConfigError(
                 f"node {number} ({greeting.host}): Ray has reserved {plural(share.gpus, 'GPU')} there, and torch finds "
-                f"{len(greeting.gpus)}. Install a torch with CUDA there, or pass devices='cpu'."
+                f"{len(greeting.gpus)}. Install a torch with CUDA there, or pass devices='cpu'.",
+                field="engine",
             )
-            raise ConfigError(msg, field="engine")
 
 
 def _check_address(value: object) -> None:
     if isinstance(value, str) and value.startswith("ray://"):
-        msg = (
+        raise ConfigError(
             f"address={value!r}: Ray Client has no streams. Run the kernel on a node of the cluster, and pass 'auto' "
-            "or the address of its head, such as '10.0.0.1:6379'."
+            "or the address of its head, such as '10.0.0.1:6379'.",
+            field="engine",
         )
-        raise ConfigError(msg, field="engine")
     host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     if value != "auto" and not (host and port.isdecimal()):
-        msg = f"address={value!r} is not an address of a Ray cluster: pass 'auto', or one such as '10.0.0.1:6379'."
-        raise ConfigError(msg, field="engine")
+        raise ConfigError(
+            f"address={value!r} is not an address of a Ray cluster: pass 'auto', or one such as '10.0.0.1:6379'.",
+            field="engine",
+        )
 
 
 def _check_number(name: str, value: object, least: int, *, is_whole: bool = False, or_none: bool = False) -> None:
@@ -205,8 +209,9 @@ def _check_number(name: str, value: object, least: int, *, is_whole: bool = Fals
     if (or_none and value is None) or (fits and least <= value < float("inf")):  # type: ignore[operator]
         return
     kind = "a whole number" if is_whole else "a number"
-    msg = f"{name}={value!r} must be {kind} of {least} or more{', or None' if or_none else ''}."
-    raise ConfigError(msg, field="engine")
+    raise ConfigError(
+        f"{name}={value!r} must be {kind} of {least} or more{', or None' if or_none else ''}.", field="engine"
+    )
 
 
 def _plain(runtime_env: Any) -> dict[str, Any]:
@@ -214,5 +219,7 @@ def _plain(runtime_env: Any) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(dict(runtime_env))))
     except (TypeError, ValueError) as error:
-        msg = f"runtime_env={runtime_env!r} cannot be sent: {error}. Pass a dictionary of texts, numbers and lists."
-        raise ConfigError(msg, field="engine") from None
+        raise ConfigError(
+            f"runtime_env={runtime_env!r} cannot be sent: {error}. Pass a dictionary of texts, numbers and lists.",
+            field="engine",
+        ) from None

@@ -35,7 +35,7 @@ def show_values(
     rich = outputs.get(rich_rank) if isinstance(rich_rank, int) else None
     if rich is not None and not rich.is_rich:
         rich = None
-    # Without rich values it is text alone, which the cell may print by itself.
+    # Without rich values all is text, which the cell's own thread may print.
     write = sink.print if rich is None else functools.partial(sink.text, "stdout")
     for text, ranks in _alike(outputs).items():
         head = f"[{'all' if len(ranks) == num_ranks > 1 else _short_list(ranks)}]"
@@ -67,7 +67,7 @@ def show_tabs(
 def _alike(outputs: Mapping[int, CellOutput]) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = {}
     for rank, output in sorted(outputs.items()):
-        if output.data:  # A value that shows itself has none.
+        if output.data:  # A value that displays itself leaves no data.
             groups.setdefault(str(output.data.get(PLAIN, "")), []).append(rank)
     return groups
 

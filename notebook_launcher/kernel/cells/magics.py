@@ -27,7 +27,7 @@ NO_SESSION = "no session is active. `%ranks 4` starts one with 4 ranks; session.
 
 
 def install(shell: Any, make_session: Callable[..., Any]) -> RankMagics:
-    """Register the magics with a shell, unless they are; `make_session` opens a session for `%ranks 4`."""
+    """Register the magics with a shell, unless they are registered; `make_session` opens a session for `%ranks 4`."""
     magics = _installed(shell)
     if magics is None:
         magics = RankMagics(shell, make_session)

@@ -30,7 +30,7 @@ def cell_matcher(session: Callable[[], Any]) -> Callable[[Any], dict[str, Any]]:
         offset = sum(len(line) + 1 for line in lines[1 : context.cursor_line]) + context.cursor_position
         found = active.complete(body, offset)
         if not found:
-            # The word itself, since IPython would otherwise offer the notebook's names.
+            # Without an answer the word itself is offered, because IPython would otherwise offer the notebook's names.
             return {"completions": [SimpleCompletion(text=context.token, type="rank")], "suppress": True}
         start = found[0].start
         return {

@@ -16,14 +16,13 @@ def selected_ranks(ranks: object, num_processes: int) -> tuple[int, ...] | None:
     """Return the ranks in order; None if they are all ranks.
 
     Raises:
-        ConfigError: Something names no rank of this many.
+        ConfigError: An entry is not one of these ranks.
     """
     if ranks is None or ranks == "all":
         return None
     chosen = sorted(set(_numbers(ranks)))
     if not chosen or chosen[0] < 0 or chosen[-1] >= num_processes:
-        msg = f"ranks={ranks!r}: there are {num_processes} ranks, 0 to {num_processes - 1}."
-        raise ConfigError(msg)
+        raise ConfigError(f"ranks={ranks!r}: there are {num_processes} ranks, 0 to {num_processes - 1}.")
     return None if len(chosen) == num_processes else tuple(chosen)
 
 

@@ -109,8 +109,9 @@ class SessionCells(ABC):
         ipython: Any = sys.modules.get("IPython")
         shell = ipython.get_ipython() if ipython is not None else None
         if shell is None:
-            msg = "activate() needs IPython, because %%ranks is its magic. In a script use session.execute(code)."
-            raise CallOrderError(msg)
+            raise CallOrderError(
+                "activate() needs IPython, because %%ranks is its magic. In a script use session.execute(code)."
+            )
         from notebook_launcher import Session
         from notebook_launcher.kernel.cells import magics
 
@@ -143,8 +144,9 @@ class SessionCells(ABC):
             filename: The name under which tracebacks know the code.
         """
         if not isinstance(code, str):
-            msg = f"code={code!r} is {type_of(code)}. Pass the code as text, or a function to session.run(fn)."
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"code={code!r} is {type_of(code)}. Pass the code as text, or a function to session.run(fn)."
+            )
         members = selected_ranks(ranks, self.num_processes)
         running = range(self.num_processes) if members is None else members
         shown = shown_rank(display, running, self.config)
@@ -195,8 +197,7 @@ class SessionCells(ABC):
         """
         for expression in expressions:
             if not isinstance(expression, str):
-                msg = f"pull({expression!r}): pass the name as text: session.pull('x')."
-                raise ConfigError(msg)
+                raise ConfigError(f"pull({expression!r}): pass the name as text: session.pull('x').")
         members = selected_ranks(ranks, self.num_processes)
         return self._call_in_ranks(NAMES, "pull", expressions, ranks=members)
 
@@ -233,11 +234,10 @@ class SessionCells(ABC):
             if not all(isinstance(item, str) and item.isidentifier() for item in key):
                 raise
             names = ", ".join(map(repr, key))
-            msg = (
+            raise ConfigError(
                 f"session[{names}]: the second item of the key selects ranks, as in session[{key[0]!r}, 0]. "
                 f"session.pull({names}) returns several values."
-            )
-            raise ConfigError(msg) from None
+            ) from None
         return name, ranks
 
     def who(self) -> RankVariables:
@@ -249,7 +249,7 @@ class SessionCells(ABC):
         return RankVariables(results.returned)
 
     def complete(self, code: str, offset: int) -> list[Completion]:
-        """Return what completes the code at a place, by the names on rank 0; from its last answer while it is busy.
+        """Return the completions of the code at a place, by the names on rank 0; while it is busy, by its last answer.
 
         After a run that failed, rank 0 is not asked either, because it would release what `debug` needs.
         """
@@ -328,6 +328,5 @@ def _durations(results: Results) -> str:
 def _checked_names(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in values:
         if not (isinstance(name, str) and name.isidentifier()) or keyword.iskeyword(name):
-            msg = f"{name!r} cannot be the name of a variable on the ranks."
-            raise ConfigError(msg)
+            raise ConfigError(f"{name!r} cannot be the name of a variable on the ranks.")
     return dict(values)

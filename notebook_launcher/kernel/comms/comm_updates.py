@@ -60,7 +60,7 @@ class CommUpdates:
         return max(0.0, self._last + TICK - now) if self._waiting else None
 
     def publish(self, now: float | None) -> None:
-        """Send what waits, if a batch is due or `now` is None."""
+        """Send the waiting messages, if a batch is due or `now` is None."""
         if now is not None and self.next_due(now) != 0:
             return
         waiting, self._waiting = self._waiting, []

@@ -17,7 +17,7 @@ __all__ = ["call_soon", "poll_tap", "register_comm"]
 def register_comm(
     comm_id: str, receive: Callable[[dict[str, Any]], bool], receive_idle: Callable[[dict[str, Any]], object]
 ) -> Callable[[], object]:
-    """Have the kernel know a comm, and return a function that has the kernel forget it.
+    """Register a comm with the kernel, and return a function that removes it.
 
     Args:
         comm_id: The comm's id.

@@ -79,7 +79,7 @@ class RankComms:
             self._drop([record.comm_id])
 
     def publish(self, now: float | None) -> None:
-        """Send the page what is due; all of it if `now` is None."""
+        """Send the page the messages that are due, or all of them if `now` is None."""
         if self._updates:
             self._updates.publish(now)
 

@@ -33,8 +33,9 @@ def shown_rank(display: int | str | None, running: Sequence[int], config: Launch
     if display == "all":
         return "all"
     if not str(display).isdigit() or int(display) not in running:
-        msg = f"display={display!r} names no rank that runs the cell: {rank_list(running)}. Write a rank, or 'all'."
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"display={display!r} names no rank that runs the cell: {rank_list(running)}. Write a rank, or 'all'."
+        )
     return int(display)
 
 

@@ -149,7 +149,7 @@ class CellSink:
         self._has_unsent = False
         """True if something was sent since the last `flush`."""
         self._earlier = [getattr(sys, name).flush for name, redirected in self._streams.items() if redirected is None]
-        """Flush the cell's earlier output, in the thread that publishes, before the first message: here they wait."""
+        """Functions that flush the cell's earlier output; called by the thread that publishes, before any message."""
         for redirected in filter(None, self._streams.values()):
             redirected.flush()
 

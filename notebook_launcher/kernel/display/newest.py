@@ -64,7 +64,7 @@ class Newest:
         return self._total.lines
 
     def push(self, block: TextBlock) -> list[TextBlock]:
-        """Add a block; return what must go for it."""
+        """Add a block; return the blocks, or parts of blocks, that make room for it."""
         self._order += 1
         self._add(block.rank, self._measure(self._order, block))
         dropped = []

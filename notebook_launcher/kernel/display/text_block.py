@@ -49,6 +49,8 @@ class TextBlock:
 
     def cut_before_size(self, size: int) -> tuple[TextBlock, TextBlock]:
         """Return the rest, and the last lines, of at most `size` characters."""
+        if size >= len(self.text):
+            return self.cut(0)
         return self.cut(self.text.find("\n", len(self.text) - size - 1) + 1)
 
     def cut_after_lines(self, num_lines: int) -> tuple[TextBlock, TextBlock]:

@@ -87,7 +87,7 @@ DUMP_LINES = 100 * 102
 def failures_of(
     failed: list[RankOutcome], last_lines: Callable[[int, int], tuple[str, ...]], nodes: Sequence[str] = ()
 ) -> tuple[Failure, ...]:
-    """Return a record of each rank that failed, the culprit first.
+    """Return the failure of each rank that failed, the culprit first.
 
     Args:
         failed: The ranks' outcomes.

@@ -36,7 +36,7 @@ def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bo
     """Return the run and the rank to look into: the rank that is named, else the culprit of the run.
 
     Args:
-        data: The record of the session's last run; None: there was none.
+        data: Run data of the session's last run; None: there was none.
         rank: The rank as the user named it; None: the culprit.
         has_forgotten: True if the ranks have released the frames.
 
@@ -55,8 +55,7 @@ def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bo
             raise CallOrderError(f"the last run, {data.name}, {words}: no rank is to blame for it.{others}")
     num = data.plan.num_processes
     if isinstance(rank, bool) or rank not in range(num):
-        msg = f"there is no rank {rank!r}: this session has {num}, 0 to {num - 1}."
-        raise CallOrderError(msg)
+        raise CallOrderError(f"there is no rank {rank!r}: this session has {num}, 0 to {num - 1}.")
     if rank not in kept:
         has_returned = rank in outcomes and outcomes[rank].returned is not None
         words = "returned" if has_returned else "died, and its frames with it"
@@ -71,7 +70,7 @@ class PostMortem:
 
     Args:
         ranks: The session's ranks, of which none runs a call.
-        data: The record of the run that failed.
+        data: Run data of the run that failed.
         rank: The rank to look into.
         sink: Takes the output in place of the calling cell, in a host.
         questions: Takes the prompts in place of the calling thread, in a host.

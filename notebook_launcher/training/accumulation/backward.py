@@ -101,15 +101,16 @@ class Accumulation:
         self._data_rank = layout.data_rank
         self._data_group = layout.data_group
         self._blocks: dict[tuple[int, ...], tuple[Any, MicroBatchBlock]] = {}
-        """The block of each combination of targets, which are held so that their ids stay theirs."""
+        """The block of each combination of targets, by ids. The targets are held, so that no other object gets one."""
         self._version = -1
         self.warn_once = Warner()
         self._initial = InitialGradient()
         self._sparse: tuple[int, bool] = -1, False
-        """True if weights must be numbers, because weights of 0 concern sparse gradients; and for which members."""
+        """A version of the members, and True if these have sparse gradients: then weights must be numbers, because a
+        weight of 0 leaves the rows of sparse gradients out."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_blocks": {}}  # by ids, which are other objects' in another process
+        return {**self.__dict__, "_blocks": {}}  # in another process the ids belong to other objects
 
     def block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         """Return the context in which one micro-batch of these models is computed."""
@@ -123,7 +124,7 @@ class Accumulation:
     def _make_block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         members = self.members.find(targets)
         block = MicroBatchBlock(self, members, self._rules)
-        if len(self._blocks) >= MOST_BLOCKS:  # a loop that makes a new container for each micro-batch
+        if len(self._blocks) >= MOST_BLOCKS:  # by a loop that makes a new container for each micro-batch
             self._blocks.clear()
         self._blocks[tuple(map(id, targets))] = targets, block
         return block
@@ -137,7 +138,8 @@ class Accumulation:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
         state, clock = self.state, self.clock
-        window: Window | None = None if state.block is None else state.block.window  # `current`, without a call
+        # As `state.current`, without a call.
+        window: Window | None = None if state.block is None else state.block.window
         weight = self._own_weight(window, weight)
         if window is None:
             self._act_between_updates()
@@ -250,7 +252,7 @@ class Accumulation:
             window.weigh("given", mine, 0.0, self._unit_of_given(mine))
             mine = mine if reduction == "mean" else one_if_used(mine)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
-        if first_is_last:  # Nothing is there to be corrected; a second backward of the block needs the factor, too.
+        if first_is_last:  # No gradient needs the correction yet, but a second backward of this block will.
             window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
             return self._num_data_ranks * mine / (window.world_weight or 1.0)
         factor = mine / (window.num_steps * window.unit)
@@ -377,8 +379,8 @@ class Accumulation:
     def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:
         """Return the models that this backward may reach, each with the versions of its gradients before.
 
-        The versions distinguish two networks of one loop. A single network has None in place of them, because every
-        gradient is its own, and reading all versions would take time.
+        The versions show which of several models a backward has reached. For a single model they are None: it has
+        reached that one, and reading all versions would take time.
         """
         synced_models = self.members.synced_models
         if len(synced_models) == 1 and synced_models[0].notes.forwards:

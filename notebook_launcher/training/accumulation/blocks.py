@@ -31,7 +31,7 @@ class MicroBatchBlock:
         members: list[Member],
         rules: Rules,
     ) -> None:
-        # Not the accumulation: it keeps its blocks, and a cycle would keep the models until the collector comes.
+        # The accumulation keeps its blocks; a reference back would be a cycle that only the garbage collector frees.
         self._state, self._clock = accumulation.state, accumulation.clock
         self._safepoint, self._warn_once = accumulation.safepoint, accumulation.warn_once
         self.members = members
@@ -46,7 +46,7 @@ class MicroBatchBlock:
             for member in members
         ]
         """A trained parameter of each member: its version shows whether the weights were changed, and its gradient
-        whether there are gradients, without a walk through the model."""
+        whether there are gradients. So no walk through the model is needed."""
         self._paused: list[tuple[Member, bool]] = []
         """Members that are switched off for this micro-batch, each with its state before."""
         self.outer: MicroBatchBlock | None = None

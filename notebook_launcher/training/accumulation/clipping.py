@@ -73,9 +73,10 @@ def _total_norm(parameters: list[torch.Tensor], norm_type: float) -> torch.Tenso
 
 
 def _largest(gradients: list[Any]) -> torch.Tensor:
-    """Return the largest absolute value of sharded gradients; torch fails where a rank's part of one is empty."""
+    """Return the largest absolute value of sharded gradients, where torch fails if a rank's part of one is empty."""
     parts = [gradient.to_local() for gradient in gradients]
-    exact = torch.promote_types(parts[0].dtype, torch.float32)  # Not every backend takes the maximum of 16 bits.
+    # Not every backend reduces the maximum of 16-bit numbers.
+    exact = torch.promote_types(parts[0].dtype, torch.float32)
     found = [torch.linalg.vector_norm(part.to(exact), math.inf) for part in parts if part.numel()]
     largest = torch.stack(found).max() if found else torch.zeros((), dtype=exact, device=parts[0].device)
     mesh = gradients[0].device_mesh

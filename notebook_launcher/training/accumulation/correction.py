@@ -34,8 +34,8 @@ def rescale(parameters: Iterable[torch.Tensor], factor: float | torch.Tensor) ->
     """Multiply the gradients of parameters by a factor, each once."""
     if not isinstance(factor, torch.Tensor) and factor == 1.0:
         return
-    # By id, so that a parameter that models share is multiplied once.
-    # And of a sharded gradient this rank's part: torch multiplies either whole or sharded tensors at once.
+    # By id, so that a gradient of several models is multiplied once. A sharded gradient is represented by this rank's
+    # part, because torch refuses whole and sharded tensors in one call.
     found = {id(parameter): part_of_gradient(parameter.grad) for parameter in parameters if parameter.grad is not None}
     gradients = list(found.values())
     if isinstance(factor, torch.Tensor):

@@ -69,9 +69,9 @@ class Notes:
     """Notes of a model's forwards and backwards, beside the module, whose `__setattr__` inspects every value."""
 
     forwards: int = 0
-    """The states of the forwards that no backward has answered, as flags."""
+    """The states of the forwards whose backward has not run yet, as flags."""
     answered: int = 0
-    """The states of the forwards that the last backward answered: the parameters hold their gradients; 0: none."""
+    """The states of the forwards of the last backward, whose gradients the parameters hold; 0: there are none."""
     recorded: bool = False
     """True after the first forward whose backward synchronises; `static_graph` records the graph there."""
     trains_alone: bool = False
@@ -117,8 +117,8 @@ def wrap(
     # Only what differs from torch's defaults: newer versions warn of `broadcast_buffers`, whatever its value.
     given = {name: value for name in names if (value := getattr(kwargs, name)) != getattr(DEFAULTS, name)}
     if "power_sgd" in kwargs.comm_hook and device.type == "cpu":
-        # Its later reductions start from threads, in an order that differs between ranks; gloo takes them for
-        # one another and fails or waits for ever (torch 2.13). One bucket has no order.
+        # PowerSGD's later reductions start from threads, in an order that differs between ranks. gloo mistakes one
+        # for another, and fails or waits for ever (torch 2.13). A single bucket has only one order.
         given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb or 0, _one_bucket(model))
     devices = [device.index] if device.type == "cuda" else None
     synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
@@ -151,8 +151,8 @@ def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) ->
     wrapper = wrappers.get(kwargs.comm_wrapper)  # type: ignore[call-overload]
     chosen = hook if wrapper is None else wrapper(hook)
 
-    # Under a name of its own: by theirs, torch refuses the bf16 hooks on gloo, which can do it. Without
-    # annotations: torch compares them with classes, and here they are text.
+    # The hook gets a name of its own, because torch refuses the bf16 hooks by their names on gloo, which can reduce
+    # bf16. It has no annotations, because torch compares them with classes, and in this module they are text.
     def reduce(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
         return chosen(state, bucket)
 

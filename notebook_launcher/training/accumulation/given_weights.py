@@ -32,7 +32,7 @@ def checked_weight(weight: Any, device: torch.device, *, reads: bool = False) ->
     Args:
         weight: The weight that the user gave.
         device: Device of this rank.
-        reads: True if it is to be a number in any case.
+        reads: True if the result must be a number.
 
     Raises:
         TypeError: It is not a number.
@@ -62,7 +62,7 @@ def one_if_used(weight: float | torch.Tensor) -> float | torch.Tensor:
 
 
 def as_total(weight: float | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a weight in memory of its own, to which the ranks can add theirs."""
+    """Return a copy of a weight, to which an all-reduce can add the weights of the other ranks."""
     if isinstance(weight, torch.Tensor):
         return weight.reshape(1).clone()
     return torch.full((1,), weight, dtype=torch.float64, device=device)  # `torch.tensor` waits for the GPU.

@@ -257,7 +257,7 @@ class GradientState:
 
     @property
     def has_left_window(self) -> bool:
-        """True if a window is open whose loop has ended, by a break for example."""
+        """True if a window is open whose loop has ended, for example by a break."""
         last = self._last
         if not self._rules.guards or last is None or last.iteration is None:
             return False
@@ -283,7 +283,7 @@ class GradientState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Keys are made of ids, which are other objects' in another process.
+        # Keys are made of ids, which belong to other objects in another process.
         for window in self.windows.values():
             window.key = frozenset(map(id, window.members))
             window._parameters = None  # noqa: SLF001 - ours

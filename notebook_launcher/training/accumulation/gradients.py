@@ -32,14 +32,14 @@ class InitialGradient:
             return factor.to(loss).expand_as(loss)
         made = self._made
         if made is None or made[0] != factor or made[1].dtype != loss.dtype or made[1].device != loss.device:
-            # `torch.tensor` would copy the number, and wait for the GPU.
+            # `torch.tensor` would copy the number to the GPU, and wait for it.
             made = self._made = factor, torch.full((), factor, dtype=loss.dtype, device=loss.device)
         return made[1] if loss.dim() == 0 else made[1].expand_as(loss)
 
 
 def backward(loss: torch.Tensor, gradient: torch.Tensor, kwargs: dict[str, Any]) -> None:
     """Run `loss.backward(gradient=gradient, **kwargs)`."""
-    # Looked up at each call: torch puts another function there while it traces.
+    # Looked up at each call, because torch replaces the function while it traces.
     run_engine: Any = getattr(graph, "_engine_run_backward", None)
     is_plain = type(loss) is torch.Tensor and not torch._C._is_torch_function_mode_enabled()  # noqa: SLF001 - as above
     if kwargs or run_engine is None or not is_plain:

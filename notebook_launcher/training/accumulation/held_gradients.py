@@ -17,7 +17,7 @@ __all__ = ["drop_held", "has_held", "parameter_groups"]
 
 
 def parameter_groups(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield torch's records of the units of a sharded module."""
+    """Yield torch's states of the units of a sharded module."""
     for one in module.modules():
         if hasattr(one, "_get_fsdp_state"):
             state: Any = getattr(one, "_get_fsdp_state")()  # noqa: B009 - for mypy, a module's attributes are tensors
@@ -41,7 +41,7 @@ def drop_held(groups: Iterable[Any]) -> None:
             unsharded = getattr(parameter, "_unsharded_param", None)
             if unsharded is not None:
                 unsharded.grad = None
-            if parameter.unsharded_accumulated_grad is not None:  # torch 2.15 reads it from the one above.
+            if parameter.unsharded_accumulated_grad is not None:  # torch 2.15 reads this one from the one above.
                 parameter.unsharded_accumulated_grad = None
 
 

@@ -38,7 +38,7 @@ def join_uneven_inputs(
         num_steps: Micro-batches of a window.
 
     Raises:
-        TypeError: `joinables` is not a list, or `even_batches` no switch.
+        TypeError: `joinables` is not a list, or `even_batches` is not True, False or None.
         ValueError: Ranks would run out inside a window of several micro-batches.
     """
     even = default if even_batches is None else even_batches
@@ -67,7 +67,7 @@ def join_uneven_inputs(
         if even_batches is not None:
             sampler.even_batches = even_batches
         if hasattr(sampler, "uneven"):
-            sampler.uneven = "leave"  # Join keeps step with ranks that have run out
+            sampler.uneven = "leave"  # Join lets ranks that have run out take part in the reductions
     try:
         with Join(joinables, enable=not even, throw_on_early_termination=False):
             if not even:

@@ -71,7 +71,7 @@ class LocalSGD:
         self._allow_unsynced(False)
         alone, self._alone = self._alone, None
         alone.__exit__(kind, error, trace)
-        if kind is None:  # after an error the others may never come to average
+        if kind is None:  # after an error the other ranks may never come to the average
             self._average()
 
     def step(self) -> None:
@@ -88,8 +88,8 @@ class LocalSGD:
 
     def _average(self) -> None:
         for parameter in self._model.parameters():
-            # Into the same memory, which optimizers and DDP refer to; by `data`, since autograd has no part in it.
+            # Optimizers and DDP refer to this memory, so it stays; `data`, because autograd must not record the copy.
             parameter.data.copy_(operations.reduce(parameter.data, reduction="mean"))
         safepoint = self._accumulation.safepoint
-        if safepoint is not None:  # Only here are the ranks together, so only here may they save or stop together.
+        if safepoint is not None:  # Only here have all ranks made the same number of steps.
             safepoint.count(updated=True)

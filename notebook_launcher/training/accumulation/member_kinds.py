@@ -46,7 +46,7 @@ __all__ = [
 
 
 class Pause(enum.Enum):
-    """When a window pauses the synchronisation of a member, in all of its micro-batches but the last."""
+    """The cases in which a window pauses the synchronisation of a member, in all micro-batches but its last."""
 
     ALWAYS = enum.auto()
     IF_ASKED = enum.auto()
@@ -73,7 +73,7 @@ class Member:
         return True
 
     def reduce_partly(self) -> None:
-        """Leave out what can wait for the end of a window, though the switch is on; `set_sync` ends that."""
+        """Reduce only as far as needed inside a window, though the switch is on; `set_sync` ends that."""
 
     @property
     def must_sync(self) -> bool:
@@ -105,7 +105,7 @@ class Member:
             parameter.grad = None
 
     def share_buffers(self) -> None:
-        """Give every rank rank 0's buffers, if they can differ and nothing else does that."""
+        """Copy rank 0's buffers to every rank, if the buffers can differ and nothing else copies them."""
 
     def clear_synced(self) -> None:
         """Forget that the gradients were synchronised, because they are cleared."""
@@ -142,7 +142,7 @@ class PlainModel(Member):
         return iter(self.module.parameters())
 
     def share_buffers(self) -> None:
-        """Give every rank rank 0's buffers, if that was asked for."""
+        """Copy rank 0's buffers to every rank, if that was asked for."""
         if self.buffers is not None:
             self.buffers.broadcast()
 
@@ -192,7 +192,7 @@ class ShardedModel(PlainModel):
         drop_held(self._groups)
 
     def explain_unsynced(self) -> str:
-        """Return the two ways in which that happens."""
+        """Return the two ways in which the gradients of a sharded model stay unsynchronised."""
         return (
             "Its backward ran under no_sync(), or after set_requires_gradient_sync(False): FSDP2 decides at the "
             "backward. Put the last micro-batch outside, or write `with accelerator.accumulate(model):` around forward "
@@ -212,13 +212,13 @@ class DDPModel(PlainModel):
     def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
         """Set DDP's switch, which it reads at the forward."""
         before: bool = self.module.require_backward_grad_sync
-        # By its name in the dictionary: Module.__setattr__ takes a microsecond.
+        # Written into the dictionary, because Module.__setattr__ takes a microsecond.
         self.module.__dict__["require_backward_grad_sync"] = on
         return before
 
     @property
     def reduces_next(self) -> bool:
-        """The switch: its state may have been different in the forward."""
+        """The state of the switch now; it may have been different in the forward."""
         return bool(self.module.require_backward_grad_sync)
 
     @contextlib.contextmanager
@@ -227,7 +227,7 @@ class DDPModel(PlainModel):
         model = self.module
         before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
         before_forward, model.require_forward_param_sync = model.require_forward_param_sync, True
-        # DDP readies its reducer at the forward; these forwards are over. An empty list waits for all parameters.
+        # DDP prepares its reducer in the forward, which is over. With an empty list it waits for all parameters.
         model.reducer.prepare_for_backward([])
         try:
             yield
@@ -265,12 +265,12 @@ class PreparedModel(DDPModel):
 
     @property
     def is_synced(self) -> bool:
-        """True if a backward that reduces has answered the last forward, or will."""
-        # An unanswered forward: the user called loss.backward() and not accelerator.backward(loss).
+        """True if the backward of the last forward has reduced the gradients, or will."""
+        # A forward without a noted backward: the user called loss.backward() and not accelerator.backward(loss).
         return bool((self.module.notes.answered | self.module.notes.forwards) & FORWARD_SYNCED)
 
     def clear_synced(self) -> None:
-        """Forget which forwards the gradients are of."""
+        """Forget from which forwards the gradients come."""
         self.module.notes.answered = 0
 
     @contextlib.contextmanager
@@ -354,12 +354,12 @@ class LeafTensor(Member):
         return "a leaf tensor"
 
     def explain_unsynced(self) -> str:
-        """Return the one way in which that happens."""
+        """Return the one way in which the gradient of a leaf tensor stays unsynchronised."""
         return "Call accelerator.backward(loss) outside of no_sync(), not loss.backward()."
 
 
 class StrayParameters(Member):
-    """Parameters that a prepared optimizer updates and that belong to no prepared model or leaf tensor.
+    """Parameters of a prepared optimizer that belong to no prepared model or leaf tensor.
 
     On one process they are trained like any others. On several, nothing synchronises their gradients, unless they
     are shards (`DTensor`), whose module does.

@@ -1,4 +1,4 @@
-"""Members of training: prepared models and leaf tensors, and the optimizers that update their parameters."""
+"""Members of training: prepared models and leaf tensors, with the optimizers that update their parameters."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Members:
         self.synced_models: list[SyncedModel] = []
         """The models that DDP synchronises, without what compiled them."""
         self.leaf_notes = Notes()
-        """Notes of the reductions of leaf tensors, which are all reduced together."""
+        """Notes of the reductions of all leaf tensors, which are reduced together."""
         self.version = 0
-        """Grows with every change, so that what was looked up before can be looked up again."""
+        """Grows with every change, so that a result for an earlier version is looked up again."""
         self._of_modules: list[PlainModel] = []
         """The members of the models, and of modules whose optimizer alone was prepared."""
         self._strays: dict[int, StrayParameters] = {}
@@ -66,7 +66,7 @@ class Members:
         self._strict = strict
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The keys are ids, which are other objects' in another process.
+        # The keys are ids, which belong to other objects in another process.
         self.__dict__.update(state, _owned={})
         self._strays = {id(strays.optimizer): strays for strays in self._strays.values()}
 
@@ -93,7 +93,7 @@ class Members:
         return list(found.values())
 
     def inside(self, target: Any) -> list[Member]:
-        """Return the members that hold a target's parameters; an empty list if it has none of a member's.
+        """Return the members that hold a target's parameters; an empty list if no member holds any.
 
         Modules inside the target that `prepare` returned are found first. Parameters that are left over then belong
         to the member that holds most of them, and so on.

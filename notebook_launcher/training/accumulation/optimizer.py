@@ -101,7 +101,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.eval()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":  # not there yet, while it is unpickled
+        if name == "optimizer":  # missing while this object is being unpickled
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 

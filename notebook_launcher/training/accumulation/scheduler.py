@@ -29,7 +29,7 @@ class AcceleratedScheduler:
 
         Args:
             scheduler: A torch scheduler, or anything with `step()`.
-            optimizers: Those whose updates it follows: its own, or all.
+            optimizers: The optimizers whose updates it follows: its own, or all.
             step_with_optimizer: False: every `step()` advances it.
             steps_per_update: 1; Accelerate's number of processes in `compat`.
             gradient_state: Knows if a micro-batch is the last of its window.
@@ -59,7 +59,7 @@ class AcceleratedScheduler:
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
         for _ in range(self.steps_per_update):
-            # OneCycleLR refuses to go past its end, where windows cut short make more updates than planned.
+            # Short windows make more updates than planned, and OneCycleLR refuses to go past its end.
             if getattr(self.scheduler, "_step_count", 0) <= getattr(self.scheduler, "total_steps", float("inf")):
                 self.scheduler.step(*args, **kwargs)
 
@@ -78,7 +78,7 @@ class AcceleratedScheduler:
         self.scheduler.load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Elsewhere there is no window to wait for.
+        # In another process there is no window to wait for.
         return {**self.__dict__, "gradient_state": None}
 
     def __getattr__(self, name: str) -> Any:

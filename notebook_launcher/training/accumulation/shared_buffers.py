@@ -17,13 +17,13 @@ __all__ = ["SharedBuffers"]
 
 
 class SharedBuffers:
-    """The buffers of a module that its state dict has; those that it lacks are computed and do not differ."""
+    """The buffers in a module's state dict. Buffers outside of it are computed, and equal on all ranks."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._modules = [one for one in module.modules() if any(True for _ in _persistent(one))]
 
     def broadcast(self) -> None:
-        """Replace the values by rank 0's: one broadcast for each dtype."""
+        """Replace the values by the values of rank 0, with one broadcast for each dtype."""
         found: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for module in self._modules:
             for buffer in _persistent(module):

@@ -81,7 +81,7 @@ def without_sync(members: Iterable[Member]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sync_next(members: Iterable[Member]) -> Iterator[None]:
-    """Let the next backward synchronise all that was gathered, though its forwards ran under `no_sync`."""
+    """Let the next backward synchronise all gathered gradients, though their forwards ran under `no_sync`."""
     with contextlib.ExitStack() as stack:
         for member in members:
             stack.enter_context(member.sync_next())
@@ -129,7 +129,7 @@ def _average(grads: list[torch.Tensor]) -> None:
     """Replace gradients of one dtype by their means over the ranks."""
     flat = torch.cat([grad.reshape(-1) for grad in grads]) if len(grads) > 1 else grads[0].contiguous()
     if flat.device.type == "cpu":
-        flat = flat.to(wire_device(flat.device))  # NCCL takes nothing from the CPU.
+        flat = flat.to(wire_device(flat.device))  # NCCL reduces no tensors on the CPU.
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
     if len(grads) == 1:

@@ -79,7 +79,7 @@ class Updates:
         self._stepped: set[int] = set()
         self._named: tuple[int, dict[tuple[int, int], bool]] = -1, {}
         """By the ids of optimizer and window: True if the window's `accumulate` was given all models of the optimizer.
-        Each step inside a window would look it up, in 2 us. With the members' version."""
+        Looking it up takes 2 µs, so it is kept, with the version of the members for which it holds."""
 
     def parameters_changed(self) -> None:
         """Have the members of each optimizer looked up again."""
@@ -151,11 +151,12 @@ class Updates:
         if any(other.num_backwards and other.holds(members) for other in others):
             return
         window.joined += members
-        if self._accumulation.state.sync_gradients:  # Its end has come, and corrected the models that it knew.
+        if self._accumulation.state.sync_gradients:
+            # The window has ended, and has corrected the models that it knew.
             self._accumulation.correct_joined(window)
 
     def _puts_off(self, window: Window | None) -> bool:
-        """Put the update off, and return True, if the window's last micro-batch was left out: it is yet to end."""
+        """Put the update off, and return True, if the window has not ended: its last micro-batch was left out."""
         state = self._accumulation.state
         if window is None or not state.lacks_end(window):
             return False
@@ -205,7 +206,8 @@ class Updates:
                 gathered = [one for member in window.all_members for one in member.parameters() if id(one) not in done]
                 rescale(gathered, _scale_of(scaler) / before)
                 if window.gathered is not None:
-                    window.gathered = find_gradient(window.members, window.gathered)  # Its version has changed.
+                    # The version of the gradient has changed.
+                    window.gathered = find_gradient(window.members, window.gathered)
         return scaler
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:

@@ -67,7 +67,7 @@ class Window:
     weight: float | torch.Tensor = 0.0
     """Sum of this rank's weights; a tensor if they were given on a GPU."""
     world_weight: float | torch.Tensor = 0.0
-    """Sum of all ranks' weights. Those passed as `weight=` are summed when the window ends, on GPUs as a tensor."""
+    """Sum of all ranks' weights, a tensor on GPUs. Weights passed as `weight=` are summed when the window ends."""
     correction: float | torch.Tensor = 1.0
     """The factor by which the gradients were multiplied where the window ended."""
 
@@ -76,7 +76,7 @@ class Window:
 
     def reset(self) -> None:
         """Forget the micro-batches; members stay."""
-        # Not by the fields' defaults in a loop, which takes 1 to 2 us of each update.
+        # Written out: a loop over the fields' defaults would take 1 to 2 µs of each update.
         self.num_batches = self.num_backwards = self.backwards_in_block = 0
         self.gathered = self.kind = None
         self.is_deferred = False

@@ -12,9 +12,9 @@ __all__ = [
     "LEAVES",
     "METADATA",
     "SCALER",
-    "count",
-    "custom",
-    "is_part",
+    "count_objects",
+    "custom_object",
+    "is_checkpoint_file",
     "loader",
     "model",
     "model_shards",
@@ -79,7 +79,7 @@ def loader(index: int) -> str:
     return _file_name("dataloader", index, "bin")
 
 
-def custom(index: int) -> str:
+def custom_object(index: int) -> str:
     """Return the file with the state of an object that was registered."""
     return f"custom_checkpoint_{index}.pkl"
 
@@ -94,15 +94,15 @@ def window(process_index: int) -> str:
     return f"window_{process_index}.bin"
 
 
-def count(files: Iterable[str]) -> dict[str, int]:
-    """Return the numbers of models, optimizers and so on among a folder's files."""
+def count_objects(files: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of models, optimizers and so on whose files are in a folder."""
     kinds = {"models": MODEL, "optimizers": OPTIMIZER, "schedulers": SCHEDULER, "custom_objects": CUSTOM}
     files = list(files)
     return {kind: sum(re.fullmatch(form, name) is not None for name in files) for kind, form in kinds.items()}
 
 
-def is_part(name: str) -> bool:
-    """Return True if a file has the name of a checkpoint's part."""
+def is_checkpoint_file(name: str) -> bool:
+    """Return True if `save_state` or Accelerate may have written a file of this name."""
     return any(re.fullmatch(form, name) for form in FORMS)
 
 

@@ -65,46 +65,64 @@ def load_state(
         ValueError: No folder was given and naming is not automatic, or `map_location` is unknown.
         CheckpointError: A file is missing, damaged, or does not fit; nothing was loaded.
     """
-    model_kwargs = dict(load_model_func_kwargs)
-    map_location = model_kwargs.pop("map_location", None)
+    map_location = load_model_func_kwargs.pop("map_location", None)
     if map_location not in MAP_LOCATIONS:
         raise ValueError(f"map_location={map_location!r} is unknown. It can be 'cpu', 'on_device' or None.")
     writers = Writers.of(process, on_each_node=config.save_on_each_node)
     meet("load_state")
+    folder = _find_folder(writers, config, input_dir, saved)
+    if folder is None:
+        return None
+    device = process.device if map_location == "on_device" else "cpu"
+    reader = on_all_ranks("read the manifest", lambda: _open(folder, process, device, load_kwargs))
+    on_all_ranks("verify the checkpoint", lambda: reader.verify(writers))
+    state = on_all_ranks("read the checkpoint", lambda: reader.read(parts))
+    models = _models_to_load(parts, folder)
+    strict = bool(load_model_func_kwargs.get("strict", True))
+    weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
+    on_all_ranks("check the window", reader.check_window)
+    on_all_ranks("read what is sharded", lambda: _share_out(reader, parts, state, models, weights))
+    for remark in reader.remarks if process.is_main_process else ():
+        warn_user(remark)
+    on_all_ranks("load the checkpoint", lambda: _apply(reader, parts, state, models, weights, load_model_func_kwargs))
+    continue_after(config, folder)
+    return folder
+
+
+def _find_folder(
+    writers: Writers,
+    config: ProjectConfiguration,
+    input_dir: str | os.PathLike[str] | None,
+    saved: Sequence[str] | None,
+) -> Path | None:
+    """Return the folder that the leader has found; None if there is nothing to load."""
 
     def find() -> Path | None:
         if not writers.leads:
             return None
         return folder_to_load(config, input_dir) if input_dir is not None or saved is None else newest_of(saved)
 
-    folder = gather_outcomes("find the checkpoint", find)[writers.leader]
-    if folder is None:
-        return None
-    reader = on_all_ranks(
-        "read the manifest",
-        lambda: Reader(
-            folder,
-            rank=process.process_index,
-            num_processes=process.num_processes,
-            device=process.device if map_location == "on_device" else "cpu",
-            load_kwargs=dict(load_kwargs or {}),
-        ),
+    return gather_outcomes("find the checkpoint", find)[writers.leader]
+
+
+def _open(
+    folder: Path, process: ProcessState, device: torch.device | str, load_kwargs: dict[str, Any] | None
+) -> Reader:
+    return Reader(
+        folder,
+        rank=process.process_index,
+        num_processes=process.num_processes,
+        device=device,
+        load_kwargs=dict(load_kwargs or {}),
     )
-    on_all_ranks("verify the checkpoint", lambda: reader.verify(writers))
-    state = on_all_ranks("read the checkpoint", lambda: reader.read(parts))
+
+
+def _models_to_load(parts: Parts, folder: Path) -> list[torch.nn.Module]:
+    """Run the hooks, and return the models that they have left: only the files of these are read."""
     models = list(parts.models)
     if parts.load_hooks:
-        # Hooks may remove models, so the files of the others are known only now.
         on_all_ranks("run the hooks", lambda: [hook(models, str(folder)) for hook in parts.load_hooks])
-    strict = bool(model_kwargs.get("strict", True))
-    weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
-    on_all_ranks("check the window", reader.check_window)
-    on_all_ranks("read what is sharded", lambda: _share_out(reader, parts, state, models, weights))
-    for remark in reader.remarks if process.is_main_process else ():
-        warn_user(remark)
-    on_all_ranks("load the checkpoint", lambda: _apply(reader, parts, state, models, weights, model_kwargs))
-    continue_after(config, folder)
-    return folder
+    return models
 
 
 def _share_out(

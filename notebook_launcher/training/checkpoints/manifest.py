@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.installed import version_of
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.durable_files import FileDigest, measure, write_text
 
@@ -42,7 +42,10 @@ class Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, with versions and time."""
-    versions = {"notebook-launcher": _version("notebook-launcher"), "torch": str(torch.__version__)}
+    versions = {
+        "notebook-launcher": version_of("notebook-launcher") or "not installed",
+        "torch": str(torch.__version__),
+    }
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     filled = dataclasses.replace(manifest, versions=versions, time=now)
     write_text(folder / MANIFEST, json.dumps(dataclasses.asdict(filled), indent=2, sort_keys=True) + "\n")
@@ -97,10 +100,3 @@ def check_file(folder: Path, name: str, expected: FileDigest) -> None:
         raise CheckpointError(
             f"{path} is damaged: its sha256 is {found.sha256}, and {expected.sha256} was written. {ADVICE}"
         )
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

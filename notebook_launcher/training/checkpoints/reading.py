@@ -106,7 +106,7 @@ class Reader:
             optimizers=optimizers,
             schedulers=[self._load(file_names.scheduler(at)) for at in range(len(parts.schedulers))],
             dataloaders=self._read_loaders(parts),
-            custom_objects=[self._load(file_names.custom(at)) for at in range(len(parts.custom_objects))],
+            custom_objects=[self._load(file_names.custom_object(at)) for at in range(len(parts.custom_objects))],
             scaler=self._read_scaler(parts),
             window=self._read_window(parts),
             rng=self._read_rng(),
@@ -169,7 +169,7 @@ class Reader:
         return read_object(self.folder / name, self._device, **{**options, **self._load_kwargs})
 
     def _check_counts(self, parts: Parts) -> None:
-        saved = file_names.count(self.files) if self.manifest is None else self.manifest.objects
+        saved = file_names.count_objects(self.files) if self.manifest is None else self.manifest.objects
         for kind, number in parts.counts.items():
             if kind == "dataloaders" or (kind == "models" and self.manifest is None and parts.load_hooks):
                 continue

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from notebook_launcher.training.checkpoints import durable_files, file_names, staging
+from notebook_launcher.training.checkpoints import staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.checkpoint_folders import folder_to_save, keep_newest
-from notebook_launcher.training.checkpoints.distributed_files import measure_shards, write_shards
-from notebook_launcher.training.checkpoints.manifest import MANIFEST, Manifest, read_manifest, write_manifest
-from notebook_launcher.training.checkpoints.objects import unsafe_types
-from notebook_launcher.training.checkpoints.optimizer_states import parameter_names, split_state
-from notebook_launcher.training.checkpoints.packing import check_tensors
-from notebook_launcher.training.checkpoints.sharded import gather_tree, has_spread
+from notebook_launcher.training.checkpoints.checkpoint_folders import folder_to_save
+from notebook_launcher.training.checkpoints.checkpoint_writer import CheckpointWriter
 from notebook_launcher.training.checkpoints.state_dict_types import check_layout, choose_sharded
-from notebook_launcher.training.checkpoints.streaming import stream_object
-from notebook_launcher.training.checkpoints.weights import write_weights
-from notebook_launcher.training.checkpoints.window import capture_window
-from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks, run_each
-from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks
 from notebook_launcher.training.process.arrivals import meet
-from notebook_launcher.training.random import capture_rng_states
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
     from pathlib import Path
 
     from notebook_launcher.training.checkpoints.durable_files import FileDigest
@@ -74,8 +66,31 @@ def save_state(
         CheckpointError: Something cannot be written, or another rank failed; the earlier checkpoint is whole.
         OSError: The disk is full or fails; the earlier checkpoint is whole.
     """
-    check_layout(state_dict_type, on_each_node=bool(config.save_on_each_node))
-    writers = Writers.of(process, on_each_node=config.save_on_each_node)
+    on_each_node = bool(config.save_on_each_node)
+    check_layout(state_dict_type, on_each_node=on_each_node)
+    writers = Writers.of(process, on_each_node=on_each_node)
+    meet("save_state")
+    if rank_check is not None:
+        rank_check.compare_now("save_state", lambda mine: gather_outcomes("compare the ranks", lambda: mine))
+    with _open_stage(writers, config, output_dir) as (target, stage):
+        if writers.spans_machines:
+            on_all_ranks("reach the folder of the checkpoint", lambda: _check_reach(stage, process.process_index))
+        writer = CheckpointWriter(parts, process, writers, stage, safe=safe)
+        on_all_ranks("collect its part of the checkpoint", writer.collect)
+        states = [*writer.weights, *writer.optimizers]
+        writer.sharded = choose_sharded(states, state_dict_type, process, on_each_node=on_each_node)
+        writer.keep_weights(gather_outcomes("run the hooks", writer.run_hooks)[writers.leader])
+        digests = _write_files(writer, writers)
+        on_all_ranks("put the checkpoint in place", lambda: writer.publish(target, digests, config))
+    config.iteration += 1
+    return target
+
+
+@contextlib.contextmanager
+def _open_stage(
+    writers: Writers, config: ProjectConfiguration, output_dir: str | os.PathLike[str] | None
+) -> Iterator[tuple[Path, Path]]:
+    """Yield the checkpoint's folder and its stage, which the leader makes, and removes if the block fails."""
 
     def begin() -> tuple[Path, Path] | None:
         if not writers.leads:
@@ -83,203 +98,28 @@ def save_state(
         target = folder_to_save(config, output_dir)
         return target, staging.open_stage(target)
 
-    meet("save_state")
-    if rank_check is not None:
-        rank_check.compare_now("save_state", lambda mine: gather_outcomes("compare the ranks", lambda: mine))
     places = gather_outcomes("begin the checkpoint", begin)[writers.leader]
     assert places is not None
-    target, stage = places
-    writer = _CheckpointWriter(parts, process, writers, stage, safe=safe)
-    on_each_node = bool(config.save_on_each_node)
-
-    def finish(digests: dict[str, FileDigest]) -> None:
-        if writers.leads:
-            writer.publish(target, digests)
-            keep_newest(config, target)
-
     try:
-        if writers.spans_machines:
-            on_all_ranks("reach the folder of the checkpoint", lambda: _check_reach(stage, process.process_index))
-        on_all_ranks("collect its part of the checkpoint", writer.collect)
-        writer.sharded = choose_sharded(
-            [*writer.weights, *writer.optimizers], state_dict_type, process, on_each_node=on_each_node
-        )
-        kept = gather_outcomes("run the hooks", writer.run_hooks)[writers.leader]
-        writer.keep_weights(kept)
-        on_all_ranks("write its part of the checkpoint", writer.write_spread)
-        written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
-        mine = [digests for leader, digests in written if leader == writers.leader]
-        on_all_ranks("put the checkpoint in place", lambda: finish(dict(item for one in mine for item in one.items())))
+        yield places
     except BaseException:
         if writers.leads:
-            staging.discard(stage)
+            staging.discard(places[1])
         raise
-    config.iteration += 1
-    return target
+
+
+def _write_files(writer: CheckpointWriter, writers: Writers) -> dict[str, FileDigest]:
+    """Write the files of all ranks; return sizes and digests of the files in this rank's stage."""
+    on_all_ranks("write its part of the checkpoint", writer.write_spread)
+    written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
+    in_stage = [digests for leader, digests in written if leader == writers.leader]
+    return dict(item for digests in in_stage for item in digests.items())
 
 
 def _check_reach(stage: Path, rank: int) -> None:
     if not stage.is_dir():
-        msg = (
+        raise CheckpointError(
             f"{stage.parent} is not on the disks of {socket.gethostname()}, where rank {rank} is. Choose a folder that "
             "all machines share, by project_dir= or output_dir; or let each machine write a checkpoint of its own: "
             "ProjectConfiguration(save_on_each_node=True)."
         )
-        raise CheckpointError(msg)
-
-
-class _CheckpointWriter:
-    """The writer of one checkpoint on one rank."""
-
-    def __init__(self, parts: Parts, process: ProcessState, writers: Writers, stage: Path, *, safe: bool) -> None:
-        self.parts = parts
-        self.rank = process.process_index
-        self.num_processes = process.num_processes
-        self.leads = writers.leads
-        self.stage = stage
-        self.safe = safe
-        self.sharded = False
-        """True if sharded models and their optimizers are written in parts."""
-        self.weights: list[dict[str, Any]] = []
-        self.collected: list[dict[str, Any]] = []
-        """The weights of all models, of which hooks may remove some."""
-        self.optimizers: list[dict[str, Any]] = []
-        self.objects: dict[str, Any] = {}
-        """States that are the same on all ranks and written once, by file name."""
-        self.digests: dict[str, FileDigest] = {}
-        self.window: dict[str, Any] | None = None
-
-    def collect(self) -> None:
-        """Collect the state of every object; on every rank, because some objects synchronise in `state_dict()`."""
-        parts, keep = self.parts, self.leads
-        self.weights = [model.state_dict() for model in parts.models]
-        self.optimizers = [optimizer.state_dict() for optimizer in parts.optimizers]
-        kinds = [
-            (file_names.scheduler, parts.schedulers),
-            (file_names.loader, parts.dataloaders),
-            (file_names.custom, parts.custom_objects),
-        ]
-        for name, ones in kinds:
-            self.objects.update({name(at): gather_tree(one.state_dict(), keep=keep) for at, one in enumerate(ones)})
-        if parts.leaves:
-            self.objects[file_names.LEAVES] = [leaf.detach() for leaf in parts.leaves]
-        if parts.scaler is not None:
-            self.objects[file_names.SCALER] = parts.scaler.state_dict()
-        self.window = capture_window(parts)
-
-    def run_hooks(self) -> list[tuple[int | None, list[str]]]:
-        """Let hooks write files and remove weights; return number and names of the weights that are left."""
-        self.collected = list(self.weights)
-        for hook in self.parts.save_hooks:
-            hook(list(self.parts.models), self.weights, str(self.stage))
-        numbers = [next((at for at, one in enumerate(self.collected) if one is left), None) for left in self.weights]
-        for number, left in zip(numbers, self.weights, strict=True):
-            if number is None and has_spread(left):
-                raise CheckpointError(
-                    "A hook of register_save_state_pre_hook replaced a sharded model's weights by a dict of its own, "
-                    "which the other ranks cannot gather. Remove entries of the dict instead, or remove the dict."
-                )
-        return [(number, list(left)) for number, left in zip(numbers, self.weights, strict=True)]
-
-    def keep_weights(self, kept: list[tuple[int | None, list[str]]]) -> None:
-        """Keep what the leader's hooks have left, since all ranks gather the weights together."""
-        if not self.leads:
-            self.weights = [
-                {} if number is None else {name: self.collected[number][name] for name in names}
-                for number, names in kept
-            ]
-
-    def write_spread(self) -> None:
-        """Write spread tensors, all ranks together; a failure is raised once no rank waits for this one."""
-        names = parameter_names(self.parts)
-        steps = [lambda at=at: self._write_model(at) for at in range(len(self.weights))]
-        steps += [lambda at=at: self._write_optimizer(at, names) for at in range(len(self.optimizers))]
-        run_each(steps)
-
-    def _write_model(self, at: int) -> None:
-        state = self.weights[at]
-        if self.sharded and has_spread(state):
-            check_tensors(state, safe=True)
-            self._write_shards(file_names.model_shards(at), "model", state)
-            return
-        name = file_names.model(at, safe=self.safe)
-        self._note(name, write_weights(self.stage / name if self.leads else None, state, safe=self.safe))
-
-    def _write_optimizer(self, at: int, names: dict[int, str]) -> None:
-        state = self.optimizers[at]
-        if self.sharded:
-            state, tensors = split_state(self.parts.optimizers[at], state, names)
-            if tensors:
-                self._write_shards(file_names.optimizer_shards(at), "optimizer", tensors)
-        name = file_names.optimizer(at)
-        self._note(name, stream_object(self.stage / name if self.leads else None, state))
-
-    def _write_shards(self, folder: str, kind: str, tensors: dict[str, Any]) -> None:
-        if not write_shards(self.stage / folder, {kind: tensors}):
-            return
-        written = measure_shards(self.stage / folder, self.rank)
-        self.digests.update({f"{folder}/{name}": digest for name, digest in written.items()})
-
-    def _note(self, name: str, digest: FileDigest | None) -> None:
-        if digest is not None:
-            self.digests[name] = digest
-
-    def write(self) -> dict[str, FileDigest]:
-        """Write this rank's other files, and return sizes and digests of all of its files."""
-        digests = dict(self.digests)
-        mine = dict(self.objects) if self.leads else {}
-        if self.window is not None:
-            mine[file_names.window(self.rank)] = self.window
-        # Last, since hooks and states of the user's objects may draw numbers.
-        windows = self.parts.gradient_state.state_dict().get("windows", [])
-        step = windows[0]["num_batches"] if windows else 0
-        mine[file_names.random_states(self.rank)] = {"step": step, **capture_rng_states()}
-        for name, obj in mine.items():
-            digests[name] = durable_files.write_object(self.stage / name, obj)
-        if self.leads:
-            self._warn_of_types()
-        return digests
-
-    def _warn_of_types(self) -> None:
-        """Warn now of types that `load_state` would refuse later."""
-        for name in [*self.objects, *(file_names.optimizer(at) for at in range(len(self.optimizers)))]:
-            found = unsafe_types(self.stage / name)
-            if found:
-                warn_user(
-                    f"{name} holds {', '.join(found)}: load_state will refuse it without load_kwargs="
-                    '{"weights_only": False}. Let state_dict() return plain numbers, text, lists, dicts and tensors.'
-                )
-
-    def publish(self, target: Path, digests: dict[str, FileDigest]) -> None:
-        """Write the manifest, and put the checkpoint in place."""
-        new = staging.contents(self.stage)
-        from_hooks = new - set(digests)
-        digests.update({name: durable_files.measure(self.stage / name, sync=True) for name in from_hooks})
-        write_manifest(
-            self.stage,
-            Manifest(
-                num_processes=self.num_processes,
-                objects=self.parts.counts,
-                files=digests,
-                format=2 if self.sharded else 1,
-            ),
-        )
-        before = staging.contents(target) if target.exists() else set()
-        earlier = before & _earlier(target, before)
-        staging.publish(
-            self.stage, target, last=MANIFEST, stale=earlier - new - {MANIFEST}, replaceable=before == earlier
-        )
-
-
-def _earlier(target: Path, before: set[str]) -> set[str]:
-    """Return the files of the checkpoint that the folder holds."""
-    try:
-        manifest = read_manifest(target)
-    except CheckpointError:
-        manifest = None
-    if manifest is not None:
-        return {MANIFEST, *manifest.files}
-    # A checkpoint of Accelerate has no manifest, and always has this file.
-    if file_names.random_states(0) not in before:
-        return set()
-    return {MANIFEST, *filter(file_names.is_part, before)}

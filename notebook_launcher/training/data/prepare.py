@@ -98,15 +98,11 @@ def prepare_data_loader(
     """
     if uneven not in UNEVEN:
         raise ValueError(f"uneven={uneven!r} is unknown. It can be {', '.join(map(repr, UNEVEN))}.")
-    if num_processes is None or process_index is None:
-        state = ProcessState()
-        num_processes = state.num_processes if num_processes is None else num_processes
-        process_index = state.process_index if process_index is None else process_index
+    num_processes, process_index = _place_among_ranks(num_processes, process_index)
     if split_batches:
         _check_split(dataloader, num_processes)
     if dispatch_batches is None:
-        whole = isinstance(dataloader.dataset, IterableDataset) and not is_split_by_node(dataloader.dataset)
-        dispatch_batches = put_on_device and whole
+        dispatch_batches = put_on_device and _is_whole_stream(dataloader.dataset)
     seed = data_seed if use_seedable_sampler else False
     indices = _indices(dataloader, seed, num_processes, keeps_shares=keeps_shares)
     arguments: dict[str, Any] = {
@@ -131,6 +127,21 @@ def prepare_data_loader(
         synchronized_generator=_shared_generator(dataloader, indices),
     )
     return _shard(dataloader, indices, (num_processes, process_index, split_batches), policy, arguments)
+
+
+def _place_among_ranks(num_processes: int | None, process_index: int | None) -> tuple[int, int]:
+    if num_processes is not None and process_index is not None:
+        return num_processes, process_index
+    state = ProcessState()
+    return (
+        state.num_processes if num_processes is None else num_processes,
+        state.process_index if process_index is None else process_index,
+    )
+
+
+def _is_whole_stream(dataset: Any) -> bool:
+    """Return True for an iterable data set of which every rank would read all samples."""
+    return isinstance(dataset, IterableDataset) and not is_split_by_node(dataset)
 
 
 def _shard(

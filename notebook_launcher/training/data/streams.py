@@ -92,6 +92,6 @@ class StartWorker:
         """Prepare this worker."""
         info = get_worker_info()
         assert info is not None
-        # torch documents functions that change `get_worker_info().dataset`; the record itself refuses assignment.
+        # torch documents functions that change `get_worker_info().dataset`; that object itself refuses assignment.
         object.__setattr__(info, "dataset", info.dataset.shard.dataset)  # type: ignore[attr-defined]
         self._worker_init_fn(worker_id)

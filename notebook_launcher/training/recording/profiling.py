@@ -1,4 +1,4 @@
-"""`torch.profiler` on one rank, from the record that describes it."""
+"""`torch.profiler` on one rank, from the handler that describes it."""
 
 from __future__ import annotations
 

@@ -65,6 +65,8 @@ _OWN: tuple[type[GeneralTracker], ...] = (
 )
 
 _CLASSES: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OWN}
+"""Classes by the names that `log_with` finds. They are kept for the process, because `register_tracker_class` is called
+before there is an Accelerator, as in Accelerate."""
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:

@@ -1,5 +1,5 @@
 /** @import { Curve, Metric } from "./series.js" */
-/** @import { ChangeRecord } from "./wire" */
+/** @import { ChangeItem } from "./wire" */
 
 /** What a plot has on its horizontal axis. @typedef {"step" | "time" | "epoch"} AxisKind */
 
@@ -73,7 +73,7 @@ export function placesOf(curve, kind, epochs) {
 
 /**
  * Return changes of settings with their places on an axis as their steps.
- * @param {ChangeRecord[]} changes
+ * @param {ChangeItem[]} changes
  * @param {AxisKind} kind
  * @param {Metric | undefined} epochs
  */

@@ -9,7 +9,7 @@ import { Plot } from "./plot.js";
 /** @import { Legend } from "./legend.js" */
 /** @import { RunData } from "./model.js" */
 /** @import { Metric } from "./series.js" */
-/** @import { ChangeRecord, Limits, PageMessage, Topic } from "./wire" */
+/** @import { ChangeItem, Limits, PageMessage, Topic } from "./wire" */
 
 /** Options of all plots. */
 export class CurveOptions {
@@ -21,7 +21,7 @@ export class CurveOptions {
   smoothing = 0;
   /** Ranks that are not drawn. @type {Set<number>} */
   hidden = new Set();
-  /** Settings that were changed, which plots mark. @type {ChangeRecord[]} */
+  /** Settings that were changed, which plots mark. @type {ChangeItem[]} */
   changes = [];
   /** Names of metrics in the order in which they were pinned. @type {Set<string>} */
   pinned = new Set();

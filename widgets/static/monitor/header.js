@@ -4,7 +4,7 @@ import { plainText } from "./text.js";
 import { isNumber } from "./units.js";
 
 /** @import { RunData } from "./model.js" */
-/** @import { Action, PageMessage, ProgressRecord, RankRecord, Topic } from "./wire" */
+/** @import { Action, PageMessage, ProgressItem, RankItem, Topic } from "./wire" */
 
 /** @type {{ type: Action, label: string, title: string }[]} */
 const ACTIONS = [
@@ -112,7 +112,7 @@ function showText(element, text) {
 export class Progress {
   /** @type {Topic[]} */
   topics = ["run", "ranks"];
-  /** @type {RankRecord[]} */
+  /** @type {RankItem[]} */
   #ranks = [];
   /** @type {RunData | undefined} */
   #data;
@@ -130,7 +130,7 @@ export class Progress {
     this.element.hidden = true;
     this.rows = new KeyedList(
       rows,
-      (/** @type {RankRecord} */ { rank }) => new ProgressRow(rank),
+      (/** @type {RankItem} */ { rank }) => new ProgressRow(rank),
       (row, rank) => row.show(rank, /** @type {RunData} */ (this.#data)),
     );
   }
@@ -148,7 +148,7 @@ export class Progress {
     this.#paintRows();
   }
 
-  /** @param {ProgressRecord} progress @param {RunData} data */
+  /** @param {ProgressItem} progress @param {RunData} data */
   #paintSlowest(progress, data) {
     const { units } = data.legend;
     const text = [progress.description, units.formatDone(progress)].filter(Boolean).join(" · ");
@@ -174,7 +174,7 @@ class ProgressRow {
     this.element = h("div", { class: "nbl-each-row" }, label, this.bar.element, this.text);
   }
 
-  /** @param {RankRecord} rank @param {RunData} data */
+  /** @param {RankItem} rank @param {RunData} data */
   show(rank, data) {
     const done = data.legend.units.formatDone(rank);
     setText(this.text, done);

@@ -1,6 +1,6 @@
 import { Units } from "./units.js";
 
-/** @import { LegendRecord, StateLook } from "./wire" */
+/** @import { LegendItem, StateLook } from "./wire" */
 
 // States of the link to the kernel, which no message reports.
 /** @type {StateLook} */
@@ -15,7 +15,7 @@ export class Legend {
   #runStates;
   #rankStates;
 
-  /** @param {LegendRecord} record */
+  /** @param {LegendItem} item */
   constructor({ phases, run_states: runStates, rank_states: rankStates, limits, formats }) {
     this.phases = phases;
     this.limits = limits;

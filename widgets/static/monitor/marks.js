@@ -1,13 +1,13 @@
 /** @import { Axes } from "./axes.js" */
 /** @import { TooltipRow } from "./canvas.js" */
-/** @import { ChangeRecord } from "./wire" */
+/** @import { ChangeItem } from "./wire" */
 
 const REACH = 6; // pixels from a mark within which a pointer shows what was changed
 
 /**
  * Return the position of a change in pixels; null where it is out of sight.
  * @param {Axes} axes
- * @param {ChangeRecord} change
+ * @param {ChangeItem} change
  */
 function positionOf({ domain, toX }, { step }) {
   return step === null || step < domain[0] || step > domain[1] ? null : toX(step);
@@ -16,7 +16,7 @@ function positionOf({ domain, toX }, { step }) {
 /**
  * Draw a dashed line with a flag where settings were changed.
  * @param {Axes} axes
- * @param {ChangeRecord[]} changes
+ * @param {ChangeItem[]} changes
  */
 export function drawMarks(axes, changes) {
   const { context, theme, box } = axes;
@@ -39,7 +39,7 @@ export function drawMarks(axes, changes) {
 /**
  * Return the rows of a tooltip about the changes near a position.
  * @param {Axes} axes
- * @param {ChangeRecord[]} changes
+ * @param {ChangeItem[]} changes
  * @param {number} x
  * @returns {TooltipRow[]}
  */

@@ -3,7 +3,7 @@ import { h, Section, setHidden, setText } from "./elements.js";
 import { plainText } from "./text.js";
 
 /** @import { RunData } from "./model.js" */
-/** @import { FindingRecord, Measure, PageMessage, Topic } from "./wire" */
+/** @import { FindingItem, Measure, PageMessage, Topic } from "./wire" */
 
 /** @type {{ kind: Measure, label: string, unit: string, amount: string, max: string, title: string }[]} */
 const MEASURES = [
@@ -40,7 +40,7 @@ export class Measurements extends Section {
 }
 
 class Measurement {
-  /** The finding that is shown. @type {FindingRecord | undefined} */
+  /** The finding that is shown. @type {FindingItem | undefined} */
   #shown;
   #isAsked = false;
   #measure;
@@ -93,14 +93,14 @@ class Measurement {
   }
 }
 
-/** @param {FindingRecord} finding */
+/** @param {FindingItem} finding */
 function contentOf({ drawing, tables }) {
   /** @type {Element[]} */
   const parts = drawing ? [drawingOf(drawing)] : [];
   return [...parts, ...tables.map(tableOf)];
 }
 
-/** @param {FindingRecord["tables"][number]} table */
+/** @param {FindingItem["tables"][number]} table */
 function tableOf({ head, columns, rows, trace, trace_data: data, notes }) {
   const names = h("tr", {}, ...columns.map((name) => h("th", { scope: "col" }, name)));
   const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, plainText(cell)))));

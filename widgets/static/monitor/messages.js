@@ -3,7 +3,7 @@ import { plainText } from "./text.js";
 import { formatRankCount, formatRanks } from "./units.js";
 
 /** @import { RunData } from "./model.js" */
-/** @import { ErrorRecord, StateLook, Topic } from "./wire" */
+/** @import { ErrorItem, StateLook, Topic } from "./wire" */
 
 /** Failures: culprits with their tracebacks; below them, folded, the ranks that failed as a consequence. */
 export class Errors {
@@ -26,7 +26,7 @@ export class Errors {
   /** @param {HTMLElement} parent */
   #cards(parent) {
     const failed = () => /** @type {RunData} */ (this.#data).legend.rankState("failed");
-    return new KeyedList(parent, (/** @type {ErrorRecord[]} */ group) => errorCard(group, failed()));
+    return new KeyedList(parent, (/** @type {ErrorItem[]} */ group) => errorCard(group, failed()));
   }
 
   /** @param {RunData} data */
@@ -49,29 +49,29 @@ export class Errors {
 
 /**
  * Return the errors in order, those that differ in the rank and its output alone as one group; with the groups' keys.
- * @param {ErrorRecord[]} errors
- * @returns {[key: string, group: ErrorRecord[]][]}
+ * @param {ErrorItem[]} errors
+ * @returns {[key: string, group: ErrorItem[]][]}
  */
 function alike(errors) {
   const groups = groupBy(errors, ({ summary, traceback }) => `${summary}\n${traceback}`);
   return groups.map((group) => [`${formatRanks(ranksOf(group))} ${group[0].summary}`, group]);
 }
 
-/** @param {ErrorRecord[]} group */
+/** @param {ErrorItem[]} group */
 const ranksOf = (group) => group.map(({ rank }) => rank);
 
 /**
- * @param {ErrorRecord[]} errors
- * @param {(error: ErrorRecord) => string} keyOf
+ * @param {ErrorItem[]} errors
+ * @param {(error: ErrorItem) => string} keyOf
  */
 function groupBy(errors, keyOf) {
-  /** @type {Map<string, ErrorRecord[]>} */
+  /** @type {Map<string, ErrorItem[]>} */
   const groups = new Map();
   for (const error of errors) groups.set(keyOf(error), [...(groups.get(keyOf(error)) ?? []), error]);
   return [...groups.values()];
 }
 
-/** @param {ErrorRecord[]} group @param {StateLook} failed */
+/** @param {ErrorItem[]} group @param {StateLook} failed */
 function errorCard(group, failed) {
   const [{ summary, traceback, victim }] = group;
   const light = new StateLight();

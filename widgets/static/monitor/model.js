@@ -2,8 +2,8 @@ import { Legend, LOST, NOT_RESPONDING, UNANSWERED } from "./legend.js";
 import { Metric } from "./series.js";
 import { plainLine, plainText } from "./text.js";
 
-/** @import { AnswerRecord, ChangeRecord, ErrorRecord, Limits, PictureRecord, RankRecord, Reset, RunRecord } from "./wire" */
-/** @import { FindingRecord, Measure, SettingRecord, Span, StateLook, Topic, Update } from "./wire" */
+/** @import { AnswerItem, ChangeItem, ErrorItem, Limits, PictureItem, RankItem, Reset, RunItem } from "./wire" */
+/** @import { FindingItem, Measure, SettingItem, Span, StateLook, Topic, Update } from "./wire" */
 
 /** @typedef {{ rank: number, text: string }} Line a line of a rank's log; an unfinished line still grows */
 
@@ -90,15 +90,15 @@ export class RunData {
    * @type {"up" | "silent" | "lost"}
    */
   link = "up";
-  /** @type {RunRecord} */
+  /** @type {RunItem} */
   run;
-  /** @type {Map<number, RankRecord>} */
+  /** @type {Map<number, RankItem>} */
   ranks = new Map();
   /** @type {Map<string, Metric>} */
   metrics = new Map();
   /** Memory and load of the ranks. @type {Map<string, Metric>} */
   usage = new Map();
-  /** Pictures by name and rank, the oldest first. @type {Map<string, PictureRecord[]>} */
+  /** Pictures by name and rank, the oldest first. @type {Map<string, PictureItem[]>} */
   pictures = new Map();
   /** Spans by rank, the oldest first. @type {Map<number, Span[]>} */
   lanes = new Map();
@@ -106,17 +106,17 @@ export class RunData {
   logs = new Map();
   /** Lines of all ranks in the order of their arrival. @type {Line[]} */
   lines = [];
-  /** @type {ErrorRecord[]} */
+  /** @type {ErrorItem[]} */
   errors = [];
   /** @type {{ text: string }[]} */
   notices = [];
-  /** Settings that can be changed, as they are now. @type {SettingRecord[]} */
+  /** Settings that can be changed, as they are now. @type {SettingItem[]} */
   settings = [];
-  /** @type {ChangeRecord[]} */
+  /** @type {ChangeItem[]} */
   changes = [];
-  /** The last answer for each setting. @type {Map<string, AnswerRecord>} */
+  /** The last answer for each setting. @type {Map<string, AnswerItem>} */
   answers = new Map();
-  /** The last finding of each kind. @type {Map<Measure, FindingRecord>} */
+  /** The last finding of each kind. @type {Map<Measure, FindingItem>} */
   findings = new Map();
   lastMessageAt = performance.now();
   /** Time at which `run.seconds` held. */
@@ -233,7 +233,7 @@ export class RunData {
 
   /**
    * Return the appearance of a rank's state. Without a link, the state of a live rank is that of the link.
-   * @param {RankRecord} rank
+   * @param {RankItem} rank
    * @returns {StateLook}
    */
   stateOf(rank) {

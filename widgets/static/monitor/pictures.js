@@ -2,7 +2,7 @@ import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./eleme
 import { plainText } from "./text.js";
 
 /** @import { RunData } from "./model.js" */
-/** @import { PictureRecord, Topic } from "./wire" */
+/** @import { PictureItem, Topic } from "./wire" */
 
 /** Images and histograms that ranks reported, and tables that they logged: of each name and rank the newest, and the earlier ones by a slider. */
 export class Pictures extends Section {
@@ -16,7 +16,7 @@ export class Pictures extends Section {
     this.list = new KeyedList(
       grid,
       () => new PictureView(),
-      (view, /** @type {PictureRecord[]} */ pictures) => view.show(pictures),
+      (view, /** @type {PictureItem[]} */ pictures) => view.show(pictures),
     );
   }
 
@@ -29,7 +29,7 @@ export class Pictures extends Section {
 
 /** The pictures of one name and rank. */
 class PictureView {
-  /** @type {PictureRecord[]} */
+  /** @type {PictureItem[]} */
   #pictures = [];
   /** True until the user moves the slider back from its end. */
   #followsNewest = true;
@@ -48,7 +48,7 @@ class PictureView {
     this.#paint();
   }
 
-  /** @param {PictureRecord[]} pictures */
+  /** @param {PictureItem[]} pictures */
   show(pictures) {
     this.#pictures = pictures;
     const last = pictures.length - 1;

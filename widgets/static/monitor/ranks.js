@@ -4,7 +4,7 @@ import { isNumber } from "./units.js";
 
 /** @import { RunData } from "./model.js" */
 /** @import { Units } from "./units.js" */
-/** @import { RankRecord, Topic } from "./wire" */
+/** @import { RankItem, Topic } from "./wire" */
 
 /**
  * Column of the table. Without `text` it holds the state; with `needs` it is shown if a rank has a number there.
@@ -13,7 +13,7 @@ import { isNumber } from "./units.js";
  *   kind: "number" | "state" | "line",
  *   hint?: string,
  *   needs?: "samples_per_second" | "gpu_memory" | "gpu_utilization",
- *   text?: (rank: RankRecord, units: Units) => string,
+ *   text?: (rank: RankItem, units: Units) => string,
  * }} Column
  */
 
@@ -74,7 +74,7 @@ export class RankTable extends Section {
     );
     this.rows = new KeyedList(
       rows,
-      (/** @type {RankRecord} */ _) => new Row(this.#columns),
+      (/** @type {RankItem} */ _) => new Row(this.#columns),
       (row, rank) => row.show(rank, /** @type {RunData} */ (this.#data)),
     );
   }
@@ -114,7 +114,7 @@ class Row {
     this.element = h("tr", {}, ...this.cells);
   }
 
-  /** @param {RankRecord} rank @param {RunData} data */
+  /** @param {RankItem} rank @param {RunData} data */
   show(rank, data) {
     // "stopped" needs no reason if the user asked for it, but if another rank was the cause.
     const isOnRequest = rank.state === "stopped" && !rank.reason.startsWith("caused by ");

@@ -1,6 +1,6 @@
 import { isNumber } from "./units.js";
 
-/** @import { CurveRecord, Value } from "./wire" */
+/** @import { CurveItem, Value } from "./wire" */
 
 /** Metric of one rank: at most `limit` points. Thinning keeps every peak and every gap. */
 export class Curve {
@@ -20,7 +20,7 @@ export class Curve {
     this.#limit = limit;
   }
 
-  /** @param {Pick<CurveRecord, "steps" | "values" | "times" | "replace">} points */
+  /** @param {Pick<CurveItem, "steps" | "values" | "times" | "replace">} points */
   extend({ steps, values, times = steps, replace }) {
     if (replace) [this.steps, this.times, this.values, this.hasGaps] = [[], [], [], false];
     for (let at = 0; at < steps.length; at += 1) {
@@ -125,14 +125,14 @@ export class Metric {
     this.#limit = limit;
   }
 
-  /** @param {CurveRecord} record */
-  extend(record) {
-    let curve = this.ranks.get(record.rank);
+  /** @param {CurveItem} item */
+  extend(item) {
+    let curve = this.ranks.get(item.rank);
     if (!curve) {
       curve = new Curve(this.#limit);
-      this.ranks = new Map([...this.ranks, /** @type {const} */ ([record.rank, curve])].sort(([a], [b]) => a - b));
+      this.ranks = new Map([...this.ranks, /** @type {const} */ ([item.rank, curve])].sort(([a], [b]) => a - b));
     }
-    curve.extend(record);
+    curve.extend(item);
     this.version += 1;
   }
 

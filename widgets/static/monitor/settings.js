@@ -2,7 +2,7 @@ import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./eleme
 import { plainText } from "./text.js";
 
 /** @import { RunData } from "./model.js" */
-/** @import { ChangeRecord, PageMessage, SettingKind, SettingRecord, Topic } from "./wire" */
+/** @import { ChangeItem, PageMessage, SettingKind, SettingItem, Topic } from "./wire" */
 
 const FACTOR = /^[x*]\s*(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const EXAMPLES = {
@@ -31,7 +31,7 @@ export function problemOf(kind, text) {
   return `A number above 0, a factor such as x0.5${kind === "optional" ? ", or none" : ""}`;
 }
 
-/** @param {ChangeRecord} change */
+/** @param {ChangeItem} change */
 const whoOf = ({ source, update }) => `changed by ${source === "monitor" ? "the monitor" : "code"} after update ${update}`;
 
 /** Settings that can be changed during the run, with a field for each, and the changes that were made. */
@@ -47,7 +47,7 @@ export class Settings extends Section {
     this.count = h("summary", {});
     this.history = h("details", { class: "nbl-details nbl-changes" }, this.count, lines);
     this.body.append(rows, this.history);
-    this.rows = new KeyedList(rows, (/** @type {SettingRecord} */ setting) => new SettingRow(setting, send));
+    this.rows = new KeyedList(rows, (/** @type {SettingItem} */ setting) => new SettingRow(setting, send));
     this.lines = new KeyedList(lines, changeLine);
   }
 
@@ -61,12 +61,12 @@ export class Settings extends Section {
     setHidden(this.history, !changes.length);
     setText(this.count, `${changes.length} ${changes.length === 1 ? "change" : "changes"}`);
     // The newest first, each under the number that it has for good.
-    const entries = changes.map((change, at) => /** @type {[number, ChangeRecord]} */ ([at, change]));
+    const entries = changes.map((change, at) => /** @type {[number, ChangeItem]} */ ([at, change]));
     this.lines.show(entries.reverse());
   }
 }
 
-/** @param {ChangeRecord} change */
+/** @param {ChangeItem} change */
 function changeLine(change) {
   const words = `${plainText(change.name)} ${change.before} → ${change.after}`;
   const who = h("span", { class: "nbl-quiet" }, whoOf(change).replace("changed ", ""));
@@ -83,7 +83,7 @@ class SettingRow {
   #setting;
   #send;
 
-  /** @param {SettingRecord} setting @param {(message: PageMessage) => boolean} send */
+  /** @param {SettingItem} setting @param {(message: PageMessage) => boolean} send */
   constructor(setting, send) {
     this.#setting = setting;
     this.#send = send;
@@ -150,7 +150,7 @@ class SettingRow {
     setHidden(this.note, !text);
   }
 
-  /** @param {SettingRecord} setting @param {RunData} data */
+  /** @param {SettingItem} setting @param {RunData} data */
   show(setting, { run, link, changes, answers }) {
     this.#setting = setting;
     const own = changes.filter(({ name }) => name === setting.name);

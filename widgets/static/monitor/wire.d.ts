@@ -1,7 +1,7 @@
 /**
  * Messages between Python and the page, as JSON, and what a front end gives a widget.
  *
- * In `widgets/monitor/`, `feed.py` makes the messages of Python, `page_records.py` and `feeds.py` their records. A number
+ * In `widgets/monitor/`, `feed.py` makes the messages of Python, `page_items.py` and `feeds.py` their items. A number
  * that is not finite is null. This file is for the type checker alone; the browser does not load it.
  */
 
@@ -11,7 +11,7 @@ export type Value = number | null;
 /** The whole run; the answer to `Hello`. */
 export interface Reset extends Required<Omit<News, "type">> {
   type: "reset";
-  legend: LegendRecord;
+  legend: LegendItem;
 }
 
 /** News since the last message. `run` and each entry of `ranks` replace their predecessors; the rest is appended. */
@@ -20,21 +20,21 @@ export interface Update extends News {
 }
 
 export interface News {
-  run?: RunRecord;
-  ranks?: RankRecord[];
-  curves?: CurveRecord[];
-  pictures?: PictureRecord[];
-  lanes?: LaneRecord[];
+  run?: RunItem;
+  ranks?: RankItem[];
+  curves?: CurveItem[];
+  pictures?: PictureItem[];
+  lanes?: LaneItem[];
   /** Memory and load; a step is a second. */
-  usage?: CurveRecord[];
-  logs?: LogRecord[];
-  errors?: ErrorRecord[];
+  usage?: CurveItem[];
+  logs?: LogItem[];
+  errors?: ErrorItem[];
   notices?: string[];
   /** All settings, as they are now. */
-  settings?: SettingRecord[];
-  changes?: ChangeRecord[];
-  answers?: AnswerRecord[];
-  findings?: FindingRecord[];
+  settings?: SettingItem[];
+  changes?: ChangeItem[];
+  answers?: AnswerItem[];
+  findings?: FindingItem[];
 }
 
 export type Topic = keyof News;
@@ -51,7 +51,7 @@ export type Measure = "sample" | "profile";
 
 export type Action = "stop" | "interrupt" | "stacks" | "save" | "pause" | "resume";
 
-export interface RunRecord {
+export interface RunItem {
   /** Missing before the first message, when only the name is known. */
   id?: string;
   name?: string;
@@ -66,7 +66,7 @@ export interface RunRecord {
   /** The collective that ranks wait in, and the ranks that do not come; empty if none waits for long. */
   waiting?: string;
   effective_batch?: string;
-  progress?: ProgressRecord | null;
+  progress?: ProgressItem | null;
   /** The buttons that can be used now. */
   actions?: Record<Action | Measure | "set", boolean>;
   /** Why settings cannot be changed, and the run not paused; empty if they can. */
@@ -81,7 +81,7 @@ export interface Done {
 }
 
 /** Progress of the slowest rank. */
-export interface ProgressRecord extends Done {
+export interface ProgressItem extends Done {
   rate: Value;
   seconds_left: Value;
   /** The words behind `seconds_left`. */
@@ -89,7 +89,7 @@ export interface ProgressRecord extends Done {
   description: string;
 }
 
-export interface RankRecord extends Done {
+export interface RankItem extends Done {
   rank: number;
   state: string;
   reason: string;
@@ -108,7 +108,7 @@ export interface RankRecord extends Done {
 }
 
 /** Points of one metric of one rank. */
-export interface CurveRecord {
+export interface CurveItem {
   name: string;
   rank: number;
   steps: number[];
@@ -120,7 +120,7 @@ export interface CurveRecord {
 }
 
 /** An image or histogram that a rank reported, or a table that it logged. */
-export interface PictureRecord {
+export interface PictureItem {
   name: string;
   rank: number;
   step: number;
@@ -133,12 +133,12 @@ export interface PictureRecord {
 /** A phase, its start and its length, in seconds since the launch. */
 export type Span = [phase: string, start: number, seconds: number];
 
-export interface LaneRecord {
+export interface LaneItem {
   rank: number;
   spans: Span[];
 }
 
-export interface LogRecord {
+export interface LogItem {
   rank: number;
   text: string;
 }
@@ -146,14 +146,14 @@ export interface LogRecord {
 export type SettingKind = "positive" | "optional" | "count" | "number" | "integer" | "switch";
 
 /** A setting that can be changed during the run. */
-export interface SettingRecord {
+export interface SettingItem {
   name: string;
   text: string;
   kind: SettingKind;
 }
 
 /** A setting that was changed, after this number of updates; `step` is that of the last metrics then. */
-export interface ChangeRecord {
+export interface ChangeItem {
   name: string;
   before: string;
   after: string;
@@ -164,13 +164,13 @@ export interface ChangeRecord {
 }
 
 /** The answer to a request to change a setting; an empty problem: it was passed on. */
-export interface AnswerRecord {
+export interface AnswerItem {
   name: string;
   problem: string;
 }
 
 /** Where time went: a drawing of sampled stacks, or the tables of a profile; else the reason why there is none. */
-export interface FindingRecord {
+export interface FindingItem {
   kind: Measure;
   /** An `<svg>`; empty if there is none. */
   drawing: string;
@@ -179,7 +179,7 @@ export interface FindingRecord {
   problem: string;
 }
 
-export interface ErrorRecord {
+export interface ErrorItem {
   rank: number;
   summary: string;
   traceback: string;
@@ -189,7 +189,7 @@ export interface ErrorRecord {
 }
 
 /** The tables of `drawing/legend.py`. */
-export interface LegendRecord {
+export interface LegendItem {
   phases: Record<string, PhaseLook>;
   run_states: Record<string, StateLook>;
   rank_states: Record<string, StateLook>;

@@ -1,4 +1,4 @@
-"""Records of the monitor's messages, made from snapshots: JSON, in which a number that is not finite is null."""
+"""Items of the monitor's messages, made from snapshots: JSON, in which a number that is not finite is null."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from notebook_launcher.units import format_count, format_number, format_setting
 
 if TYPE_CHECKING:
     from notebook_launcher.history.merged_progress import MergedProgress
-    from notebook_launcher.history.schema import FailureRecord, RankSnapshot, RunSnapshot
+    from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.samples import Samples
 
 __all__ = [
-    "change_records",
-    "error_records",
+    "change_items",
+    "error_items",
     "number",
-    "profile_record",
-    "rank_records",
-    "run_record",
-    "sample_record",
-    "setting_records",
+    "profile_item",
+    "rank_items",
+    "run_item",
+    "sample_item",
+    "setting_items",
 ]
 
 NOBODY_CHANGES = "Needs an Accelerator that has made an update"
@@ -53,8 +53,8 @@ def number(value: float | None, digits: int = 6) -> float | None:
     return rounded if math.isfinite(rounded) else value  # The largest numbers may be rounded up to infinity.
 
 
-def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dict[str, Any]:
-    """Return the record RUN."""
+def run_item(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dict[str, Any]:
+    """Return the item RUN."""
     merged, sync = merge_progress(snapshot.ranks), measure_sync(snapshot.phases.values())
     is_live = can_act and not snapshot.is_over
     # An Accelerator that has made an update reports its settings.
@@ -71,7 +71,7 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
         "error": _short(snapshot.error),
         "waiting": _short(snapshot.waiting),
         "effective_batch": effective_batch(snapshot),
-        "progress": None if merged is None else _progress_record(merged),
+        "progress": None if merged is None else _progress_item(merged),
         "actions": {
             "stop": is_live and snapshot.state != "stopping",
             "interrupt": is_live,
@@ -94,7 +94,7 @@ def run_record(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dic
     }
 
 
-def _progress_record(merged: MergedProgress) -> dict[str, Any]:
+def _progress_item(merged: MergedProgress) -> dict[str, Any]:
     return {
         "done": merged.done,
         "total": merged.total,
@@ -105,16 +105,16 @@ def _progress_record(merged: MergedProgress) -> dict[str, Any]:
     }
 
 
-def rank_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
-    """Return the records RANK."""
+def rank_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Return the items RANK."""
     slowest = slowest_rank(snapshot)
     return [
-        _rank_record(rank, snapshot.phases.get(rank.rank, RankPhases()), is_slowest=rank.rank == slowest)
+        _rank_item(rank, snapshot.phases.get(rank.rank, RankPhases()), is_slowest=rank.rank == slowest)
         for rank in snapshot.ranks
     ]
 
 
-def _rank_record(rank: RankSnapshot, phases: RankPhases, *, is_slowest: bool) -> dict[str, Any]:
+def _rank_item(rank: RankSnapshot, phases: RankPhases, *, is_slowest: bool) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "state": rank.state,
@@ -136,12 +136,12 @@ def _rank_record(rank: RankSnapshot, phases: RankPhases, *, is_slowest: bool) ->
     }
 
 
-def error_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
-    """Return the records ERR."""
-    return [_error_record(failure) for failure in failures_of(snapshot)]
+def error_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Return the items ERR."""
+    return [_error_item(failure) for failure in failures_of(snapshot)]
 
 
-def _error_record(failure: FailureRecord) -> dict[str, Any]:
+def _error_item(failure: RankFailure) -> dict[str, Any]:
     trace = failure.traceback
     return {
         "rank": failure.rank,
@@ -153,16 +153,16 @@ def _error_record(failure: FailureRecord) -> dict[str, Any]:
     }
 
 
-def setting_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
-    """Return the records SETTING."""
+def setting_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Return the items SETTING."""
     return [
         {"name": one_line(setting.name, 80), "text": format_setting(setting.value), "kind": setting.kind}
         for setting in snapshot.settings[:MAX_SETTINGS]
     ]
 
 
-def change_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
-    """Return the records CHANGE."""
+def change_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Return the items CHANGE."""
     return [
         {
             "name": one_line(change.name, 80),
@@ -177,15 +177,15 @@ def change_records(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     ]
 
 
-def sample_record(samples: Samples) -> dict[str, Any]:
-    """Return the record FINDING of sampled stacks."""
+def sample_item(samples: Samples) -> dict[str, Any]:
+    """Return the item FINDING of sampled stacks."""
     drawing = samples.to_svg()
     note = "" if len(drawing) <= MAX_DRAWING else "The drawing is too large for the page; run.sample() has it."
     return {"kind": "sample", "drawing": "" if note else drawing, "tables": [], "problem": note}
 
 
-def profile_record(profile: Profile) -> dict[str, Any]:
-    """Return the record FINDING of a profile: a table for each rank, with its trace if there is room for it."""
+def profile_item(profile: Profile) -> dict[str, Any]:
+    """Return the item FINDING of a profile: a table for each rank, with its trace if there is room for it."""
     tables, room = profile.plain_tables(), MAX_TRACES
     for table in tables:
         table["trace_data"] = ""

@@ -1,0 +1,181 @@
+"""The parts of an Accelerator, made once and in order: each gets its collaborators in its constructor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training import precision, resolving
+from notebook_launcher.training.accumulation.backward import Accumulation
+from notebook_launcher.training.accumulation.members import Members
+from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
+from notebook_launcher.training.agreement import make_fence
+from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
+from notebook_launcher.training.parallelism.mesh import make_layout
+from notebook_launcher.training.parallelism.sharded_models import Sharding
+from notebook_launcher.training.preparation import Preparation
+from notebook_launcher.training.prepared import Prepared
+from notebook_launcher.training.rank_check.check import RankCheck
+from notebook_launcher.training.recording.phases import make_clock
+from notebook_launcher.training.recording.trackers import Trackers
+from notebook_launcher.training.safepoint import make_safepoint
+from notebook_launcher.training.steering import Steering
+
+if TYPE_CHECKING:
+    import torch
+
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.parallelism.mesh import Layout
+    from notebook_launcher.training.process.accelerator_state import AcceleratorState
+    from notebook_launcher.training.resolving import Resolved
+    from notebook_launcher.training.rules import Rules
+
+__all__ = ["AcceleratorParts", "lay_out"]
+
+
+def lay_out(resolved: Resolved, state: AcceleratorState) -> Layout:
+    """Make the mesh of ranks that the settings ask for, and note it in `state`.
+
+    Raises:
+        ValueError: The number of ranks does not fit the sizes, or the device cannot compute in the precision.
+    """
+    resolving.check_precision(resolved.precision, state.device)
+    if resolved.zero is not None:
+        state.note_deepspeed(resolved.deepspeed_plugin)
+    layout = make_layout(
+        resolved.parallelism_config,
+        resolved.fsdp_plugin,
+        launched=resolved.shard,
+        num_processes=state.num_processes,
+        process_index=state.process_index,
+        device=state.device,
+    )
+    if layout.shards:
+        state.note_layout(layout)
+        resolving.report_dropped(() if layout.plugin is None else layout.plugin.dropped)
+    return layout
+
+
+class AcceleratorParts:
+    """Makes the parts of one Accelerator, in the order in which they need each other."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        rules: Rules,
+        process: AcceleratorState,
+        layout: Layout,
+        gradient_state: GradientState,
+        *,
+        log_with: Any,
+    ) -> None:
+        """Make all parts.
+
+        Args:
+            resolved: The settings of the Accelerator.
+            rules: The differences from Accelerate.
+            process: This process among its peers.
+            layout: The mesh of ranks.
+            gradient_state: The state of accumulation.
+            log_with: The trackers that the user named.
+        """
+        self._resolved = resolved
+        self._rules = rules
+        self._process = process
+        self._layout = layout
+        self._gradient_state = gradient_state
+        self._optimizers = LiveOptimizers()
+        self.prepared = Prepared(Members(num_processes=process.num_processes, strict=rules.guards))
+        self.rank_check = self._make_rank_check()
+        """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
+        self.safepoint = make_safepoint(process)
+        """Carries out what the launcher asks for; None outside of a launch."""
+        gradient_state.stack.on_next = None if self.safepoint is None else self.safepoint.act
+        self.accumulation = self._make_accumulation()
+        self.updates = self._make_updates()
+        self.steering = Steering(self.prepared, self.updates, gradient_state)
+        self.preparation = self._make_preparation()
+        self.checkpointer = self._make_checkpointer()
+        self.trackers = self._make_trackers(log_with)
+
+    def _make_rank_check(self) -> RankCheck | None:
+        process = self._process
+        if not self._resolved.checks_ranks or process.num_processes == 1:
+            return None
+        return RankCheck(
+            self.prepared.members,
+            self._optimizers,
+            self._gradient_state,
+            rank=process.process_index,
+            num_processes=process.num_processes,
+            fence=make_fence(process.device, process.num_processes),
+        )
+
+    def _make_accumulation(self) -> Accumulation:
+        return Accumulation(
+            self._gradient_state,
+            self.prepared.members,
+            self._rules,
+            self._process,
+            self._layout,
+            scaler=self._make_scaler(),
+            clock=make_clock(),
+            safepoint=self.safepoint,
+            check=self.rank_check,
+        )
+
+    def _make_scaler(self) -> torch.amp.GradScaler | None:
+        device, handler = self._process.device, self._resolved.scaler_handler
+        if self._process.mixed_precision != "fp16" or (device.type == "cpu" and not self._rules.fp16_on_cpu):
+            return None
+        return precision.make_scaler(device, handler) if handler.enabled else None
+
+    def _make_updates(self) -> Updates:
+        return Updates(
+            self.accumulation,
+            self._optimizers,
+            self._rules,
+            num_processes=self._process.num_processes,
+            max_grad_norm=self._resolved.max_grad_norm,
+        )
+
+    def _make_preparation(self) -> Preparation:
+        resolved = self._resolved
+        computes_in = precision.forward_precision(self._process.mixed_precision, self.accumulation.scaler)
+        return Preparation(
+            process=self._process,
+            prepared=self.prepared,
+            updates=self.updates,
+            gradient_state=self._gradient_state,
+            rules=self._rules,
+            zero=resolved.zero,
+            sharding=Sharding(layout=self._layout, device=self._process.device, computes_in=computes_in),
+            computes_in=computes_in,
+            compares=self.rank_check is not None,
+            device_placement=resolved.device_placement,
+            ddp_handler=resolved.ddp_handler,
+            dataloader_config=resolved.loaders,
+            dynamo_backend=resolved.dynamo_backend,
+            rng_types=resolved.rng_types,
+            step_scheduler_with_optimizer=resolved.step_scheduler_with_optimizer,
+        )
+
+    def _make_checkpointer(self) -> Checkpointer:
+        return Checkpointer(
+            self._process,
+            self.prepared,
+            self.updates,
+            self._gradient_state,
+            self._rules,
+            project=self._resolved.project,
+            rank_check=self.rank_check,
+            state_dict_type=None if self._layout.plugin is None else self._layout.plugin.state_dict_type,
+        )
+
+    def _make_trackers(self, log_with: Any) -> Trackers:
+        return Trackers(
+            self._process,
+            log_with,
+            self._resolved.project.logging_dir,
+            observe=self.updates.observe,
+            skip_missing=self._rules.skip_missing_trackers,
+        )

@@ -1,0 +1,230 @@
+"""Floods of output: the rate at which the console publishes, and the lines for which a cell has room."""
+
+from __future__ import annotations
+
+import pytest
+
+from notebook_launcher.kernel.display import backlog, console, screen, text_block
+from notebook_launcher.kernel.display.console import Console, RankLog, Status, Text
+from notebook_launcher.kernel.display.screen import Screen
+from tests.support.console_cell import Cell
+
+
+def test_middle_of_a_flood_is_left_out_and_counted():
+    cell = Cell(2)
+    num_lines = 200_000
+    for start in range(0, num_lines, 1000):
+        cell.feed("".join(f"line {number}\n" for number in range(start, start + 1000)), rank=start // 1000 % 2)
+    shown = cell.finish().splitlines()
+    (gap,) = [place for place, line in enumerate(shown) if line.startswith("...")]
+    left_out = int(shown[gap].split()[1].replace(",", ""))
+    assert shown[gap] == f"... {left_out:,} lines of ranks 0, 1 left out here; run.logs(rank) has all ..."
+    assert len(shown) - 1 + left_out == num_lines
+    assert shown[0] == "[rank 0] line 0"
+    assert shown[-1] == f"[rank 1] line {num_lines - 1}"
+    assert sum(log.text().count("\n") for log in cell.console.logs) == num_lines
+
+
+def test_lasting_flood_stays_below_the_rate_that_jupyter_allows():
+    cell = Cell()
+    sizes = []
+    for _ in range(80):  # 20 s of 4 MB/s
+        cell.feed("0123456789abcde\n" * 62_500)
+        cell.tick()
+        sizes.append(sum(text_block.num_bytes(message.text) for message in cell.batches[-1]))
+        cell.now += 0.001
+    assert cell.now == pytest.approx(20, rel=0.05)
+    window = int(3 / console.TICK) + 1
+    assert max(sum(sizes[start : start + window]) for start in range(80)) < 3_000_000
+    assert sum(sizes) > 10_000_000
+
+
+def test_notices_survive_a_flood():
+    cell = Cell()
+    for number in range(100):
+        cell.feed("x" * 99 + "\n" * 1000)
+        cell.console.notice(f"notice {number}")
+        cell.feed(("y" * 99 + "\n") * 1000)
+    shown = cell.finish()
+    assert all(f"notice {number}\n" in shown for number in range(100))
+
+
+def test_very_long_line_is_cut_and_takes_no_memory():
+    cell = Cell()
+    for _ in range(160):
+        cell.feed("x" * 65_536)
+    assert sum(map(len, cell.console._sources[0, "stdout"].screen._rows)) == screen.LINE_LIMIT
+    cell.feed("\nnext\n")
+    shown = cell.finish()
+    assert shown.endswith(" ... [10,452,992 more characters in this line]\nnext\n")
+    assert len(shown) < screen.LINE_LIMIT + 100
+    assert len(cell.console.logs[0].text()) == 160 * 65_536 + 6
+
+
+def test_long_line_that_arrives_whole_is_cut():
+    cell = Cell()
+    cell.feed("a\n" + "x" * 100_000 + "\nb\n")
+    assert cell.finish() == f"a\n{'x' * screen.LINE_LIMIT} ... [67,232 more characters in this line]\nb\n"
+
+
+@pytest.mark.parametrize("output", ["all", "none"])
+def test_flood_costs_no_work_per_line(output, monkeypatch):
+    """A million lines, counted in calls of our own functions: some per chunk, few per shown line."""
+    calls = []
+    for cls in (Screen, RankLog, backlog.Backlog, Console):
+        for name, function in vars(cls).items():
+            if callable(function) and not name.startswith("__"):
+
+                def counted(*args, function=function, **kwargs):
+                    calls.append(function)
+                    return function(*args, **kwargs)
+
+                monkeypatch.setattr(cls, name, counted)
+    cell = Cell(4, output)
+    chunk = "step 12 loss 0.1\n" * 4000  # about the 64 KiB that a pipe holds
+    for number in range(250):
+        cell.feed(chunk, rank=number % 4)
+    cell.finish()
+    assert len(calls) < 250 * 13
+    assert sum(log.text().count("\n") for log in cell.console.logs) == 1_000_000
+
+
+# What stays in a cell.
+
+
+def kept(cell: Cell) -> list[str]:
+    lines = cell.finish().splitlines()
+    assert len(lines) <= 10_000
+    assert sum(text_block.num_bytes(line + "\n") for line in lines) <= 1_000_000
+    return lines
+
+
+@pytest.mark.parametrize("width", [10, 300])
+def test_cell_keeps_beginning_and_end_of_a_flood_and_counts_the_rest(width):
+    cell = Cell(2, kept_in="run.logs(rank)")
+    num_lines = 200_000
+    for start in range(0, num_lines, 1000):
+        cell.feed("".join(f"{n:{width}}\n" for n in range(start, start + 1000)), rank=start // 1000 % 2)
+        if start % 20_000 == 0:
+            cell.tick()
+    lines = kept(cell)
+    (gap,) = [place for place, line in enumerate(lines) if line.startswith("...")]
+    left_out = int(lines[gap].split()[1].replace(",", ""))
+    assert lines[gap] == f"... {left_out:,} lines of ranks 0, 1 left out here; run.logs(rank) has all ..."
+    assert len(lines) - 1 + left_out == num_lines
+    assert [int(line.removeprefix("[rank 0]")) for line in lines[:1000]] == list(range(1000))
+    assert [int(line.removeprefix("[rank 1]")) for line in lines[-700:]] == list(range(num_lines - 700, num_lines))
+    assert len(lines) > 9_000 or width == 300
+    assert sum(map(len, lines)) > 700_000 or width == 10
+
+
+def test_cell_that_has_room_for_everything_leaves_nothing_out():
+    cell = Cell(4, kept_in="run.logs(rank)")
+    for start in range(0, 9000, 100):
+        for rank in range(4):  # The same lines of all ranks count once.
+            cell.feed("".join(f"line {number}\n" for number in range(start, start + 100)), rank)
+        if start < 4000:
+            cell.tick()
+    assert kept(cell)[:4000] == [f"[ranks 0-3] line {number}" for number in range(4000)]
+    few = Cell(2, kept_in="run.logs(rank)")
+    for start in range(0, 9000, 100):
+        few.feed("".join(f"{number}\n" for number in range(start, start + 100)))
+        few.tick()
+    assert [line.removeprefix("[rank 0] ") for line in kept(few)] == list(map(str, range(9000)))
+
+
+def test_flood_shows_its_newest_lines_live_and_how_many_wait():
+    cell = Cell(kept_in="run.logs(rank)")
+    for number in range(10):
+        cell.feed("".join(f"line {line}\n" for line in range(number * 1000, number * 1000 + 1000)))
+        messages = cell.tick()
+    (status,) = messages
+    assert isinstance(status, Status)
+    heading, *newest = status.text.splitlines()
+    assert heading == "... 5,500 more lines; the newest:"
+    assert newest == [f"line {line}" for line in range(9988, 10_000)]
+    cell.finish()
+    assert cell.batches[-1][-1] == Status("")
+
+
+def test_warnings_and_notices_in_the_middle_of_a_flood_are_kept():
+    cell = Cell(kept_in="run.logs(rank)")
+    for number in range(100):
+        cell.feed("out\n" * 1000)
+        cell.feed(f"warning {number}\n", stream="stderr")
+        cell.console.notice(f"notice {number}")
+        cell.tick()
+    lines = kept(cell)
+    for number in range(100):
+        assert f"warning {number}" in lines
+        assert f"notice {number}" in lines
+
+
+def test_cleared_cell_has_all_its_room_again():
+    cell = Cell(kept_in="run.logs(rank)")
+    for epoch in range(5):
+        cell.feed("before\n" * 9000)
+        cell.tick()
+        cell.console.clear()
+        cell.feed(f"epoch {epoch}\n")
+        assert Text("stdout", f"epoch {epoch}\n") in cell.tick()
+    assert "left out" not in cell.finish().rpartition("epoch 3")[2]
+
+
+def test_line_that_is_larger_than_the_room_is_left_out_alone():
+    cell = Cell(kept_in="run.logs(rank)")
+    for _ in range(40):
+        cell.feed("x" * 40_000 + "\n")
+    cell.feed("last\n")
+    lines = kept(cell)
+    assert lines[-1] == "last"
+    assert any("left out here" in line for line in lines)
+
+
+def test_the_launchers_last_line_comes_after_the_end_of_each_rank():
+    cell = Cell(2, kept_in="run.logs(rank)")
+    cell.console.notice("f: 2 CPU ranks")
+    for rank in range(2):  # At once, as in a run that ends before the first tick.
+        cell.feed("".join(f"line {n} of {rank}\n" for n in range(12_000)) + f"the end of {rank}\n", rank)
+    cell.console.finish()
+    cell.console.notice("f: done in 703 ms")
+    lines = kept(cell)
+    (gap,) = [place for place, line in enumerate(lines) if line.startswith("...")]
+    assert lines[0] == "f: 2 CPU ranks"
+    assert lines[gap].startswith("... 14,502 lines of ranks 0, 1 left out here")
+    for rank in range(2):
+        assert [f"[rank {rank}] line 11999 of {rank}", f"[rank {rank}] the end of {rank}"] == [
+            line for line in lines if f"of {rank}" in line
+        ][-2:]
+        assert sum(line.startswith(f"[rank {rank}]") for line in lines[gap:]) == pytest.approx(2500, abs=1)
+    assert lines[-1] == "f: done in 703 ms"
+
+
+@pytest.mark.parametrize("kept_in", [None, "run.logs(rank)"])
+def test_no_flood_of_one_rank_takes_another_ranks_end(kept_in):
+    cell = Cell(2, kept_in=kept_in)
+    for number in range(100):
+        cell.feed(f"{number:0100}\n" * 2000)
+        if number == 97:
+            cell.feed("the end\n", rank=1)
+    cell.console.finish()
+    cell.console.notice("done")
+    lines = cell.finish().splitlines()
+    assert "[rank 1] the end" in lines
+    assert lines[-2:] == [f"[rank 0] {99:0100}", "done"]
+
+
+def test_each_of_many_ranks_keeps_its_end_while_the_cell_stays_bounded():
+    cell = Cell(64, kept_in="run.logs(rank)")
+    for number in range(20):
+        for rank in range(64):
+            cell.feed("".join(f"{n} of round {number} on {rank}\n" for n in range(500)), rank)
+        if number % 3 == 0:
+            cell.tick()
+    for rank in range(0, 64, 2):
+        cell.feed(f"the end of {rank}\n", rank)
+    lines = kept(cell)
+    assert {f"[rank {rank}] the end of {rank}" for rank in range(0, 64, 2)} < set(lines)
+    assert {f"[rank {rank}] 499 of round 19 on {rank}" for rank in range(64)} < set(lines)
+    left_out = sum(int(line.split()[1].replace(",", "")) for line in lines if line.startswith("..."))
+    assert len(lines) - 1 + left_out == 64 * 20 * 500 + 32

@@ -1,0 +1,55 @@
+"""The log of a rank: all of its output, in memory or in a file without a name."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+
+from notebook_launcher.kernel.display import ranklog
+from notebook_launcher.kernel.display.console import RankLog
+from tests.support.console_cell import Cell
+
+
+def test_log_keeps_both_streams_in_order_of_arrival():
+    cell = Cell()
+    cell.feed("a")
+    cell.feed("E\n", stream="stderr")
+    cell.feed("b\n")
+    assert cell.console.logs[0].text() == "aE\nb\n"
+
+
+@pytest.mark.parametrize("num_lines", [0, 1, 3, 5000, 10**6])
+def test_tail_returns_the_last_lines_of_a_log(num_lines):
+    log = RankLog()
+    lines = [f"line {number}" for number in range(200_000)]
+    log.write("\n".join(lines) + "\n")
+    log.write("last\n")
+    assert log.tail(num_lines) == tuple([*lines, "last"][-num_lines:] if num_lines else [])
+
+
+def test_tail_shows_the_last_state_of_a_bar():
+    log = RankLog()
+    assert log.tail(3) == ()
+    log.write("a\n\r10 %\r90 %\nunfinished")
+    assert log.tail(3) == ("a", "90 %", "unfinished")
+
+
+def test_log_leaves_memory_and_no_file_with_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = RankLog()
+    for _ in range(50):
+        log.write("é" * 50_000)
+    assert len(log._memory) <= ranklog.SPOOL_LIMIT
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
+    assert log.text() == "é" * 2_500_000
+
+
+def test_log_stays_in_memory_where_no_file_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    log = RankLog()
+    for number in range(3):
+        log.write(f"{number}" * 1_000_000 + "\n")
+    assert len(log.text()) == 3_000_003
+    assert log.tail(1) == ("2" * 1_000_000,)

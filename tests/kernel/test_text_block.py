@@ -1,0 +1,90 @@
+"""Text blocks are cut between two lines, into pieces that are as large as they may be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from notebook_launcher.kernel.display.text_block import TextBlock, num_bytes
+
+lines = st.lists(st.text(alphabet="a\té\U0001f600", max_size=5), min_size=1, max_size=6)
+limits = st.integers(0, 40)
+
+
+def block_of(*texts: str) -> TextBlock:
+    return TextBlock(1, "stderr", "".join(f"{text}\n" for text in texts))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("", 2), ("a", 3), ("\n", 4), ('"', 4), ("\\", 4), ("\x1b", 8), ("é", 4), ("\U0001f600", 6)]
+)
+def test_size_in_a_message_counts_quotes_escapes_and_utf8(text: str, size: int) -> None:
+    assert num_bytes(text) == size
+
+
+def test_block_counts_a_label_for_each_of_its_lines() -> None:
+    block = block_of("one", "", "two")
+    assert block.num_lines == 3
+    assert block.message_size(label_size=9) == num_bytes("one\n\ntwo\n") + 3 * 9
+
+
+def test_pieces_are_of_the_same_rank_and_stream() -> None:
+    first, second = block_of("one", "two").cut(4)
+    assert (first, second) == (block_of("one"), block_of("two"))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, ""), (3, ""), (4, "one\n"), (7, "one\n"), (8, "one\ntwo\n"), (9, "one\ntwo\n")]
+)
+def test_first_lines_fit_a_number_of_characters(size: int, text: str) -> None:
+    assert block_of("one", "two").cut_after_size(size)[0].text == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, ""), (3, ""), (4, "two\n"), (7, "two\n"), (8, "one\ntwo\n"), (9, "one\ntwo\n")]
+)
+def test_last_lines_fit_a_number_of_characters(size: int, text: str) -> None:
+    assert block_of("one", "two").cut_before_size(size)[1].text == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(-1, ""), (0, ""), (1, "a\n"), (2, "a\n\n"), (3, "a\n\nb\n"), (9, "a\n\nb\n")]
+)
+def test_first_lines_are_at_most_so_many(number: int, text: str) -> None:
+    assert block_of("a", "", "b").cut_after_lines(number)[0].text == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(-1, ""), (0, ""), (1, "b\n"), (2, "\nb\n"), (3, "a\n\nb\n"), (9, "a\n\nb\n")]
+)
+def test_last_lines_are_at_most_so_many(number: int, text: str) -> None:
+    assert block_of("a", "", "b").cut_before_lines(number)[1].text == text
+
+
+def fits_size(block: TextBlock, limit: int) -> bool:
+    return len(block.text) <= limit
+
+
+def fits_lines(block: TextBlock, limit: int) -> bool:
+    return block.num_lines <= limit
+
+
+@given(texts=lines, limit=limits)
+@settings(deadline=None, max_examples=200)
+def test_first_lines_are_as_many_as_fit(texts: list[str], limit: int) -> None:
+    block = block_of(*texts)
+    for (first, rest), fits in ((block.cut_after_size(limit), fits_size), (block.cut_after_lines(limit), fits_lines)):
+        assert (first, rest) == (block_of(*texts[: first.num_lines]), block_of(*texts[first.num_lines :]))
+        assert fits(first, limit)
+        assert not rest.text or not fits(block_of(*texts[: first.num_lines + 1]), limit)
+
+
+@given(texts=lines, limit=limits)
+@settings(deadline=None, max_examples=200)
+def test_last_lines_are_as_many_as_fit(texts: list[str], limit: int) -> None:
+    block = block_of(*texts)
+    for (rest, last), fits in ((block.cut_before_size(limit), fits_size), (block.cut_before_lines(limit), fits_lines)):
+        assert (rest, last) == (block_of(*texts[: rest.num_lines]), block_of(*texts[rest.num_lines :]))
+        assert fits(last, limit)
+        assert not rest.text or not fits(block_of(*texts[rest.num_lines - 1 :]), limit)

@@ -1,0 +1,363 @@
+"""Torch's further parts, other libraries and the standard library work in ranks as in a process of one's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.first_cell import FORKED, START_METHODS
+from tests.support.linear_cell import DEFINITIONS
+from tests.support.toy_training import shards_on_cpus
+from tests.support.warm_kernels import evaluate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.kernels import Kernel
+
+DATA_MODULE = """
+from torch.utils.data import Dataset
+
+def square(x):
+    return x * x
+
+class Squares(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, at):
+        return at * at
+"""
+
+KERNEL_CODE = DEFINITIONS
+KERNEL_FILES = {"data.py": DATA_MODULE}
+
+
+def test_device_meshes_and_further_groups_work_in_ranks(kernel: Kernel) -> None:
+    results = evaluate(
+        kernel,
+        """
+        def groups():
+            from torch.distributed.device_mesh import init_device_mesh
+            rank = torch.tensor(float(dist.get_rank()))
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+            sums = []
+            for group in (mesh.get_group("replicate"), mesh.get_group("shard"), dist.new_group([0, 1, 2, 3])):
+                total = rank.clone()
+                dist.all_reduce(total, group=group)
+                sums.append(total.item())
+            return sums
+        list(notebook_launch(groups, 4))
+        """,
+    )
+    assert results == [[2.0, 1.0, 6.0], [4.0, 1.0, 6.0], [2.0, 5.0, 6.0], [4.0, 5.0, 6.0]]
+
+
+@shards_on_cpus
+def test_fully_sharded_data_parallel_trains_and_saves_checkpoints(kernel: Kernel, tmp_path: Path) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def shard():
+            import torch.distributed.checkpoint as dcp
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+            from torch.distributed.fsdp import fully_shard
+            def whole(model):
+                return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+            model = torch.nn.Linear(4, 2, bias=False)
+            torch.nn.init.zeros_(model.weight)
+            fully_shard(model)
+            optimizer = sgd(model)
+            model(torch.ones(1, 4) * (dist.get_rank() + 1)).sum().backward()
+            optimizer.step()
+            trained = whole(model).get("weight")
+            saved = {{"model": model.state_dict()}}
+            dcp.save(saved, checkpoint_id={str(tmp_path / "checkpoint")!r})
+            with torch.no_grad():
+                model.weight.zero_()
+            dcp.load(saved, checkpoint_id={str(tmp_path / "checkpoint")!r})
+            model.load_state_dict(saved["model"])
+            loaded = whole(model).get("weight")
+            return model.weight.to_local().shape.numel(), trained.tolist(), loaded.tolist()
+        list(notebook_launch(shard, 2))
+        """,
+    )
+    # The gradient is the mean of the ranks' inputs, 1.5.
+    weight = [[-0.75] * 4] * 2
+    assert results == [(4, weight, weight)] * 2
+
+
+def test_model_may_outlive_its_group(kernel: Kernel) -> None:
+    """As the `main` of most scripts leaves it; one in ten hung."""
+    outcome = kernel.execute(
+        """
+        def main():
+            dist.init_process_group("gloo")
+            model = torch.nn.parallel.DistributedDataParallel(linear())
+            model(torch.ones(1, 1)).mean().backward()
+            dist.barrier()
+            dist.destroy_process_group()
+        with Session(2, output="none") as session:
+            for _ in range(60):
+                session.run(main)
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+
+
+def test_rank_that_leaves_early_does_not_delay_the_end(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        def main():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                dist.destroy_process_group()
+            else:
+                dist.barrier()
+        notebook_launch(main, 2)
+        """,
+        timeout=10,
+    )
+    assert outcome.error is not None
+    # "Connection closed by peer", "Connection reset by peer" or "Broken pipe", as the race goes.
+    assert re.match("RuntimeError: .*gloo/transport/tcp", outcome.error)
+
+
+def test_rank_that_returns_early_does_not_delay_the_end(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        """
+        def main():
+            if dist.get_rank() == 1:
+                dist.all_reduce(torch.ones(1))
+        notebook_launch(main, 2)
+        """,
+        timeout=10,
+    )
+    assert outcome.error is not None
+    assert re.match("RuntimeError: .*gloo/transport/tcp", outcome.error)
+
+
+def test_rank_gets_the_command_line_without_the_kernels_options(kernel: Kernel) -> None:
+    ours, program, users = evaluate(
+        kernel,
+        """
+        def command_line():
+            return sys.argv
+        ours, program = notebook_launch(command_line, 1)[0], sys.argv[0]
+        before, sys.argv = sys.argv, ["train.py", "--lr", "0.1"]
+        users = notebook_launch(command_line, 1)[0]
+        sys.argv = before
+        ours, program, users
+        """,
+    )
+    # Not what the kernel itself was given, and a path: scripts look for files beside it.
+    assert ours == [program]
+    assert users == ["train.py", "--lr", "0.1"]
+
+
+# Data loaders and other processes of a rank's own.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_data_loader_workers_forked_from_a_rank(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        class Cubes(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, at):
+                return at ** 3
+        def load():
+            import data
+            sums = []
+            for dataset in (data.Squares(), Cubes()):
+                for persistent in (False, True):
+                    loader = torch.utils.data.DataLoader(
+                        dataset, batch_size=2, num_workers=2, persistent_workers=persistent)
+                    sums += [sum(int(batch.sum()) for batch in loader) for _ in range(2)]
+            return sums
+        list(notebook_launch(load, 2, start_method={start_method!r}))
+        """,
+    )
+    assert results == [[140] * 4 + [36] * 4] * 2
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.slow
+def test_data_loader_workers_that_are_fresh_processes(kernel: Kernel, context: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def load():
+            import data
+            loader = torch.utils.data.DataLoader(
+                data.Squares(), batch_size=2, num_workers=1, multiprocessing_context={context!r})
+            return sum(int(batch.sum()) for batch in loader)
+        list(notebook_launch(load, 2))
+        """,
+    )
+    assert results == [140, 140]
+
+
+@pytest.mark.parametrize("start_method", FORKED)
+def test_pools_of_processes_and_threads_work_in_ranks(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def increment(x):
+            return x + 1
+        def pools():
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+            import data
+            with multiprocessing.Pool(2) as pool:
+                numbers = pool.map(increment, [1, 2])
+            with ProcessPoolExecutor(2) as pool:
+                numbers += pool.map(data.square, numbers)
+            with ThreadPoolExecutor(2) as pool:
+                numbers += pool.map(increment, numbers)
+            left = multiprocessing.Pool(1)  # Nobody closes it.
+            return numbers + left.map(increment, [0])
+        list(notebook_launch(pools, 2, start_method={start_method!r}))
+        """,
+    )
+    assert results == [[2, 3, 4, 9, 3, 4, 5, 10, 1]] * 2
+
+
+@pytest.mark.slow
+def test_pool_of_spawned_processes_works_in_ranks(kernel: Kernel) -> None:
+    results = evaluate(
+        kernel,
+        """
+        def pool():
+            import multiprocessing
+            import math
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                return pool.map(math.factorial, [3, 4])
+        list(notebook_launch(pool, 2))
+        """,
+    )
+    assert results == [[6, 24]] * 2
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.slow
+def test_torch_compile_works_in_ranks(kernel: Kernel, tmp_path: Path) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def compiled():
+            function = torch.compile(lambda x: (2 * x).relu() + 1)
+            return function(torch.full((100,), float(dist.get_rank()))).sum().item()
+        list(notebook_launch(compiled, 2, env={{"TORCHINDUCTOR_CACHE_DIR": {str(tmp_path)!r}}}))
+        """,
+    )
+    assert results == [100.0, 300.0]
+
+
+# The standard library, and what prints.
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_standard_library_works_in_a_rank(kernel: Kernel, start_method: str) -> None:
+    results = evaluate(
+        kernel,
+        f"""
+        def use():
+            import asyncio, faulthandler, signal, subprocess, tempfile
+            async def talk():
+                process = await asyncio.create_subprocess_exec("echo", "async", stdout=subprocess.PIPE)
+                return (await process.communicate())[0]
+            talked = asyncio.run(talk())
+            caught = []
+            for signum in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+                signal.signal(signum, lambda number, _frame: caught.append(signal.Signals(number).name))
+                signal.raise_signal(signum)
+            echoed = subprocess.run(["echo", "echo"], capture_output=True).stdout
+            empty = subprocess.run(["cat"], capture_output=True).stdout  # Standard input is at its end.
+            child = subprocess.run([sys.executable, "-c", "import sys; print(sys.argv)"], capture_output=True).stdout
+            with tempfile.TemporaryFile("w+") as file:
+                faulthandler.enable(file)
+                faulthandler.dump_traceback(file)
+                file.seek(0)
+                dumped = "in use" in file.read()
+            return talked, caught, echoed, empty, child, dumped
+        list(notebook_launch(use, 2, start_method={start_method!r}))
+        """,
+    )
+    caught = ["SIGUSR1", "SIGTERM", "SIGINT"]
+    assert results == [(b"async\n", caught, b"echo\n", b"", b"['-c']\n", True)] * 2
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_logging_warnings_and_bars_arrive(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        def talk():
+            import logging, subprocess, warnings
+            from tqdm import tqdm
+            from tqdm.auto import trange
+            logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
+            logging.info("logged")
+            warnings.warn("careful")
+            subprocess.run(["echo", "from a child"])
+            for _ in tqdm(range(3), desc="plain"):
+                pass
+            for _ in trange(4, desc="auto"):
+                pass
+        notebook_launch(talk, 2, start_method={start_method!r});
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert "INFO logged\n" in outcome.stderr
+    assert "UserWarning: careful\n" in outcome.stderr
+    assert "] from a child\n" in outcome.stdout
+    for rank in range(2):
+        # Bars that are equal to the microsecond are one line of both ranks.
+        assert re.search(rf"\[(rank {rank}|ranks 0,1)\] plain: 100%", outcome.stdout)
+    assert "3/3" in outcome.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_rich_draws_its_bars_in_a_rank(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        def draw():
+            import rich, rich.progress
+            rich.print("[bold]from rich[/bold]")
+            return sum(rich.progress.track(range(3)))
+        notebook_launch(draw, 2, start_method={start_method!r})[1]
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.result == "3"
+    shown = outcome.stdout + "".join(str(display["data"]) for display in outcome.displays)
+    assert "from rich" in shown
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_thread_that_outlives_the_function_is_waited_for(kernel: Kernel, start_method: str) -> None:
+    outcome = kernel.execute(
+        f"""
+        def start_thread():
+            import atexit, threading
+            main = threading.main_thread()
+            def work():
+                time.sleep(0.1)  # By now the function has returned.
+                print("late words")
+            threading.Thread(target=work).start()
+            atexit.register(print, "at exit")
+            return "returned"
+        notebook_launch(start_thread, 2, start_method={start_method!r})[0]
+        """
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.result == "'returned'"
+    # Lines of several ranks that arrive together are shown as one.
+    assert re.search(r"^\[ranks? [01,]+\] late words$", outcome.stdout, re.MULTILINE)
+    assert re.search(r"^\[ranks? [01,]+\] at exit$", outcome.stdout, re.MULTILINE)

@@ -1,0 +1,59 @@
+"""A run that a test makes up, as a reader of runs sees it, and the size of messages about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunPicture, RunSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclasses.dataclass
+class Reader:
+    """A run that is what the test says."""
+
+    ranks: tuple[RankSnapshot, ...] = (RankSnapshot(rank=0, state="running"),)
+    metrics: list[MetricPoint] = dataclasses.field(default_factory=list)
+    pictures: list[RunPicture] = dataclasses.field(default_factory=list)
+    logs: dict[int, str] = dataclasses.field(default_factory=dict)
+    phases: dict[int, RankPhases] = dataclasses.field(default_factory=dict)
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seconds: float = 1.0
+
+    def snapshot(self) -> RunSnapshot:
+        fields: dict[str, Any] = {
+            "id": "1",
+            "name": "train",
+            "state": "running",
+            "started": 0.0,
+            "seconds": self.seconds,
+            "summary": "",
+            "seed": 0,
+            "num_processes": len(self.ranks),
+        }
+        return RunSnapshot(**{**fields, "ranks": self.ranks, "phases": self.phases, **self.fields})
+
+    def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
+        return self.metrics[position:], len(self.metrics)
+
+    def pictures_since(self, position: int) -> tuple[Sequence[RunPicture], int]:
+        return self.pictures[position:], len(self.pictures)
+
+    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
+        text = self.logs.get(rank, "")
+        return text[position:], len(text)
+
+    def report(self, step: int, rank: int = 0, /, **values: float) -> None:
+        self.metrics.append(MetricPoint(rank=rank, step=step, time=0.0, values=values))
+
+
+def size(message: Any) -> int:
+    return len(json.dumps(message, allow_nan=False))
+
+
+def points(message: Any) -> int:
+    return sum(len(curve["steps"]) for curve in message.get("curves", ()))

@@ -1,0 +1,113 @@
+"""Settings of an Accelerator: adopted from the launch, given in the code, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from notebook_launcher import notebook_launch
+
+
+def test_settings_of_the_launch_are_adopted():
+    from notebook_launcher import Accelerator
+
+    def settings(**arguments):
+        accelerator = Accelerator(cpu=True, **arguments)
+        hook = str(accelerator.ddp_handler.comm_hook)
+        return (
+            accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.max_grad_norm, hook,
+        )  # fmt: skip
+
+    launch: dict[str, Any] = {
+        "mixed_precision": "bf16",
+        "gradient_accumulation_steps": 3,
+        "max_grad_norm": 0.5,
+        "comm_hook": "bf16",
+    }
+    adopted = notebook_launch(settings, 2, output="none", **launch)
+    assert list(adopted) == [("bf16", 3, 0.5, "bf16")] * 2
+    mine: dict[str, Any] = {"mixed_precision": "no", "gradient_accumulation_steps": 2, "max_grad_norm": 1.0}
+    assert notebook_launch(settings, 1, kwargs=mine, output="none", **launch)[0] == ("no", 2, 1.0, "bf16")
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"mixed_precision": "fp32"}, ValueError, r"mixed_precision='fp32' is unknown.*'no', 'fp16' or 'bf16'"),
+    ({"gradient_accumulation_steps": 0}, ValueError, "gradient_accumulation_steps=0 is too small"),
+    ({"gradient_accumulation_steps": True}, ValueError, "gradient_accumulation_steps=True is a bool"),
+    ({"gradient_accumulation_steps": 1.5}, ValueError, "gradient_accumulation_steps=1[.]5 is a float"),
+    ({"max_grad_norm": -1}, ValueError, "max_grad_norm=-1 must be a number above 0"),
+    ({"gradient_acumulation_steps": 2}, TypeError, r"no argument gradient_acumulation_steps=[.] Did you mean"),
+    ({"fsdp_plugin": 5}, TypeError, "fsdp_plugin=5 is not a FullyShardedDataParallelPlugin"),
+    ({"parallelism_config": 5}, TypeError, "parallelism_config=5 is not a ParallelismConfig. Pass ParallelismConfig"),
+    ({"megatron_lm_plugin": object()}, ValueError, r"Accelerator\(megatron_lm_plugin=...\): Megatron-LM is not supp"),
+    ({"torch_tp_plugin": object()}, ValueError, r"\(torch_tp_plugin=...\): pass parallelism_config=Paral"),
+    ({"deepspeed_plugins": {}}, ValueError, r"\(deepspeed_plugins=...\): one DeepSpeedPlugin serves all models"),
+    ({"dynamo_plugin": object()}, ValueError, r"\(dynamo_plugin=...\): pass dynamo_backend='inductor', or compile"),
+    ({"kwargs_handlers": [3]}, ValueError, "kwargs_handlers holds 3, which is unknown"),
+    ({"gradient_accumulation_plugin": 4}, TypeError, "_plugin=4 is not a GradientAccumulationPlugin. Pass"),
+])  # fmt: skip
+def test_invalid_settings_raise_with_valid_values(arguments, error, message):
+    from notebook_launcher import Accelerator
+
+    with pytest.raises(error, match=message):
+        Accelerator(cpu=True, **arguments)
+
+
+def test_number_of_steps_may_be_numpys():
+    from notebook_launcher import Accelerator
+
+    given: Any = np.int64(4)
+    steps = Accelerator(cpu=True, gradient_accumulation_steps=given).gradient_accumulation_steps
+    assert (steps, type(steps)) == (4, int)
+
+
+def test_settings_given_twice_are_refused():
+    from notebook_launcher import (
+        Accelerator,
+        AutocastKwargs,
+        DataLoaderConfiguration,
+        GradientAccumulationPlugin,
+    )
+
+    plugin = GradientAccumulationPlugin(num_steps=4)
+    with pytest.raises(
+        ValueError, match=r"gradient_accumulation_steps=2 and gradient_accumulation_plugin=.* were both"
+    ):
+        Accelerator(cpu=True, gradient_accumulation_steps=2, gradient_accumulation_plugin=plugin)
+    with pytest.raises(ValueError, match="holds two AutocastKwargs"):
+        Accelerator(cpu=True, kwargs_handlers=[AutocastKwargs(), AutocastKwargs()])
+    with pytest.raises(ValueError, match="split_batches=True and dataloader_config with split_batches=False"):
+        Accelerator(cpu=True, split_batches=True, dataloader_config=DataLoaderConfiguration())
+    with pytest.raises(ValueError, match=r"uneven=.drop. is unknown[.] It can be .weigh., .stop., .error., .leave. or"):
+        DataLoaderConfiguration(uneven="drop")
+    with pytest.raises(ValueError, match=r"has 1 entries for 2 objects\. Pass True or False for each object"):
+        Accelerator(cpu=True).prepare(1, 2, device_placement=[True])
+
+
+def test_accelerator_reports_settings_in_which_code_and_launch_differ(capsys):
+    def differ():
+        from notebook_launcher import Accelerator
+
+        Accelerator(cpu=True, mixed_precision="no", gradient_accumulation_steps=2)
+
+    notebook_launch(differ, 2, mixed_precision="bf16", gradient_accumulation_steps=2)
+    said = [line for line in capsys.readouterr().out.splitlines() if "in the code" in line]
+    assert said == ["Accelerator(): mixed_precision='no' in the code, 'bf16' in the launch. The code wins."]
+
+
+def shard_with_torch_2_6() -> None:
+    import contextlib
+
+    from notebook_launcher import Accelerator
+
+    with contextlib.suppress(AttributeError):
+        del torch.cpu.Stream.record_event
+    Accelerator().prepare(torch.nn.Linear(2, 2))
+
+
+def test_sharding_on_cpus_with_a_torch_that_cannot_is_refused():
+    with pytest.raises(RuntimeError, match=r"sharding on CPUs needs torch 2.7 or newer.* launch without sharding"):
+        notebook_launch(shard_with_torch_2_6, 2, shard=2, devices="cpu", output="none")

@@ -1,0 +1,144 @@
+"""Notices about ranks that may have diverged, in real launches, and the switch for all comparisons."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from notebook_launcher import Accelerator, LaunchConfig, notebook_launch
+from tests.support.toy_rank_check import ON_0, WEIGHTS, Training
+from tests.support.toy_training import make_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Shuffled:
+    """Batches in an order of its own generator."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = random.Random(seed)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = [[2 * at, 2 * at + 1] for at in range(len(self))]
+        self.generator.shuffle(batches)
+        return iter(batches)
+
+
+@pytest.mark.parametrize("differs", [True, False])
+def test_samplers_that_draw_other_orders_get_a_notice(capfd: pytest.CaptureFixture[str], *, differs: bool) -> None:
+    def train() -> None:
+        accelerator = Accelerator(cpu=True)
+        model = torch.nn.Linear(1, 1)
+        data: Any = torch.arange(16.0)[:, None]
+        sampler: Any = Shuffled(accelerator.process_index if differs else 7)
+        loader = DataLoader(data, batch_sampler=sampler)
+        model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        for numbers in loader:
+            accelerator.backward(model(numbers).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    notebook_launch(train, 2)
+    assert ("the sampler draws another order on rank 1 than on rank 0" in capfd.readouterr().out) is differs
+
+
+# Notices.
+
+
+def launched(function: Callable[..., object], capfd: pytest.CaptureFixture[str], num_processes: int = 2) -> str:
+    """Launch, and return what the cell shows."""
+    notebook_launch(function, num_processes, output="rank0", runs_folder=None, threads_per_process=1)
+    return capfd.readouterr().out
+
+
+def test_weights_that_differ_by_rounding_give_one_notice(capfd: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        training = Training()
+        with torch.no_grad():
+            if training.rank == 1:
+                training.last.copy_(torch.nextafter(training.last, training.last + 1))
+        training.steps(4)
+
+    shown = launched(train, capfd)
+    assert shown.count(f"update 1: {WEIGHTS} 1 {ON_0} by rounding alone") == 1
+    assert shown.count("by rounding") == 1
+
+
+SAME = "all 2 ranks gave the model the same inputs"
+
+LOADERS = {"forgotten": (2, 1), "prepared": (2, 0), "alone": (1, 0)}
+"""The number of ranks, and that of notices."""
+
+
+@pytest.mark.parametrize("case", LOADERS)
+def test_loader_that_was_not_prepared_gives_one_notice(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        training = Training()
+        data = torch.utils.data.TensorDataset(*make_data(1))  # so that all ranks' batches are equal if it is prepared
+        loader = torch.utils.data.DataLoader(data, 1)
+        loader = training.accelerator.prepare(loader) if case == "prepared" else loader
+        for _ in range(9):
+            for inputs, targets in loader:
+                training.accelerator.backward(torch.nn.functional.mse_loss(training.model(inputs), targets))
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+
+    num_processes, count = LOADERS[case]
+    assert launched(train, capfd, num_processes).count(SAME) == count
+
+
+OUTSIDE = "the weights that SGD updates differ between the ranks: neither the optimizer nor its model was prepared"
+
+SIDES = {"forgotten": 1, "own DDP": 0, "prepared": 0}
+"""The number of notices."""
+
+
+@pytest.mark.parametrize("case", SIDES)
+def test_second_model_and_optimizer_that_were_not_prepared_give_one_notice(
+    case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        training = Training()
+        other: Any = torch.nn.Linear(3, 1)
+        if case == "own DDP":
+            other = torch.nn.parallel.DistributedDataParallel(other)
+        optimizer: Any = torch.optim.SGD(other.parameters(), lr=0.1)
+        if case == "prepared":
+            other, optimizer = training.accelerator.prepare(other, optimizer)
+        for number in range(9):
+            other(torch.full((1, 3), 1.0 + number + training.rank)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            training.step()
+
+    assert launched(train, capfd).count(OUTSIDE) == SIDES[case]
+
+
+# Switches.
+
+
+def test_code_wins_over_the_launch() -> None:
+    def look(**options: Any) -> bool:
+        return Accelerator(cpu=True, **options).rank_check is not None
+
+    def looks(*, launch: bool | None, code: bool | None = None) -> bool:
+        return bool(notebook_launch(look, 2, kwargs={"check_ranks": code}, check_ranks=launch, output="none")[0])
+
+    assert [looks(launch=None), looks(launch=False), looks(launch=False, code=True)] == [True, False, True]
+
+
+def test_check_ranks_rejects_what_is_no_switch() -> None:
+    no: Any = "no"
+    two: Any = 2
+    with pytest.raises(ValueError, match="check_ranks='no' is a str; it must be True or False"):
+        LaunchConfig(check_ranks=no)
+    with pytest.raises(TypeError, match="check_ranks=2 is an int; it must be True or False, or None"):
+        Accelerator(cpu=True, check_ranks=two)

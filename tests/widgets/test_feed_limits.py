@@ -1,0 +1,145 @@
+"""Messages to the monitor's page are bounded, and are JSON whatever the run reports."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from notebook_launcher.drawing.legend import LIMITS
+from notebook_launcher.history.schema import PhaseSpan, RankPhases, RankSnapshot
+from notebook_launcher.widgets.monitor import feeds
+from notebook_launcher.widgets.monitor.feed import Feed
+from notebook_launcher.widgets.monitor.monitor import interval_after
+from notebook_launcher.widgets.monitor.page_items import number
+from tests.support.made_up_run import Reader, points, size
+
+
+def test_ten_thousand_metrics_a_second_make_small_messages() -> None:
+    reader = Reader()
+    feed = Feed(reader)
+    feed.reset()
+    step = 0
+    for _ in range(40):
+        for _ in range(2500):
+            reader.report(step, loss=math.sin(step), spike=1e9 if step == 70_001 else 0.0)
+            step += 1
+        update = feed.update()
+        assert update is not None
+        assert points(update) <= 2 * feeds.MAX_SENT
+        assert any(curve["replace"] for curve in update["curves"]) or points(update) <= 2 * feeds.NEW_OF_A_CURVE
+        assert {curve["steps"][-1] for curve in update["curves"]} == {step - 1}
+    reset = feed.reset()
+    assert points(reset) <= 2 * feeds.MAX_SENT
+    assert max(reset["curves"][1]["values"]) == 1e9
+    assert reset["curves"][0]["steps"][-1] == 99_999
+
+
+def test_page_never_gets_more_points_than_it_keeps() -> None:
+    reader = Reader()
+    feed = Feed(reader)
+    feed.reset()
+    kept: list[int] = []
+    for step in range(100_000):
+        reader.report(step, loss=1.0 / (step + 1))
+        if step % 700 == 0:
+            update = feed.update()
+            assert update is not None
+            (curve,) = update["curves"]
+            kept = curve["steps"] if curve["replace"] else kept + curve["steps"]
+            assert len(kept) <= 2000
+    assert (kept[0], kept[-1]) == (0, 99_400)
+
+
+def test_messages_of_64_ranks_are_bounded() -> None:
+    spans = tuple(PhaseSpan(phase="forward", start=at / 1000, seconds=0.001) for at in range(1024))
+    reader = Reader(
+        ranks=tuple(RankSnapshot(rank=rank, state="running", last_line="x" * 10_000) for rank in range(64)),
+        logs=dict.fromkeys(range(64), ("y" * 99 + "\n") * 20000),
+        phases={
+            rank: RankPhases(windows=9, micro_batches=9, seconds={"forward": 1.0}, spans=spans) for rank in range(64)
+        },
+    )
+    for step in range(300):
+        for rank in range(64):
+            reader.report(step, rank, **{f"metric {name}": 0.123456789 for name in range(10)})
+    feed = Feed(reader)
+    assert size(feed.reset()) < 10_000_000
+    for step in range(300, 400):
+        for rank in range(64):
+            reader.report(step, rank, **{f"metric {name}": 0.123456789 for name in range(10)})
+    for rank in range(64):
+        reader.logs[rank] += ("z" * 99 + "\n") * 1000
+    update = feed.update()
+    assert update is not None
+    assert size(update) < 1_000_000
+    assert all(log["text"].endswith("z\n") for log in update["logs"])
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 0.25), (0.06, 0.6), (5.0, 1.0)])
+def test_messages_that_cost_much_are_fewer(seconds: float, expected: float) -> None:
+    assert interval_after(seconds) == pytest.approx(expected)
+
+
+def test_curves_beyond_the_limit_are_left_out() -> None:
+    reader = Reader()
+    for name in range(3000):
+        reader.report(0, **{str(name): 1.0})
+    feed = Feed(reader)
+    assert len(feed.reset()["curves"]) == 1024
+    reader.report(1, **{"2999": 1.0, "0": 2.0})
+    update = feed.update()
+    assert update is not None
+    assert [curve["name"] for curve in update["curves"]] == ["0"]
+
+
+def test_numbers_that_are_not_finite_are_null() -> None:
+    ranks = (RankSnapshot(rank=0, rate=math.inf, metrics={"loss": math.nan, "x": -math.inf}),)
+    reader = Reader(ranks=ranks)
+    reader.report(0, loss=math.nan, x=math.inf, ok=1.5)
+    message = json.loads(json.dumps(Feed(reader).reset(), allow_nan=False))
+    assert [curve["values"] for curve in message["curves"]] == [[None], [None], [1.5]]
+    assert message["ranks"][0]["metrics"] == {"loss": None, "x": None}
+    assert message["ranks"][0]["rate"] is None
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-320, 1.7976931348623157e308, -123456.789, 5e-324])
+def test_rounding_stays_near_and_finite(value: float) -> None:
+    assert number(value) == pytest.approx(value, rel=1e-5, abs=1e-322)
+    rounded = number(value, 1)
+    assert rounded is not None
+    assert math.isfinite(rounded)
+
+
+def test_page_gets_the_end_of_a_long_log_in_whole_lines() -> None:
+    reader = Reader(logs={0: "".join(f"line {at}\n" for at in range(100_000))})
+    feed = Feed(reader)
+    (log,) = feed.reset()["logs"]
+    lines = log["text"].splitlines()
+    assert lines[-1] == "line 99999"
+    assert lines[0] == f"line {100_000 - len(lines)}"
+    assert 1000 < len(lines) <= LIMITS.lines
+    reader.logs[0] += "new\n" * 100_000 + "last\n"
+    update = feed.update()
+    assert update is not None
+    (log,) = update["logs"]
+    assert "B not shown; run.logs(0) has everything" in log["text"][:100]
+    assert log["text"].endswith("new\nlast\n")
+    assert len(log["text"]) < feeds.NEW_BYTES + 200
+
+
+def test_spans_are_sent_once_and_newest_first_when_there_are_too_many() -> None:
+    def lane(first: int, last: int) -> dict[int, RankPhases]:
+        spans = tuple(PhaseSpan(phase="data", start=float(at), seconds=0.5) for at in range(first, last))
+        return {0: RankPhases(seconds={"data": 1.0}, spans=spans)}
+
+    reader = Reader(phases=lane(0, 10))
+    feed = Feed(reader)
+    assert [span[1] for span in feed.reset()["lanes"][0]["spans"]] == list(range(10))
+    reader.phases = lane(5, 12)
+    update = feed.update()
+    assert update is not None
+    assert update["lanes"] == [{"rank": 0, "spans": [["data", 10.0, 0.5], ["data", 11.0, 0.5]]}]
+    update = feed.update()
+    assert update is None

@@ -1,0 +1,286 @@
+"""Messages of the monitor's page arrive while the cell is busy, in real kernels of each supported ipykernel."""
+
+from __future__ import annotations
+
+import base64
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.kernel.test_ipykernels import VERSIONS, installed
+from tests.support.front_end import LEFTOVERS, TRAIN, WIDGET_VIEW, Page, clean, kinds, last_steps, picture_of
+from tests.support.kernels import ROOT
+from tests.support.warm_kernels import evaluate, final, warm_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.kernels import Kernel
+
+KERNEL_CODE = TRAIN
+
+
+@pytest.fixture
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    with clean(module_kernel):
+        yield module_kernel
+
+
+NEWEST = "installed"
+
+
+@pytest.fixture(scope="module", params=[NEWEST, *VERSIONS])
+def any_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    folders = [] if request.param == NEWEST else [str(installed(request.param))]
+    with warm_kernel(env={"PYTHONPATH": os.pathsep.join([*folders, str(ROOT)])}) as kernel:
+        outcome = kernel.execute(TRAIN + "import ipykernel; print(ipykernel.__version__)")
+        assert request.param in (NEWEST, outcome.stdout.strip())
+        yield kernel
+
+
+@pytest.fixture
+def every_kernel(any_kernel: Kernel) -> Iterator[Kernel]:
+    with clean(any_kernel):
+        yield any_kernel
+
+
+def test_stop_button_works_while_the_cell_is_busy(every_kernel: Kernel) -> None:
+    cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(every_kernel, cell)
+    page.send("hello")
+    messages = page.until(lambda messages: len(messages) > 5 and len(last_steps(messages)) > 1)
+    assert kinds(messages) == ["reset"] + ["update"] * (len(messages) - 1)
+    assert messages[0]["run"]["actions"]["stop"]
+    assert messages[0]["run"]["action_hint"] == ""
+    assert last_steps(messages) == sorted(set(last_steps(messages)))
+    page.send("stop")
+    outcome = every_kernel.wait(cell)
+    assert (outcome.error or "").startswith("RunStoppedError")
+    assert page.messages[-1]["run"]["state"] == "stopped"
+    assert page.messages[-1]["run"]["is_over"]
+    # Nothing that needs a kernel is left in the cell.
+    table, drawing = picture_of(outcome)
+    assert "stopped" in table["text/html"]
+    assert WIDGET_VIEW not in table
+    assert drawing["image/svg+xml"].startswith("<svg")
+    assert evaluate(every_kernel, LEFTOVERS)[2:] == [0, False]
+    # Its page may go on exploring it: the record names the monitor, which still answers.
+    assert not page.is_closed
+    key = evaluate(every_kernel, f"widget._instances[{page.comm_id!r}].key")
+    assert f'data-nbl-explore="{key}"' in table["text/html"]
+    assert f'data-nbl-cover="{key}"' in drawing["text/html"]
+    page.send("hello")
+    page.until(lambda messages: kinds(messages).count("reset") == 2)
+    assert page.messages[-1]["run"]["state"] == "stopped"
+
+
+def test_page_reloaded_while_the_cell_waits_gets_the_run(every_kernel: Kernel) -> None:
+    cell = every_kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(every_kernel, cell)
+    page.send("hello", page="first")
+    page.until(lambda messages: len(messages) > 1)
+    control, widgets = all_widgets(every_kernel, cell)
+    assert widgets[page.comm_id]["state"]["title"] == "train"
+    page.send("hello", page="second")
+    page.until(lambda messages: kinds(messages).count("reset") == 2)
+    page.send("stop")
+    assert (every_kernel.wait(cell).error or "").startswith("RunStoppedError")
+    # The picture does not come to a page that was reloaded, so it keeps the monitor of the run that is over.
+    assert not page.is_closed
+    page.send("hello", page="third")
+    page.until(lambda messages: kinds(messages).count("reset") == 3)
+    assert page.messages[-1]["run"]["state"] == "stopped"
+    closing = f"from ipywidgets.widgets import widget; widget._instances[{page.comm_id!r}].close()"
+    assert every_kernel.execute(closing).error is None
+    close_comm(every_kernel, control)
+
+
+def test_page_reloaded_while_the_cell_computes_gets_the_run(kernel: Kernel) -> None:
+    cell = kernel.start(
+        "import time\nrun = launch(train, 2)\nwhile run.state != 'stopped': time.sleep(0.001)", allow_stdin=True
+    )
+    page = Page.opened(kernel, cell)
+    control, widgets = all_widgets(kernel, cell)
+    assert page.comm_id in widgets
+    page.send("stop")
+    assert kernel.wait(cell).error is None
+    close_comm(kernel, control)
+
+
+def all_widgets(kernel: Kernel, cell: str) -> tuple[str, dict[str, Any]]:
+    """Ask for all widgets as a page does that was loaded; return the comm that it opens, and the widgets."""
+
+    def answers() -> list[dict[str, Any]]:
+        messages = (one["content"]["data"] for one in kernel.received if one["content"].get("comm_id") == control)
+        return [data["states"] for data in messages if data.get("method") == "update_states"]
+
+    control = uuid.uuid4().hex
+    kernel.send_comm(control, {}, opens="jupyter.widget.control")
+    kernel.send_comm(control, {"method": "request_states"})
+    kernel.wait(cell, until=lambda _: bool(answers()))
+    return control, answers()[0]
+
+
+def close_comm(kernel: Kernel, comm_id: str) -> None:
+    outcome = kernel.execute(f"import comm; comm.get_comm_manager().comms[{comm_id!r}].close()")
+    assert outcome.error is None, outcome.traceback
+
+
+def test_other_messages_keep_their_order_and_get_their_replies(every_kernel: Kernel) -> None:
+    # After an error Jupyter would drop the cells that wait.
+    cell = every_kernel.start("try: notebook_launch(train, 2)\nexcept RunStoppedError: pass", allow_stdin=True)
+    page = Page.opened(every_kernel, cell)
+    first = every_kernel.start("print('first')")
+    page.send("hello")
+    second = every_kernel.start("print('second')")
+    page.until(lambda messages: len(messages) > 1)
+    assert not every_kernel.outcome(first).messages
+    page.send("stop")
+    assert every_kernel.wait(cell).error is None
+    assert every_kernel.wait(first).stdout == "first\n"
+    assert every_kernel.wait(second).stdout == "second\n"
+
+
+def test_detached_run_shows_its_monitor(every_kernel: Kernel) -> None:
+    cell = every_kernel.start("run = launch(train, 2)", allow_stdin=True)
+    page = Page.opened(every_kernel, cell)
+    page.send("hello")
+    page.until(lambda messages: len(messages) > 1)
+    page.send("interrupt")
+    page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
+    outcome = every_kernel.wait(cell, until=lambda outcome: "data-nbl-explore" in str(outcome.displays))
+    assert not any(WIDGET_VIEW in data for data in final(outcome).values())
+    assert evaluate(every_kernel, "run.wait(); run.state") == "stopped"
+
+
+def test_clicks_from_a_front_end_with_subshells_arrive(kernel: Kernel) -> None:
+    subshell = kernel.ask_control("create_subshell_request")["subshell_id"]
+    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    page.send("hello", subshell_id=subshell)
+    page.until(lambda messages: len(messages) > 1)
+    page.send("stop", subshell_id=subshell)
+    assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
+    kernel.ask_control("delete_subshell_request", subshell_id=subshell)
+
+
+def test_requests_of_the_page_are_carried_out(kernel: Kernel) -> None:
+    def notices(messages: list[dict[str, Any]]) -> str:
+        return "\n".join(notice for message in messages for notice in message.get("notices", ()))
+
+    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    for kind in ("hello", "stacks", "save", "no such thing"):
+        page.send(kind)
+    page.until(lambda messages: "Accelerator" in notices(messages) and "train" in notices(messages))
+    assert "CallOrderError: no Accelerator has made an update in this run yet" in notices(page.messages)
+    assert "time.sleep(0.01)" in notices(page.messages) or "in train" in notices(page.messages)
+    for kind in ("stop", "stop", "interrupt", "stop"):
+        page.send(kind)
+    assert (kernel.wait(cell).error or "").startswith("RunStoppedError")
+
+
+STEERED = """
+def steered():
+    import torch
+    from notebook_launcher import Accelerator, tunable
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    while not tunable("enough", False):
+        with accelerator.accumulate(model):
+            loss = model(torch.ones(4, 2)).square().mean() * tunable("temperature", 0.7)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            report(loss=loss)
+    return optimizer.param_groups[0]["lr"]
+"""
+
+
+def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kernel) -> None:
+    def latest(name: str) -> Any:
+        found = [message[name] for message in page.messages if name in message]
+        return found[-1] if found else None
+
+    def texts() -> dict[str, str]:
+        return {one["name"]: one["text"] for one in latest("settings") or ()}
+
+    kernel.execute(STEERED)
+    cell = kernel.start("notebook_launch(steered, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    page.send("hello")
+    page.until(lambda _: "lr" in texts())
+    assert texts() == {
+        "lr": "0.5", "max_grad_norm": "none", "gradient_accumulation_steps": "2", "enough": "off", "temperature": "0.7"
+    }  # fmt: skip
+    for name, value in (("lr", "x0.5"), ("max_grad_norm", "1"), ("temprature", "1"), ("temperature", "warm")):
+        page.send("set", name=name, value=value)
+    page.until(lambda _: (texts()["lr"], texts()["max_grad_norm"]) == ("0.25", "1"))
+    page.until(lambda messages: len(answers(messages)) == 4)
+    problems = answers(page.messages)
+    assert (problems["lr"], problems["max_grad_norm"]) == ("", "")
+    assert problems["temprature"].startswith("temprature=1: this run offers lr, max_grad_norm")
+    assert problems["temperature"].startswith("temperature='warm' must be a number")
+    changes = [change for message in page.messages for change in message.get("changes", ())]
+    assert {(one["name"], one["before"], one["after"], one["source"]) for one in changes} == {
+        ("lr", "0.5", "0.25", "monitor"), ("max_grad_norm", "none", "1", "monitor"),
+    }  # fmt: skip
+    page.send("sample", amount=1)
+    page.send("profile", amount=2)
+    page.until(lambda messages: findings(messages).keys() == {"sample", "profile"})
+    sample, profile = (findings(page.messages)[kind] for kind in ("sample", "profile"))
+    assert "steered, line" in sample["drawing"], sample["problem"]
+    assert profile["tables"][0]["head"].startswith("rank 0: 2 updates from update "), profile["problem"]
+    assert profile["tables"][0]["trace"].endswith(".json.gz")
+    assert base64.b64decode(profile["tables"][0]["trace_data"]).startswith(b"\x1f\x8b")
+    page.send("pause")
+    page.until(lambda _: latest("run")["state"] == "paused")
+    assert latest("run")["actions"]["resume"]
+    page.send("set", name="temperature", value="0.9")
+    page.until(lambda _: texts()["temperature"] == "0.9")
+    page.send("resume")
+    page.until(lambda _: latest("run")["state"] == "running")
+    page.send("set", name="enough", value="on")
+    outcome = kernel.wait(cell)
+    assert (outcome.result or "").startswith("Results of 2 ranks\n  0: 0.25"), outcome
+    _, drawing = picture_of(outcome)
+    assert "lr 0.5 → 0.25" in drawing["image/svg+xml"]
+
+
+def answers(messages: list[dict[str, Any]]) -> dict[str, str]:
+    return {one["name"]: one["problem"] for message in messages for one in message.get("answers", ())}
+
+
+def findings(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {one["kind"]: one for message in messages for one in message.get("findings", ())}
+
+
+def test_buttons_work_after_the_cell_if_ipykernel_has_no_tap(kernel: Kernel) -> None:
+    code = (
+        "from notebook_launcher.widgets.monitor import tap\n"
+        "known, tap._running_kernel = tap._running_kernel, lambda: object()\n"
+        "run = launch(train, 2, monitor=False)\nMonitor(run)"
+    )
+    page = Page.opened(kernel, kernel.start(code))
+    page.send("hello")
+    (message, *_) = page.until(bool)
+    assert "interrupt button" in message["run"]["action_hint"]
+    page.send("stop")
+    page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
+    assert kernel.execute("tap._running_kernel = known; run.wait()").error is None
+
+
+def test_stop_button_ends_a_run_of_a_session(kernel: Kernel) -> None:
+    cell = kernel.start("with Session(2) as session: session.run(train)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    page.send("hello")
+    page.until(lambda messages: len(messages) > 1)
+    page.send("stop")
+    outcome = kernel.wait(cell)
+    assert (outcome.error or "").startswith("RunStoppedError")
+    assert not any(WIDGET_VIEW in data for data in final(outcome).values())

@@ -1,0 +1,182 @@
+"""Monitors and their pictures when a run is over, or is read from its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import nbclient
+import nbformat
+import pytest
+
+from notebook_launcher import ConfigError, LaunchConfig, launch, report, track
+from notebook_launcher.widgets import Monitor
+from tests.support.front_end import TRAIN, WIDGET_VIEW, Page, clean, kinds, last_steps, picture_of
+from tests.support.kernels import ROOT
+from tests.support.warm_kernels import final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.kernels import Kernel
+
+KERNEL_CODE = TRAIN
+
+
+@pytest.fixture
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    with clean(module_kernel):
+        yield module_kernel
+
+
+def test_only_the_newest_monitors_of_ended_runs_stay_open(kernel: Kernel) -> None:
+    kernel.execute("from notebook_launcher.widgets.monitor import monitor as module; module.MAX_EXPLORABLE = 2")
+    pages = []
+    for _ in range(3):
+        cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+        pages.append(Page.opened(kernel, cell))
+        pages[-1].send("hello")
+        pages[-1].until(lambda messages: len(last_steps(messages)) > 0)
+        pages[-1].send("interrupt")
+        kernel.wait(cell)
+    kernel.wait(cell, until=lambda _: pages[0].is_closed)
+    assert not any(page.is_closed for page in pages[1:])
+
+
+def test_two_monitors_of_one_run_survive_a_reload(kernel: Kernel) -> None:
+    cell = kernel.start("run = launch(train, 2, monitor=False)\ndisplay(Monitor(run))\nMonitor(run)")
+    pages = [Page.opened(kernel, cell, number) for number in (0, 1)]
+    for page in pages:
+        page.send("hello")
+        page.until(lambda messages: len(messages) > 1)
+    pages[0].send("hello")
+    pages[0].until(lambda messages: kinds(messages).count("reset") == 2)
+    assert kinds(pages[1].messages).count("reset") == 1
+    pages[1].send("stop")
+    kernel.wait(cell, until=lambda outcome: str(list(final(outcome).values())).count("data-nbl-cover") == 2)
+    shown = final(kernel.outcome(cell)).values()
+    assert len(shown) == 4
+    assert not any(WIDGET_VIEW in data for data in shown)
+
+
+@pytest.mark.parametrize("reader", ["run", "open_run(run.id)"])
+def test_run_that_is_over_can_be_explored(kernel: Kernel, reader: str) -> None:
+    outcome = kernel.execute(
+        "from notebook_launcher import open_run\n"
+        "def short(): print('from a rank'); train(5)\n"
+        "run = launch(short, 2, output='none'); run.wait()"
+    )
+    assert outcome.error is None, outcome.traceback
+    cell = kernel.start(f"monitor = Monitor({reader}); monitor")
+    page = Page.opened(kernel, cell)
+    outcome = kernel.wait(cell)
+    (shown,) = final(outcome).values()
+    assert "done" in shown["text/html"]
+    assert shown["text/plain"]
+    page.send("hello")
+    (message,) = page.until(bool)
+    assert (message["type"], message["run"]["state"]) == ("reset", "done")
+    assert len(message["curves"][0]["steps"]) == 5
+    assert [log["text"] for log in message["logs"]] == ["from a rank\n"] * 2
+    assert not any(message["run"]["actions"].values())
+    outcome = kernel.execute("monitor.close(); monitor")
+    assert "done" in outcome.displays[0]["data"]["text/html"]
+    assert WIDGET_VIEW not in outcome.displays[0]["data"]
+
+
+@pytest.mark.parametrize("hellos", [0, 1])
+def test_folded_picture_stands_below_the_monitor_of_a_live_run(kernel: Kernel, hellos: int) -> None:
+    cell = kernel.start("notebook_launch(train, 2)", allow_stdin=True)
+    page = Page.opened(kernel, cell)
+    for _ in range(hellos):
+        page.send("hello")
+    outcome = kernel.wait(cell, until=lambda outcome: "loss" in str(final(outcome)))
+    widget, kept = final(outcome).values()
+    assert WIDGET_VIEW in widget
+    assert re.match(r'<div data-nbl-kept="\w+"><details ', kept["text/html"])
+    assert "train on 2 ranks: running" in kept["text/html"]
+    assert "<img" in kept["text/html"]
+    assert kept["text/plain"].startswith("train on 2 ranks: running")
+    kernel.interrupt()
+    outcome = kernel.wait(cell)
+    table, drawing = picture_of(outcome)
+    assert "stopped" in table["text/html"]
+    assert "<img" in drawing["text/html"]
+    assert bool(page.messages) == bool(hellos)
+
+
+def test_metrics_read_for_a_picture_reach_the_page_too() -> None:
+    def report_and_wait() -> None:
+        report(step=7, loss=1.0)
+        for _ in track(range(10**6)):
+            time.sleep(0.01)
+
+    run = launch(report_and_wait, 1, output="none")
+    monitor = Monitor(run)
+    sent: list[Any] = []
+    monitor.send = sent.append
+    monitor._seen.set()
+    while not run.metrics:
+        run.wait(0.01)
+    monitor._keep_picture()
+    monitor._send_news()
+    run.stop()
+    monitor.close()
+    assert [curve["steps"] for curve in sent[0]["curves"]] == [[7]]
+
+
+def test_picture_that_stays_is_drawn_as_the_page_drew_the_curves() -> None:
+    run = launch(lambda: report(loss=1.0), 1, output="none", monitor=False)
+    run.result(50)
+    monitor = Monitor(run)
+    with contextlib.closing(monitor):
+        assert ">step<" in monitor._picture()[1]["image/svg+xml"]
+        monitor._receive({"type": "draw", "axis": "time", "grouped": False, "log": True, "smoothing": 7})
+        assert ">time<" in monitor._picture()[1]["image/svg+xml"]
+        monitor._receive({"type": "draw", "axis": "<b>", "smoothing": "much"})
+        assert ">step<" in monitor._picture()[1]["image/svg+xml"]
+
+
+@pytest.mark.usefixtures("no_loop_left")
+def test_notebook_run_by_a_program_keeps_no_widget() -> None:
+    source = f"import time\nfrom notebook_launcher import *{TRAIN}\nnotebook_launch(train, 2, kwargs={{'steps': 150}})"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute(
+        env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    data = [output.data for output in notebook.cells[0].outputs if output.output_type == "display_data"]
+    assert any("done" in bundle.get("text/html", "") for bundle in data)
+    # Of the progress nothing is left but an empty output, and the text is the first line.
+    assert not any("/150" in bundle.get("text/plain", "") for bundle in data)
+    text = "".join(output.text for output in notebook.cells[0].outputs if output.output_type == "stream")
+    assert [line.partition(" ")[0] for line in text.splitlines()] == ["train:"]
+    assert any("image/svg+xml" in bundle for bundle in data)
+    assert not any(WIDGET_VIEW in bundle for bundle in data)
+    assert "widgets" not in notebook.metadata
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_monitor_option_takes_three_values(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"monitor=.* is unknown. It can be True, False or 'auto'"):
+        LaunchConfig(monitor=value)
+    assert LaunchConfig().monitor == "auto"
+
+
+def test_monitor_of_something_else_raises_type_error() -> None:
+    with pytest.raises(TypeError, match=r"Monitor\(3\): not a run. Pass what launch\(...\) returned"):
+        Monitor(3)  # type: ignore[arg-type]
+
+
+def test_closed_monitor_is_freed_with_its_last_reference() -> None:
+    run = launch(print, 1, output="none")
+    run.wait()
+    monitor = Monitor(run)
+    reference = weakref.ref(monitor)
+    monitor._handle_custom_msg({"type": "hello"}, [])
+    monitor.close()
+    del monitor
+    assert reference() is None
