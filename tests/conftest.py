@@ -13,6 +13,7 @@ import pytest
 from jupyter_core import utils as jupyter_utils
 
 from notebook_launcher.history.run_folders import VARIABLE
+from tests.everything import ALONE
 from tests.support.leaks import lasting, leave_nothing_behind, marked_session
 from tests.support.warm_kernels import run_cell, unchanged, warm_kernel
 
@@ -38,9 +39,6 @@ __all__ = [
     "pytest_collection_modifyitems",
     "runs_aside",
 ]
-
-ALONE = frozenset({"chores", "deaths", "forking", "hangs", "leaks", "monitor", "phases", "robustness", "stop"})
-"""Test files that need the machine alone: they measure time, or look at processes and memory of the whole machine."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -82,15 +82,17 @@ def test_ipykernel_answers_input_and_breakpoint(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("Ada\n"), outcome
 
 
+WAIT = """
+def wait():
+    import torch.distributed as dist
+    print('up', flush=True)
+    if os.environ['RANK'] == '0': dist.barrier()
+    time.sleep(60)
+"""
+
+
 def test_ipykernel_interrupt_stops_the_run(kernel: Kernel) -> None:
-    cell = kernel.start(
-        "def wait():\n"
-        "    import torch.distributed as dist\n"
-        "    print('up', flush=True)\n"
-        "    if os.environ['RANK'] == '0': dist.barrier()\n"
-        "    time.sleep(60)\n"
-        "notebook_launch(wait, 2)"
-    )
+    cell = kernel.start(f"{WAIT}notebook_launch(wait, 2)")
     kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
     kernel.interrupt()
     outcome = kernel.wait(cell)
@@ -98,8 +100,8 @@ def test_ipykernel_interrupt_stops_the_run(kernel: Kernel) -> None:
 
 
 def test_ipykernel_interrupt_of_an_await_stops_the_run(kernel: Kernel) -> None:
-    cell = kernel.start("run = launch(wait, 2)\nawait run")
-    kernel.wait(cell, until=lambda outcome: outcome.done or "up" in outcome.stdout)
+    cell = kernel.start(f"{WAIT}run = launch(wait, 2)\nprint('begun')\nawait run")
+    kernel.wait(cell, until=lambda outcome: outcome.done or {"up", "begun"} <= set(outcome.stdout.split()))
     kernel.interrupt()
     assert kernel.wait(cell).error is not None
     assert kernel.execute("run.wait(); print(run.state)").stdout.endswith("stopped\n")

@@ -131,7 +131,7 @@ def lab(request: pytest.FixtureRequest, chromium: Browser, tmp_path_factory: pyt
 @pytest.fixture(autouse=True)
 def closed_pages(lab: Lab) -> Iterator[None]:
     yield
-    lab.close_pages()
+    lab.close_pages(end_kernels=True)  # Kernels that the check for leaks ends are restarted by their server.
 
 
 def monitor_of(page: Page) -> Locator:

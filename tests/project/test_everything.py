@@ -49,8 +49,10 @@ def outcome_of(tmp_path: Path) -> Callable[..., tuple[int, str]]:
 
     def run(*files: str) -> tuple[int, str]:
         (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
-        for number, text in enumerate((*files, ALONE)):
-            (tmp_path / f"test_{number}.py").write_text(text)
+        (tmp_path / "tests").mkdir()
+        for number, text in enumerate(files):
+            (tmp_path / "tests" / f"test_{number}.py").write_text(text)
+        (tmp_path / "tests" / "test_stop.py").write_text(ALONE)
         command = [sys.executable, str(Path(everything.__file__)), str(tmp_path)]
         # Loading every installed plugin takes 5 of 6 seconds of processor time.
         plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
@@ -73,13 +75,13 @@ def test_test_that_passes_alone_is_named_as_unsteady(outcome_of: Callable[..., t
     status, output = outcome_of(STEADY, UNSTEADY.format(number=1))
     assert status == 0
     assert "==> tests that failed, again and alone: 1" in output
-    assert output.endswith("==> unsteady, failed once and passed alone: test_1.py::test_unsteady_1\n")
+    assert output.endswith("==> unsteady, failed once and passed alone: tests/test_1.py::test_unsteady_1\n")
 
 
 def test_leftover_that_does_not_come_again_is_named_as_unsteady(outcome_of: Callable[..., tuple[int, str]]) -> None:
     status, output = outcome_of(LEAKING)
     assert status == 0
-    assert output.endswith("==> unsteady, failed once and passed alone: test_0.py::test_leaking\n")
+    assert output.endswith("==> unsteady, failed once and passed alone: tests/test_0.py::test_leaking\n")
 
 
 def test_test_that_fails_twice_fails_the_run(outcome_of: Callable[..., tuple[int, str]]) -> None:

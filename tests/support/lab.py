@@ -173,9 +173,13 @@ class Lab:
         self.show(page, name)
         return page
 
-    def close_pages(self) -> None:
-        """Close all pages: one that shows a live monitor takes processor time. Their kernels live on."""
-        for page in [] if self._context is None else self._context.pages:
+    def close_pages(self, *, end_kernels: bool = False) -> None:
+        """Close all pages, since one that shows a live monitor takes processor time; their kernels may live on."""
+        pages = [] if self._context is None else self._context.pages
+        if end_kernels and pages:
+            # The page may know of sessions that have ended already.
+            pages[0].evaluate("() => jupyterapp.serviceManager.sessions.shutdownAll().catch(() => {})")
+        for page in pages:
             page.close()
 
     def show(self, page: Page, name: str) -> None:

@@ -97,7 +97,7 @@ def test_folded_picture_stands_below_the_monitor_of_a_live_run(kernel: Kernel, h
     outcome = kernel.wait(cell, until=lambda outcome: "loss" in str(final(outcome)))
     widget, kept = final(outcome).values()
     assert WIDGET_VIEW in widget
-    assert re.match(r'<div data-nbl-kept="\w+"><details ', kept["text/html"])
+    assert re.match(r'<div data-nbl-kept="\w+"><style>[^<]+</style><details ', kept["text/html"])
     assert "train on 2 ranks: running" in kept["text/html"]
     assert "<img" in kept["text/html"]
     assert kept["text/plain"].startswith("train on 2 ranks: running")

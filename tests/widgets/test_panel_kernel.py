@@ -134,7 +134,7 @@ def test_output_and_picture_of_a_run_come_to_the_panels_cell(kernel: Kernel, cel
     before = set(final(kernel.outcome(cell)))
     msg_id = kernel.start('panel.arguments["lr"] = 0.25; panel.launch_button.click()')
     shown = kernel.wait(cell, until=lambda cell: "lr is 0.25" in cell.stdout and new_picture(cell, before, "done, "))
-    assert re.match(r'<div data-nbl-kept="\w+"><details ', new_picture(shown, before)["text/html"])
+    assert re.match(r'<div data-nbl-kept="\w+"><style>[^<]+</style><details ', new_picture(shown, before)["text/html"])
     assert kernel.wait(msg_id).stdout == ""
 
 
