@@ -198,11 +198,13 @@ def test_ray_stays_out_of_the_kernel_and_nothing_outlives_it(address: str) -> No
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
-def test_ranks_that_ray_cannot_place_are_refused(engine: Ray, address: str) -> None:
-    assert engine._agents()
+def test_ranks_that_ray_cannot_place_are_refused(address: str) -> None:
     asked = r"node 0 did not come up: no message arrived for 2 s\. Ray was asked for 4 CPU, 0 GPU at .*patience="
-    with Ray(address, cpus=4, patience=2) as other, pytest.raises(ConfigError, match=asked):
-        notebook_launch(sum_up, 2, engine=other, **QUIET)
+    with Ray(address, cpus=1) as busy, Ray(address, cpus=4, patience=2) as other:
+        notebook_launch(sum_up, 4, engine=busy, **QUIET)
+        assert len(agents_of(busy)) == 2  # Each node lacks one of its 4 CPUs.
+        with pytest.raises(ConfigError, match=asked):
+            notebook_launch(sum_up, 2, engine=other, **QUIET)
 
 
 def test_agent_that_does_not_see_its_gpus_is_refused(address: str) -> None:
