@@ -176,8 +176,7 @@ class RunThread:
     def _finish(self, outcome: RunOutcome) -> None:
         data = self.data
         try:
-            line = end_line(outcome, asked_to_stop=data.commands.asked_to_stop, is_raised=self._in_cell)
-            data.output.end("" if data.scope.is_brief and data.seconds < QUIET else f"{data.name}: {line}")
+            data.output.end("" if data.scope.is_brief and data.seconds < QUIET else self._last_line(outcome))
         finally:
             # Waiting threads must be released, whatever happens.
             self._forgotten.detach()
@@ -192,6 +191,10 @@ class RunThread:
             data.over.set()
             self.questions.close()
             del self._recorder  # Closes the files of the logs now, and not when the run is forgotten.
+
+    def _last_line(self, outcome: RunOutcome) -> str:
+        line = end_line(outcome, asked_to_stop=self.data.commands.asked_to_stop, is_raised=self._in_cell)
+        return f"{self.data.name}: {line}"
 
 
 class _Thread(threading.Thread):

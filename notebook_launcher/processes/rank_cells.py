@@ -150,6 +150,8 @@ def _ends_with_expression(tree: ast.Module) -> bool:
 
 def _is_silent(code: str) -> bool:
     """Return True if the code ends with a semicolon, which keeps a notebook from showing the value."""
+    if ";" not in code:
+        return False
     try:
         tokens = [one for one in tokenize.generate_tokens(io.StringIO(code).readline) if one.type not in COMMENTS]
     except (tokenize.TokenError, SyntaxError):  # IPython's own syntax.

@@ -54,6 +54,8 @@ class ParcelWriter:
         self._file = AnonymousFile(name)
         self._is_sealed = False
         self._what = what
+        self._start = bytearray(ALIGNMENT)
+        """The header's room and the pickle's beginning, which are written together: most parcels are no longer."""
         self._end = ALIGNMENT
         self._checked_end = UNCHECKED_SIZE
         self._buffers: list[memoryview] = []
@@ -63,7 +65,11 @@ class ParcelWriter:
         if self._end + len(data) > self._checked_end:
             self._require(len(data))
             self._checked_end = self._end + len(data) + UNCHECKED_SIZE
-        self._end = self._write_at(data, self._end)
+        if self._end == len(self._start) and self._end + len(data) < PLAIN_SIZE:
+            self._start += data
+            self._end += len(data)
+        else:
+            self._end = self._write_at(data, self._end)
         return len(data)
 
     def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
@@ -89,8 +95,12 @@ class ParcelWriter:
         self._buffers.clear()
         table += notes
         offset = _aligned(self._end)
-        self._write_at(table, offset)
-        self._write_at(HEADER.pack(MAGIC, pickle_length, len(lengths), offset, len(table)), 0)
+        if self._end == len(self._start):
+            self._start += bytes(offset - self._end) + table
+        else:
+            self._write_at(table, offset)
+        HEADER.pack_into(self._start, 0, MAGIC, pickle_length, len(lengths), offset, len(table))
+        self._write_at(self._start, 0)
         self._is_sealed = True
         return self._file
 

@@ -324,6 +324,16 @@ def test_unknown_home_is_reported_once(monkeypatch, capfd):
     assert capfd.readouterr().err.count("recording of the run ended: RuntimeError: Could not determine") == 1
 
 
+@pytest.mark.parametrize("home_variable", ["a/relative/path", "~nobody-at-all"])
+def test_home_that_is_no_full_path_is_reported(home_variable, monkeypatch):
+    for name in ("XDG_STATE_HOME", run_folders.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", home_variable)
+    expected = rf"no home folder is known \(HOME='{home_variable}'\): set the variable HOME to a full path"
+    with pytest.raises(RuntimeError, match=expected):
+        run_folders.find_home()
+
+
 def test_full_disk_does_not_fail_the_run(home, tmp_path, capfd):
     def flood(go: str) -> str:
         print("before", flush=True)
