@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher import Session, report
 from notebook_launcher.kernel.gpu_meter import GpuMeter, GpuReading
 from notebook_launcher.kernel.ranks import describe_restart
 from tests.support.kernels import ROOT
@@ -238,3 +241,22 @@ def test_stop_that_costs_ranks_their_memory_reports_the_reason_and_the_remedy() 
         "ranks 0, 1 had died and were restarted; variables of earlier runs are gone on them. With NCCL"
     )
     assert "run.stop(after_step=True)" in told
+
+
+def test_stop_of_a_session_with_nccl_tells_so(capfd: pytest.CaptureFixture[str]) -> None:
+    def hold() -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
+        report(begun=1)
+        time.sleep(60)
+
+    with Session(1) as session:
+        session.run(int)
+        tree = session._ranks.tree
+        assert tree is not None
+        object.__setattr__(tree.setup, "backend", "nccl")  # The rank has gloo's group; the kernel's words are tried.
+        run = session.launch(hold)
+        while not run.metrics:
+            assert not run.wait(0.01), run.exception()
+        run.stop()
+    assert "With NCCL a stop ends each rank that waits for its GPU" in capfd.readouterr().out

@@ -19,7 +19,7 @@ import torch
 
 from notebook_launcher import LaunchConfig, Session, launch, notebook_launch
 from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.processes import cuda_work
+from notebook_launcher.processes import cuda_work, rank, seeding
 from notebook_launcher.processes.rendezvous import torchrun_environment
 from tests.support.kernels import ROOT
 
@@ -61,6 +61,22 @@ def test_rank_that_sees_no_gpu_names_the_variable_to_check() -> None:
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert "RuntimeError: rank 3 sees no GPU, though the driver names some to the kernel" in done.stderr
     assert "CUDA_VISIBLE_DEVICES='5,5' here" in done.stderr
+
+
+def test_gpu_is_chosen_before_the_call_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else a captured `torch.Generator("cuda")` would make a context on the first GPU in every rank."""
+    done: list[Any] = []
+
+    def unpack(_: list[int]) -> Any:
+        done.append("unpack")
+        raise InterruptedError
+
+    monkeypatch.setattr(seeding, "choose_gpu", lambda *numbers: done.append(numbers))
+    place = SimpleNamespace(local_rank=lambda rank: rank - 4)
+    one: Any = SimpleNamespace(_setup=SimpleNamespace(use_gpu=True, place=place), _number=5, _take_call=unpack)
+    with pytest.raises(InterruptedError):
+        rank._Rank._perform(one, SimpleNamespace(ranks=None), [], rank._Stage())  # type: ignore[arg-type]
+    assert done == [(5, 1), "unpack"]
 
 
 def test_without_cuda_there_is_nothing_to_wait_for_and_nothing_is_broken() -> None:
