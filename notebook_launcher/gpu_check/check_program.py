@@ -46,6 +46,9 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
         _print("\n".join(f"{'*' if one.decides else ' '} {one.name}" for one in chosen))
         return 0
     num_gpus = 0 if cpu else count_gpus()
+    _print(f"Checking {plural(num_gpus, 'GPU')}." if num_gpus else PROVES_NOTHING)
+    if only is None:
+        _print(str(doctor(launch=False)))
     facts = {**collect_facts(), "checked_gpus": num_gpus}
     outcomes: list[Outcome] = []
     file = report_file(Path(folder))
@@ -55,9 +58,6 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
         raise ConfigError(
             f"--folder {folder}: the report cannot be written there: {error.strerror}. Name another folder."
         ) from None
-    _print(f"Checking {plural(num_gpus, 'GPU')}." if num_gpus else PROVES_NOTHING)
-    if only is None:
-        _print(str(doctor(launch=False)))
     _print(LEGEND)
     for outcome in run_all(chosen, num_gpus, _announce):
         _print(_line(outcome))

@@ -103,6 +103,7 @@ def _session_after_interrupt(hardware: Hardware) -> str:
         began = time.monotonic()
         rung = run.stop()
         seconds = time.monotonic() - began
+        assert seconds < 2 * SECONDS_TO_REPORT, f"the stop took {seconds:.1f} s"
         session.run(where)
     return f"stopped by {rung} in {seconds:.1f} s, next call works"
 

@@ -209,7 +209,15 @@ def _train_sharded() -> float:
     return losses[-1]
 
 
+def _skip_where_cpus_cannot_shard(hardware: Hardware) -> None:
+    import torch
+
+    if not (hardware.num_gpus or hasattr(torch.cpu.Stream, "record_event")):
+        raise Skipped("sharding on CPUs needs torch 2.7 or newer")
+
+
 def _sharded(hardware: Hardware) -> str:
+    _skip_where_cpus_cannot_shard(hardware)
     both = notebook_launch(_train_sharded, **hardware.ranks(2))
     return f"loss {both[0]:.3f}"
 
@@ -241,6 +249,7 @@ def _train_by_option(folder: str) -> list[float]:
 
 
 def _sharded_by_option(hardware: Hardware) -> str:
+    _skip_where_cpus_cannot_shard(hardware)
     found = []
     for shard in (2, None):
         with tempfile.TemporaryDirectory() as folder:
