@@ -243,7 +243,7 @@ def test_stop_that_costs_ranks_their_memory_reports_the_reason_and_the_remedy() 
     assert "run.stop(after_step=True)" in told
 
 
-def test_stop_of_a_session_with_nccl_tells_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_notice_after_a_stop_with_nccl_names_what_would_have_kept_the_memory(capfd: pytest.CaptureFixture[str]) -> None:
     def hold() -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, signal.SIG_IGN)
