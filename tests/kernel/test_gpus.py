@@ -64,7 +64,12 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device *handle, unsigned index, void **f
     *found = &slice;
     return index == 1 ? 0 : 6;
 }
-int nvmlDeviceGetName(void *handle, char *name, unsigned size) { snprintf(name, size, "Pretend"); return 0; }
+/* PRETEND_SECOND: the name of the second GPU, where the cards differ. */
+int nvmlDeviceGetName(device *handle, char *name, unsigned size) {
+    const char *second = getenv("PRETEND_SECOND");
+    snprintf(name, size, "%s", second && handle == &devices[1] ? second : "Pretend");
+    return 0;
+}
 int nvmlDeviceGetUUID(device *handle, char *uuid, unsigned size) { snprintf(uuid, size, "%s", handle->uuid); return 0; }
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
 int nvmlDeviceGetMemoryInfo(device *handle, unsigned long long *memory) {
@@ -180,6 +185,26 @@ def test_slices_of_a_partitioned_gpu_are_found_by_their_names(library: Path) -> 
     assert gpus == "[('MIG-cccc', 'MIG-cccc')]"
     _, _, why = look(library, CUDA_VISIBLE_DEVICES="0,0")
     assert why == "CUDA_VISIBLE_DEVICES='0,0' names a GPU twice, which hides all of them"
+
+
+MIXED = """
+import dataclasses
+from notebook_launcher import LaunchConfig
+from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.machine import devices
+machine = dataclasses.replace(devices.detect(), why_no_gpu="")  # This torch may have no CUDA.
+plan = make_plan(LaunchConfig(devices=(1,)), machine)
+print(plan.environ["CUDA_VISIBLE_DEVICES"], "/", plan.found)
+"""
+
+
+@needs_compiler
+def test_one_of_several_kinds_of_cards_is_chosen_by_its_uuid(library: Path) -> None:
+    """CUDA counts the fastest card first, and NVML by the slots: a number would mean another card to each."""
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT), "PRETEND_SECOND": "Faster"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run([sys.executable, "-c", MIXED], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "GPU-bbbb / 1 x Faster\n"
 
 
 @needs_compiler
