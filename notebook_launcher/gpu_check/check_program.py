@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.diagnosis.doctor import doctor
+from notebook_launcher.errors import ConfigError
 from notebook_launcher.gpu_check.catalogue import ALL_CHECKS
-from notebook_launcher.gpu_check.check_report import collect_facts, write_report
+from notebook_launcher.gpu_check.check_report import collect_facts, report_file, write_report
 from notebook_launcher.gpu_check.check_run import count_gpus, run_all
 from notebook_launcher.units import plural
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "conclude"]
 
 NAME_WIDTH = 50
+LEGEND = "A check with a * decides whether GPUs count as working."
 PROVES_NOTHING = "No GPU is used: these are CPU forms, which prove nothing about GPUs."
 
 
@@ -35,6 +37,7 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
 
     Raises:
         LookupError: No name has one of the words.
+        ConfigError: The report cannot be written.
     """
     chosen = [one for one in ALL_CHECKS if only is None or any(word.lower() in one.name.lower() for word in only)]
     if not chosen:
@@ -46,11 +49,20 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
     _print(f"Checking {plural(num_gpus, 'GPU')}." if num_gpus else PROVES_NOTHING)
     if only is None:
         _print(str(doctor(launch=False)))
-    outcomes = []
+    facts = {**collect_facts(), "checked_gpus": num_gpus}
+    outcomes: list[Outcome] = []
+    file = report_file(Path(folder))
+    try:
+        write_report(file, outcomes, facts)
+    except OSError as error:  # Rather now than after the checks.
+        raise ConfigError(
+            f"--folder {folder}: the report cannot be written there: {error.strerror}. Name another folder."
+        ) from None
+    _print(LEGEND)
     for outcome in run_all(chosen, num_gpus, _announce):
         _print(_line(outcome))
         outcomes.append(outcome)
-    file = write_report(Path(folder), outcomes, {**collect_facts(), "checked_gpus": num_gpus})
+        write_report(file, outcomes, facts)  # After each, so that an interrupt leaves what is known.
     _print(conclude(outcomes, num_gpus, complete=only is None))
     _print(f"Report: {file}")
     return int(any(outcome.state == "FAIL" for outcome in outcomes))
@@ -64,7 +76,7 @@ def _announce(one: Check) -> None:
 def _line(outcome: Outcome) -> str:
     sign = "*" if outcome.decides else " "
     line = f"{outcome.state}  {sign} {outcome.name:<{NAME_WIDTH}} {outcome.seconds:6.1f} s  {outcome.reason}"
-    shown = line.splitlines()[0]
+    shown = line.splitlines()[0].rstrip()
     return shown + "".join(f"\n          {text}" for text in outcome.output.splitlines())
 
 

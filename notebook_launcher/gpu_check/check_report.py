@@ -28,35 +28,67 @@ if TYPE_CHECKING:
 
     from notebook_launcher.gpu_check.check_run import Outcome
 
-__all__ = ["collect_facts", "hide_names", "write_report"]
+__all__ = ["collect_facts", "hide_names", "report_file", "write_report"]
 
 VARIABLES = ("CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "HIP_", "ROCR_", "HSA_", "NVIDIA_", "OMP_NUM_THREADS", "GLOO_")
 UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F-]{8,}")
-PATH = re.compile(r"(?<![\w./])/(?:[\w.@+-]+/)+[\w.@+-]*")
+PATH = re.compile(r"(?<![\w./])(?<!http:)(?<!https:)/+(?:[\w.@+~-]+/)+[\w.@+~-]*")
+"""A path of two parts at least, without spaces; web addresses are left."""
+QUOTED_PATH = re.compile(r"(?<=[\"'])/[^\"'\n]+/[^\"'\n]*(?=[\"'])")
+"""The same in quotation marks, where it may have spaces."""
 KEPT_PATHS = ("/dev/shm", "/dev/nvidia")  # noqa: S108 - named, not used
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
 PATIENCE = 20.0
 
 
-def write_report(folder: Path, outcomes: Sequence[Outcome], facts: dict[str, Any]) -> Path:
-    """Write the report into a folder, and return its file, which has the day in its name."""
+def report_file(folder: Path) -> Path:
+    """Return the file of a report that begins now, which has the day in its name."""
+    return folder / f"gpu-check-{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}.json"
+
+
+def write_report(file: Path, outcomes: Sequence[Outcome], facts: dict[str, Any]) -> None:
+    """Write what is known into the file of the report, in place of what it holds."""
     now = dt.datetime.now(dt.timezone.utc)
-    file = folder / f"gpu-check-{now:%Y-%m-%d}.json"
     report = {"written": now.isoformat(timespec="seconds"), "facts": facts, "checks": list(map(_row, outcomes))}
-    file.write_text(hide_names(json.dumps(report, indent=2)) + "\n", encoding="utf-8")
-    return file
+    # Before JSON escapes what is not ASCII, and quotation marks.
+    file.write_text(json.dumps(_hidden(report), indent=2) + "\n", encoding="utf-8")
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
     return {**dataclasses.asdict(outcome), "seconds": round(outcome.seconds, 1)}
 
 
+def _hidden(value: Any) -> Any:
+    if isinstance(value, str):
+        return hide_names(value)
+    if isinstance(value, dict):
+        return {name: _hidden(entry) for name, entry in value.items()}
+    return list(map(_hidden, value)) if isinstance(value, list | tuple) else value
+
+
 def hide_names(text: str) -> str:
     """Return the text with hashes in place of UUIDs, paths and the host's name; equal names have equal hashes."""
     text = UUID.sub(lambda found: f"{found[1]}-{_hash(found[0])}", text)
-    text = PATH.sub(lambda found: found[0] if found[0].startswith(KEPT_PATHS) else f"/{_hash(found[0])}", text)
-    host = socket.gethostname()
-    return text.replace(host, _hash(host)) if len(host) > 3 else text
+    for kind in (QUOTED_PATH, PATH):
+        text = kind.sub(lambda found: _hide_path(found[0]), text)
+    for host in sorted(_host_names(), key=len, reverse=True):
+        text = text.replace(host, _hash(host))
+    return text
+
+
+def _hide_path(path: str) -> str:
+    return path if path.startswith(KEPT_PATHS) else f"/{_hash(path)}"
+
+
+def _hide_setting(value: str) -> str:
+    """Return the value of a variable, which may be one path or several with colons in between, spaces included."""
+    return ":".join(_hide_path(part) if part.count("/") > 1 and part[0] == "/" else part for part in value.split(":"))
+
+
+def _host_names() -> set[str]:
+    """Return this host's name, with and without its domain, if it is too long to be part of any word by chance."""
+    name = socket.gethostname()
+    return {one for one in (name, name.partition(".")[0]) if len(one) > 3}
 
 
 def _hash(name: str) -> str:
@@ -87,7 +119,9 @@ def collect_facts() -> dict[str, Any]:
         "shm_bytes": None if shm is None else {"total": shm.total, "free": shm.free},
         "shm_nccl_files": _nccl_files(),
         "topology": _printed("nvidia-smi", "topo", "-m"),
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
+        "variables": {
+            name: _hide_setting(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)
+        },
         "accelerate": version_of("accelerate"),
         "lightning-fabric": version_of("lightning-fabric"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -113,7 +114,8 @@ def _wait_is_sync(hardware: Hardware) -> str:
     return f"{reported:.2f} s of waiting for a rank that lagged by {expected:.2f} s"
 
 
-def _read_a_sum() -> None:
+def _begin_a_sum(*, reads: bool) -> None:
+    """Reduce on rank 0 alone, which then reads the sum or returns, and waits for rank 1 in either case."""
     import torch
     import torch.distributed as dist
 
@@ -125,12 +127,20 @@ def _read_a_sum() -> None:
     report(begun=float(total))
     if dist.get_rank() == 0:
         dist.all_reduce(total)
-        total.item()
+        if reads:
+            total.item()
+        return
     time.sleep(100)
 
 
 def _hang_is_named(hardware: Hardware) -> str:
-    run = launch(_read_a_sum, **{**hardware.ranks(2), "hang_notice": NOTICE_AFTER})
+    ways = (True, False) if hardware.num_gpus else (True,)  # On a CPU a rank waits in the reduction itself.
+    return "; ".join(_notice_of_a_wait(hardware, reads=reads) for reads in ways)
+
+
+def _notice_of_a_wait(hardware: Hardware, *, reads: bool) -> str:
+    function = functools.partial(_begin_a_sum, reads=reads)
+    run = launch(function, **{**hardware.ranks(2), "hang_notice": NOTICE_AFTER})
     began = time.monotonic()
     try:
         while not (reported := run.snapshot().waiting):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,14 +12,17 @@ from typing import Any
 
 from notebook_launcher import ConfigError, Session, launch, notebook_launch
 from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
+from notebook_launcher.gpu_check.identities import difference
 from notebook_launcher.machine import devices, nvml
 
 __all__ = ["CHECKS"]
 
 LOOK = """
 import json, torch
-from notebook_launcher.machine import devices, nvml
-print(json.dumps([len(devices.detect().gpus), torch.cuda.device_count()]))
+from notebook_launcher.gpu_check import identities
+from notebook_launcher.machine import devices
+ours = [identities.bare(gpu.uuid) for gpu in devices.detect().gpus]
+print(json.dumps([ours, [identities.uuid_in_torch(at) for at in range(torch.cuda.device_count())]]))
 """
 SECONDS_TO_REPORT = 3.0
 SECONDS_OF_CHORES = 5.0
@@ -29,7 +33,8 @@ def _devices_seen(hardware: Hardware) -> str:
     machine = devices.detect()
     values: list[str | None] = [None]
     if hardware.num_gpus:
-        values += [str(hardware.num_gpus - 1), machine.gpus[0].selector, *nvml.find_slices()[:1], "0,0"]
+        first = machine.gpus[0]
+        values += [str(hardware.num_gpus - 1), first.uuid or first.selector, *nvml.find_slices()[:1], "0,0"]
     seen = []
     for value in values:
         env = {name: text for name, text in os.environ.items() if name != machine.variable}
@@ -38,11 +43,12 @@ def _devices_seen(hardware: Hardware) -> str:
         done = subprocess.run([sys.executable, "-c", LOOK], env=env, capture_output=True, text=True, check=True)
         ours, torchs = json.loads(done.stdout.splitlines()[-1])
         if not hardware.num_gpus:
-            return f"launcher {ours}, torch {torchs}"
+            return f"launcher {len(ours)}, torch {len(torchs)}"
         label = "unset" if value is None else f"one {value[:3]} UUID" if "-" in value else value
-        if ours != torchs:
-            raise AssertionError(f"{machine.variable} {label}: the launcher sees {ours} GPUs, torch {torchs}")
-        seen.append(f"{label}: {ours}")
+        by_number = value is not None and "-" not in value
+        if found := difference(ours, torchs, by_number=by_number):
+            raise AssertionError(f"{machine.variable} {label}: {found}")
+        seen.append(f"{label}: {len(ours)}")
     return "; ".join(seen)
 
 
@@ -61,7 +67,7 @@ def _first_launch(hardware: Hardware) -> str:
     began = time.monotonic()
     (device,) = notebook_launch(_multiply, **hardware.ranks(1))
     assert device.startswith(hardware.device), f"the rank computed on {device}"
-    return f"{device} after {time.monotonic() - began:.1f} s"
+    return f"computed on {device} after {time.monotonic() - began:.1f} s"
 
 
 def _launch_after_use(hardware: Hardware) -> str:
@@ -70,19 +76,19 @@ def _launch_after_use(hardware: Hardware) -> str:
     square = torch.ones(512, 512, device=hardware.device)
     assert float((square @ square).sum()) > 0
     (device,) = notebook_launch(_multiply, **hardware.ranks(1))
-    return str(device)
+    return f"computed on {device}"
 
 
 def _launch_later(hardware: Hardware) -> str:
     notebook_launch(_multiply, **hardware.ranks(1))
     time.sleep(SECONDS_OF_CHORES)
     (device,) = notebook_launch(_multiply, **hardware.ranks(1))
-    return str(device)
+    return f"computed on {device}"
 
 
 def _spawn(hardware: Hardware) -> str:
     (device,) = notebook_launch(_multiply, **hardware.ranks(1), start_method="spawn")
-    return str(device)
+    return f"computed on {device}"
 
 
 def _refused_fork(hardware: Hardware) -> str:
@@ -123,7 +129,7 @@ def _values_travel(hardware: Hardware) -> str:
     except TensorError as error:
         arrived = error.args[0].tolist()
     assert arrived == [0, 1, 2, 3], f"the exception's tensor arrived as {arrived}"
-    return f"result on {result['value'].device}"
+    return f"the result arrived on {result['value'].device}"
 
 
 def _index_out_of_range() -> None:
@@ -140,10 +146,17 @@ def _queue_an_error() -> None:
     table[torch.tensor([1000], device="cuda")].sum()
 
 
+def _queue_an_error_aside() -> None:
+    import torch
+
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        _queue_an_error()
+
+
 def _device_assert(hardware: Hardware) -> str:
     with Session(**hardware.ranks(1)) as session:
         session.run(_multiply)
-        for function in (_index_out_of_range, _queue_an_error):
+        for function in (_index_out_of_range, _queue_an_error, _queue_an_error_aside):
             began = time.monotonic()
             try:
                 session.run(function)
@@ -158,27 +171,42 @@ def _device_assert(hardware: Hardware) -> str:
     return f"last error after {seconds:.1f} s, next call works"
 
 
+def _queue_for_long() -> None:
+    """Return while a kernel of about 30 s computes, so that the rank waits for its GPU after the function."""
+    import torch
+
+    from notebook_launcher import report
+
+    torch.ones(1, device="cuda")
+    report(begun=1)
+    torch.cuda._sleep(60_000_000_000)  # type: ignore[no-untyped-call]  # noqa: SLF001 - cycles; torch's tests use it
+
+
 def _compute_for_long() -> None:
     import torch
 
     from notebook_launcher import report
 
-    report(begun=1)
     if torch.cuda.is_available():
-        torch.cuda._sleep(60_000_000_000)  # type: ignore[no-untyped-call]  # noqa: SLF001 - 30 s; torch tests use it
+        _queue_for_long()
         torch.cuda.synchronize()
+    report(begun=1)
     time.sleep(60)
 
 
 def _interrupt(hardware: Hardware) -> str:
-    run = launch(_compute_for_long, **hardware.ranks(1))
-    while not run.metrics:
-        assert not run.wait(0.01), run.exception()
-    began = time.monotonic()
-    rung = run.stop()
-    seconds = time.monotonic() - began
-    assert seconds < 2 * SECONDS_TO_REPORT, f"the stop took {seconds:.1f} s"
-    return f"stopped by {rung} in {seconds:.1f} s"
+    told = []
+    for function in (_compute_for_long, _queue_for_long) if hardware.num_gpus else (_compute_for_long,):
+        run = launch(function, **hardware.ranks(1))
+        while not run.metrics:
+            assert not run.wait(0.01), run.exception()
+        time.sleep(0.5)  # By now the kernel computes.
+        began = time.monotonic()
+        rung = run.stop()
+        seconds = time.monotonic() - began
+        assert seconds < 2 * SECONDS_TO_REPORT, f"the stop of {function.__name__} took {seconds:.1f} s"
+        told.append(f"by {rung} in {seconds:.1f} s")
+    return f"stopped {', after the function '.join(told)}"
 
 
 def _reduce_ranks() -> float:
@@ -198,32 +226,55 @@ def _two_ranks_on_one_device(hardware: Hardware) -> str:
     return "by gloo"
 
 
-def _own_context(hardware: Hardware) -> str:
-    last = hardware.num_gpus - 1
-    gpus = devices.detect().gpus
-    library = nvml.Library()
+def _own_contexts(hardware: Hardware) -> str:
+    _check_contexts(_hold_context, hardware)
+    assert os.getpid() not in {pid for pids in _users() for pid in pids}, "the launch made a context in the kernel"
+    if hardware.num_gpus > 1:
+        import torch
 
-    def users() -> list[list[int]]:
-        return [library.processes(gpu.key) for gpu in gpus]
+        # It is made again in each rank, where all GPUs are visible, and must not make a context on the first.
+        generator = torch.Generator("cuda").manual_seed(3)
 
-    run = launch(_hold_context, **{**hardware.ranks(1), "devices": [last]})
-    while not run.metrics:
+        def hold() -> None:
+            generator.get_state()
+            _hold_context()
+
+        _check_contexts(hold, hardware)
+    return f"{hardware.num_gpus} ranks, each on its GPU alone"
+
+
+def _check_contexts(function: Any, hardware: Hardware) -> None:
+    run = launch(function, **hardware.ranks(hardware.num_gpus))
+    while len(run.metrics) < hardware.num_gpus:
         assert not run.wait(0.01), run.exception()
-    pid = run.ranks[0].pid
-    held = [at for at, pids in enumerate(users()) if pid in pids]
+    pids, users = [rank.pid for rank in run.ranks], _users()
     run.stop()
-    if not held:
-        raise Skipped("NVML names no process of this container")
-    assert held == [last], f"a rank of GPU {last} has contexts on GPUs {held}"
-    return f"GPU {last} alone"
+    for rank, pid in enumerate(pids):
+        held = [at for at, ids in enumerate(users) if pid in ids]
+        if not held:
+            raise Skipped("NVML names no process of this container")
+        assert held == [rank], f"the rank of GPU {rank} has contexts on GPUs {held}"
+
+
+def _users() -> list[list[int]]:
+    """Return the processes that have a context on each visible GPU."""
+    try:
+        library = nvml.Library()
+    except OSError:
+        raise Skipped("there is no NVML, which names the processes of a GPU") from None
+    with contextlib.closing(library):
+        return [library.processes(gpu.key) for gpu in devices.detect().gpus]
 
 
 def _hold_context() -> None:
+    """Use the rank's GPU, over the process group too, and wait."""
     import torch
+    import torch.distributed as dist
 
     from notebook_launcher import report
 
-    torch.ones(1, device="cuda")
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    torch.cuda.synchronize()
     report(begun=1)
     time.sleep(60)
 
@@ -239,5 +290,5 @@ CHECKS = (
     Check(name="tensors in closures, results, exceptions", run=_values_travel),
     Check(name="stop during a long kernel", run=_interrupt),
     Check(name="two ranks on one device", run=_two_ranks_on_one_device),
-    Check(name="contexts on the chosen GPU alone", run=_own_context, num_gpus=2, on_cpu=False),
+    Check(name="contexts on the chosen GPU alone", run=_own_contexts, on_cpu=False),
 )

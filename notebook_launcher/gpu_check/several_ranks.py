@@ -11,7 +11,9 @@ from typing import Any
 
 from notebook_launcher import Session, launch, notebook_launch
 from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
+from notebook_launcher.gpu_check.identities import bare, uuid_in_torch
 from notebook_launcher.gpu_check.toy_loops import make_batches, make_model, mean_loss, train
+from notebook_launcher.machine import devices as machine_devices
 
 __all__ = ["CHECKS", "where"]
 
@@ -41,11 +43,23 @@ def _group(hardware: Hardware) -> str:
     return f"2 x {places[0][0]} after {time.monotonic() - began:.1f} s"
 
 
+def _own_gpu() -> str:
+    import torch
+
+    where()
+    return uuid_in_torch(torch.cuda.current_device())
+
+
 def _chosen(hardware: Hardware) -> str:
-    for devices in ([1], [1, 0]):
-        options = {**hardware.ranks(2), "devices": devices, "num_processes": len(devices)}
-        assert len(list(notebook_launch(where, **options))) == len(devices)
-    return "[1] and [1, 0]"
+    visible = [bare(gpu.uuid) for gpu in machine_devices.detect().gpus]
+    for chosen in ([1], [1, 0]):
+        options = {**hardware.ranks(2), "devices": chosen, "num_processes": len(chosen)}
+        got = list(notebook_launch(_own_gpu, **options))
+        assert len(got) == len(chosen)
+        if all([*visible, *got]):
+            places = [visible.index(uuid) if uuid in visible else None for uuid in got]
+            assert places == chosen, f"devices={chosen} gave the ranks GPUs {places}"
+    return "[1] and [1, 0]" if all(visible) else "[1] and [1, 0]; the UUIDs are not known"
 
 
 def _try_operations() -> int:
@@ -60,6 +74,7 @@ def _try_operations() -> int:
         pad_across_processes,
         reduce,
     )
+    from notebook_launcher.training.random import synchronize_rng_states
 
     accelerator = Accelerator()
     number = accelerator.process_index
@@ -73,8 +88,9 @@ def _try_operations() -> int:
             assert everyone.dtype == mine.dtype
             assert everyone[3:].tolist() == torch.ones(3).to(mine.dtype).tolist(), f"gather of {name} on {where}"
             assert broadcast(mine.clone()).tolist() == torch.zeros(3).to(mine.dtype).tolist(), f"broadcast of {name}"
-            if name not in ("bool", "uint8"):
-                assert reduce(mine, reduction="sum").tolist() == torch.ones(3).to(mine.dtype).tolist(), f"sum of {name}"
+            for reduction in ("sum",) if mine.is_complex() else ("sum", "max"):
+                reduced = reduce(mine, reduction=reduction)
+                assert reduced.tolist() == [1.0] * 3, f"{reduction} of {name} on {where}: {reduced}"
             ragged = pad_across_processes(mine[: 1 + number])
             assert ragged.tolist() == [*mine[: 1 + number].tolist(), *[0] * (1 - number)], (
                 f"padding of {name} on {where}"
@@ -82,7 +98,33 @@ def _try_operations() -> int:
             count += 4
     assert gather_object([number]) == [0, 1]
     assert broadcast_object_list([number]) == [0]
-    return count + 2
+    for kind in dict.fromkeys(["torch", "cuda" if accelerator.device.type == "cuda" else "torch"]):
+        synchronize_rng_states([kind])
+        drawn = gather(torch.rand(1, device="cpu" if kind == "torch" else accelerator.device))
+        assert drawn[0] == drawn[1], f"the ranks draw {drawn.tolist()} from {kind} after they were synchronised"
+    return count + 3
+
+
+def _deal_out() -> int:
+    """Train on batches that rank 0 reads for both ranks; return the sum of this rank's rows."""
+    from torch.utils.data import DataLoader
+
+    from notebook_launcher import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    loader: Any = accelerator.prepare(DataLoader(range(32), batch_size=4))  # type: ignore[arg-type]
+    total = 0
+    for batch in loader:
+        assert batch.device.type == accelerator.device.type
+        total += int(batch.sum())
+    return total
+
+
+def _dispatch(hardware: Hardware) -> str:
+    totals = list(notebook_launch(_deal_out, **hardware.ranks(2)))
+    assert sum(totals) == sum(range(32)), f"the ranks got rows with the sums {totals}"
+    assert min(totals) > 0
+    return "every row arrived once"
 
 
 def _operations(hardware: Hardware) -> str:
@@ -139,8 +181,9 @@ def _leaf_gradients() -> list[float]:
     return gradients
 
 
-def _leaves(hardware: Hardware) -> None:
+def _leaves(hardware: Hardware) -> str:
     assert list(notebook_launch(_leaf_gradients, **hardware.ranks(2))) == [[1.5, 1.5]] * 2
+    return "gradients are means, where the leaves are"
 
 
 def _train_sharded() -> float:
@@ -166,9 +209,55 @@ def _train_sharded() -> float:
     return losses[-1]
 
 
+def _skip_where_cpus_cannot_shard(hardware: Hardware) -> None:
+    import torch
+
+    if not (hardware.num_gpus or hasattr(torch.cpu.Stream, "record_event")):
+        raise Skipped("sharding on CPUs needs torch 2.7 or newer")
+
+
 def _sharded(hardware: Hardware) -> str:
+    _skip_where_cpus_cannot_shard(hardware)
     both = notebook_launch(_train_sharded, **hardware.ranks(2))
     return f"loss {both[0]:.3f}"
+
+
+def _train_by_option(folder: str) -> list[float]:
+    """Train a model that the launch shards, or does not; return the losses, with a checkpoint loaded in between."""
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator()
+    model: Any = make_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+    losses = []
+    for number in range(4):
+        loss = mean_loss(model, batch)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+        if number == 1:
+            accelerator.save_state(folder)
+        if number == 2:
+            accelerator.load_state(folder)
+    assert losses[2] == losses[3], f"other weights after load_state: {losses}"
+    assert losses[2] < losses[0], f"losses {losses}"
+    return losses
+
+
+def _sharded_by_option(hardware: Hardware) -> str:
+    _skip_where_cpus_cannot_shard(hardware)
+    found = []
+    for shard in (2, None):
+        with tempfile.TemporaryDirectory() as folder:
+            args = (str(Path(folder) / "state"),)
+            found.append(notebook_launch(_train_by_option, args=args, **hardware.ranks(2), shard=shard)[0])
+    difference = max(abs(one - other) / other for one, other in zip(*found, strict=True))
+    assert difference < 1e-4, f"losses {found[0]} with shard=2, {found[1]} without"
+    return f"relative difference to a whole model {difference:.1e}, checkpoint loaded"
 
 
 def _train_on(folder: str) -> None:
@@ -236,11 +325,20 @@ def _inside_fabric() -> list[float]:
     return [float(total)]
 
 
-def _inside(hardware: Hardware, package: str) -> None:
+def _inside(hardware: Hardware, package: str) -> str:
     if importlib.util.find_spec(package) is None:
         raise Skipped(f"{package} is not installed")
     function = _inside_accelerate if package == "accelerate" else _inside_fabric
     assert list(notebook_launch(function, **hardware.ranks(2))) == [[2.0], [2.0]]
+    return "its sums are right"
+
+
+def _inside_on_one_device(hardware: Hardware) -> str:
+    if importlib.util.find_spec("accelerate") is None:
+        raise Skipped("accelerate is not installed")
+    options = {**hardware.ranks(1), "num_processes": 2}
+    assert list(notebook_launch(_inside_accelerate, **options)) == [[2.0], [2.0]]
+    return "its sum and barrier work"
 
 
 def _all_gpus(hardware: Hardware) -> str:
@@ -262,6 +360,9 @@ CHECKS = (
     Check(name="communication hooks", run=_hooks, num_gpus=2),
     Check(name="leaf tensors on CPU and device", run=_leaves, num_gpus=2),
     Check(name="sharded model", run=_sharded, num_gpus=2),
+    Check(name="sharded model by an option, with a checkpoint", run=_sharded_by_option, num_gpus=2),
+    Check(name="batches that rank 0 reads for all", run=_dispatch, num_gpus=2),
+    Check(name="Accelerate inside, two ranks share a device", run=_inside_on_one_device),
     Check(name="Accelerate inside", run=functools.partial(_inside, package="accelerate"), num_gpus=2),
     Check(name="Fabric inside", run=functools.partial(_inside, package="lightning_fabric"), num_gpus=2),
     Check(name="all GPUs, with and without peer access", run=_all_gpus, num_gpus=2, on_cpu=False),

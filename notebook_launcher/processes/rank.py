@@ -1,7 +1,8 @@
 """A rank: receives calls, runs them, and reports their outcomes.
 
 A rank is a plain process in a session of its own, so that a signal to the session reaches its data-loader
-workers too. It runs user code in its main thread, starts no other thread, and dies with its supervisor.
+workers too. It runs user code in its main thread, starts no other thread before that has returned, and dies with its
+supervisor.
 """
 
 from __future__ import annotations

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import nbformat
 import pytest
+import torch
 
+from notebook_launcher import ConfigError
+from notebook_launcher.gpu_check import check_program
 from notebook_launcher.gpu_check.catalogue import ALL_CHECKS, find_check
-from notebook_launcher.gpu_check.check_kind import Check
+from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
 from notebook_launcher.gpu_check.check_program import PROVES_NOTHING, check, conclude
-from notebook_launcher.gpu_check.check_report import hide_names
+from notebook_launcher.gpu_check.check_report import collect_facts, hide_names, report_file, write_report
 from notebook_launcher.gpu_check.check_run import Outcome, run_one
+from notebook_launcher.gpu_check.identities import bare, difference
+from notebook_launcher.gpu_check.trainings import compare_phases
 from tests.support.kernels import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 
 def outcome(state: str, *, decides: bool = True) -> Outcome:
@@ -90,6 +98,111 @@ def test_report_hides_names() -> None:
         assert socket.gethostname() not in hidden
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/home/josé/data set/run.py",
+        "/srv/anna k/lib",
+    ],
+)
+def test_report_hides_paths_with_spaces_and_accents(path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NCCL_TOPO_FILE", f"{path}:/opt/x/y")
+    said = f'File "{path}", line 3; file:///home/ida/x and https://pytorch.org/get-started/locally'
+    failed = Outcome(name="any", decides=True, state="FAIL", seconds=0.0, reason=said, output=said)
+    write_report(tmp_path / "report", [failed], collect_facts())
+    text = (tmp_path / "report").read_text()
+    for name in ("jos", "data set", "anna", "opt/x", "ida"):
+        assert name not in text
+    assert "https://pytorch.org/get-started/locally" in text
+    report = json.loads(text)
+    assert report["facts"]["variables"]["NCCL_TOPO_FILE"].count("/") == 2
+    assert report["checks"][0]["reason"] == report["checks"][0]["output"]
+
+
+def test_short_name_of_the_host_is_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node17.cluster.example.org")
+    hidden = hide_names("node17.cluster.example.org or node17 alone")
+    assert "node17" not in hidden
+    assert "cluster" not in hidden
+
+
+def test_folder_that_cannot_be_written_is_an_error_before_the_checks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--folder .*missing: the report cannot be written there: No such file"):
+        check(only=["seen alike"], folder=str(tmp_path / "missing"), cpu=True)
+
+
+def test_interrupted_check_leaves_a_report_of_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_two(*_: Any) -> Iterator[Outcome]:
+        yield outcome("PASS")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check_program, "run_all", run_two)
+    with pytest.raises(KeyboardInterrupt):
+        check(only=["seen alike"], folder=str(tmp_path), cpu=True)
+    (file,) = tmp_path.glob("gpu-check-*.json")
+    assert [one["state"] for one in json.loads(file.read_text())["checks"]] == ["PASS"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs", "by_number", "told"),
+    [
+        ([], [], False, ""),
+        (["a", "b"], ["b", "a"], False, ""),
+        (["a"], ["a", "b"], False, "the launcher sees 1 GPUs, torch 2"),
+        (["a"], ["b"], False, "launcher and torch see different GPUs"),
+        (["a"], ["b"], True, ""),
+        ([""], ["b"], False, ""),
+    ],
+)
+def test_gpus_are_compared_by_their_uuids(ours: list[str], torchs: list[str], told: str, *, by_number: bool) -> None:
+    assert difference(ours, torchs, by_number=by_number) == told
+
+
+def test_uuids_of_nvml_are_read_as_torch_writes_them() -> None:
+    assert [bare(uuid) for uuid in ("GPU-12-34", "MIG-12-34", "")] == ["12-34", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected", "on_gpu", "fails"),
+    [
+        (1.05, 1.0, True, False),
+        (1.15, 1.0, True, True),
+        (0.0, 0.05, True, True),
+        (0.05, 0.05, True, True),  # So short that 10 % of it are noise.
+        (0.055, 0.05, False, False),
+    ],
+)
+def test_phases_are_compared_where_there_is_something_to_compare(
+    reported: float, expected: float, *, on_gpu: bool, fails: bool
+) -> None:
+    times: list[dict[str, float]] = [{"forward": reported}, {"forward": expected}]
+    with pytest.raises(AssertionError) if fails else contextlib.nullcontext():
+        assert compare_phases(*times, on_gpu=on_gpu).startswith("forward 1.050 s" if on_gpu else "forward 0.055 s")
+
+
+def test_notebook_finds_the_wheel_and_shows_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = nbformat.read(ROOT / "notebooks/gpu_check.ipynb", as_version=4).cells
+    install, run, show = [cell.source for cell in cells if cell.cell_type == "code"]
+    find, _, command = install.rpartition("\n")
+    assert command == "%pip install --quiet {wheels[-1]}"
+    assert run == "!python -m notebook_launcher check"
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with pytest.raises(AssertionError, match="upload the wheel first"):
+        exec(find, {})
+    wheel = Path("../dist/notebook_launcher-1.0-py3-none-any.whl")
+    wheel.parent.mkdir()
+    wheel.touch()
+    found: dict[str, Any] = {}
+    exec(find, found)
+    assert found["wheels"] == [wheel]
+    write_report(report_file(Path()), [outcome("PASS")], {**collect_facts(), "checked_gpus": 0})
+    exec(show, {})
+    assert "'checked_gpus': 0" in capsys.readouterr().out
+
+
 def test_words_choose_checks_and_unknown_ones_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert check(only=["Hooks"], names_only=True) == 0
     assert capsys.readouterr().out == "  communication hooks\n"
@@ -112,13 +225,22 @@ def test_command_makes_checks_in_their_cpu_forms_and_writes_a_report(tmp_path: P
     assert report["facts"]["torch"]["version"]
 
 
+def test_sharding_is_skipped_where_this_torch_cannot_shard_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)  # As in torch 2.6.
+    names = [one.name for one in ALL_CHECKS if one.name.startswith("sharded model")]
+    assert len(names) == 2
+    for name in names:
+        with pytest.raises(Skipped, match=r"needs torch 2\.7"):
+            find_check(name).run(Hardware(0))
+
+
 @pytest.mark.slow
 def test_checks_that_decide_pass_without_a_gpu(tmp_path: Path) -> None:
-    """Some of them: all 43 take four minutes, and nearly all of what their CPU forms do has tests of its own."""
+    """Some of them: all of them take four minutes, and nearly all of what their CPU forms do has tests of its own."""
     command = [sys.executable, "-m", "notebook_launcher", "check", "--cpu", "--folder", str(tmp_path)]
     only = ["ragged and weighted", "stop while a rank lags", "while a peer waits", "all dtypes", "sharded model"]
     done = subprocess.run(
         [*command, "--only", *only], cwd=ROOT, capture_output=True, text=True, check=False, timeout=150
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"6 passed, 0 failed, 0 skipped. {PROVES_NOTHING}" in done.stdout
+    assert f"7 passed, 0 failed, 0 skipped. {PROVES_NOTHING}" in done.stdout

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher import Session, report
 from notebook_launcher.kernel.gpu_meter import GpuMeter, GpuReading
 from notebook_launcher.kernel.ranks import describe_restart
 from tests.support.kernels import ROOT
@@ -61,7 +64,12 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device *handle, unsigned index, void **f
     *found = &slice;
     return index == 1 ? 0 : 6;
 }
-int nvmlDeviceGetName(void *handle, char *name, unsigned size) { snprintf(name, size, "Pretend"); return 0; }
+/* PRETEND_SECOND: the name of the second GPU, where the cards differ. */
+int nvmlDeviceGetName(device *handle, char *name, unsigned size) {
+    const char *second = getenv("PRETEND_SECOND");
+    snprintf(name, size, "%s", second && handle == &devices[1] ? second : "Pretend");
+    return 0;
+}
 int nvmlDeviceGetUUID(device *handle, char *uuid, unsigned size) { snprintf(uuid, size, "%s", handle->uuid); return 0; }
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) { *major = 9; *minor = 0; return 0; }
 int nvmlDeviceGetMemoryInfo(device *handle, unsigned long long *memory) {
@@ -179,6 +187,26 @@ def test_slices_of_a_partitioned_gpu_are_found_by_their_names(library: Path) -> 
     assert why == "CUDA_VISIBLE_DEVICES='0,0' names a GPU twice, which hides all of them"
 
 
+MIXED = """
+import dataclasses
+from notebook_launcher import LaunchConfig
+from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.machine import devices
+machine = dataclasses.replace(devices.detect(), why_no_gpu="")  # This torch may have no CUDA.
+plan = make_plan(LaunchConfig(devices=(1,)), machine)
+print(plan.environ["CUDA_VISIBLE_DEVICES"], "/", plan.found)
+"""
+
+
+@needs_compiler
+def test_one_of_several_kinds_of_cards_is_chosen_by_its_uuid(library: Path) -> None:
+    """CUDA counts the fastest card first, and NVML by the slots: a number would mean another card to each."""
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT), "PRETEND_SECOND": "Faster"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run([sys.executable, "-c", MIXED], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "GPU-bbbb / 1 x Faster\n"
+
+
 @needs_compiler
 def test_slices_of_all_partitioned_gpus_are_listed(library: Path, tmp_path: Path) -> None:
     program = "from notebook_launcher.machine import nvml; print(nvml.find_slices())"
@@ -238,3 +266,22 @@ def test_stop_that_costs_ranks_their_memory_reports_the_reason_and_the_remedy() 
         "ranks 0, 1 had died and were restarted; variables of earlier runs are gone on them. With NCCL"
     )
     assert "run.stop(after_step=True)" in told
+
+
+def test_notice_after_a_stop_with_nccl_names_what_would_have_kept_the_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    def hold() -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
+        report(begun=1)
+        time.sleep(60)
+
+    with Session(1) as session:
+        session.run(int)
+        tree = session._ranks.tree
+        assert tree is not None
+        object.__setattr__(tree.setup, "backend", "nccl")  # The rank has gloo's group; the kernel's words are tried.
+        run = session.launch(hold)
+        while not run.metrics:
+            assert not run.wait(0.01), run.exception()
+        run.stop()
+    assert "With NCCL a stop ends each rank that waits for its GPU" in capfd.readouterr().out

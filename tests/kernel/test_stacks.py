@@ -20,6 +20,7 @@ import notebook_launcher
 from notebook_launcher import Session
 from notebook_launcher.kernel.inspection import stacks
 from notebook_launcher.kernel.inspection.stacks import RankStack, StackFrame, Stacks, ThreadStack, parse_stacks
+from notebook_launcher.processes import cuda_work, rank
 from tests.support.kernels import ROOT, Kernel
 
 if TYPE_CHECKING:
@@ -284,6 +285,15 @@ def test_functions_of_torch_that_wait_for_a_gpu_are_known(file: str, function: s
     assert function in (packages / file).read_text()
     dump = text_dump((f"/usr/lib/python3/dist-packages/{file}", 7, function), ("/home/u/train.py", 7, "train"))
     assert calls(Stacks.parse({0: dump}, uses_gpu=True)) == [expected]
+
+
+def test_wait_for_the_gpu_at_the_end_of_a_call_is_one_and_no_other_frame_of_the_package_is_shown() -> None:
+    dump = text_dump(
+        (cuda_work.__file__, 77, "run_apart"), (cuda_work.__file__, 50, "finish"), (rank.__file__, 222, "_call")
+    )
+    (stack,) = Stacks.parse({0: dump}, uses_gpu=True)
+    assert stack.waiting_in == "CUDA synchronization"
+    assert [frame.function for frame in stack.threads[0].frames] == ["finish"]
 
 
 def test_fence_of_updates_is_a_wait_in_the_users_line() -> None:

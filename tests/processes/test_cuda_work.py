@@ -5,10 +5,13 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ import torch
 
 from notebook_launcher import LaunchConfig, Session, launch, notebook_launch
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.processes import cuda_work, rank, seeding
 from notebook_launcher.processes.rendezvous import torchrun_environment
 from tests.support.kernels import ROOT
 
@@ -59,6 +63,22 @@ def test_rank_that_sees_no_gpu_names_the_variable_to_check() -> None:
     assert "CUDA_VISIBLE_DEVICES='5,5' here" in done.stderr
 
 
+def test_gpu_is_chosen_before_the_call_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else a captured `torch.Generator("cuda")` would make a context on the first GPU in every rank."""
+    done: list[Any] = []
+
+    def unpack(_: list[int]) -> Any:
+        done.append("unpack")
+        raise InterruptedError
+
+    monkeypatch.setattr(seeding, "choose_gpu", lambda *numbers: done.append(numbers))
+    place = SimpleNamespace(local_rank=lambda rank: rank - 4)
+    one: Any = SimpleNamespace(_setup=SimpleNamespace(use_gpu=True, place=place), _number=5, _take_call=unpack)
+    with pytest.raises(InterruptedError):
+        rank._Rank._perform(one, SimpleNamespace(ranks=None), [], rank._Stage())  # type: ignore[arg-type]
+    assert done == [(5, 1), "unpack"]
+
+
 def test_without_cuda_there_is_nothing_to_wait_for_and_nothing_is_broken() -> None:
     program = (
         "from notebook_launcher.processes import cuda_work\ncuda_work.finish()\nimport torch\ncuda_work.finish()\n"
@@ -67,6 +87,77 @@ def test_without_cuda_there_is_nothing_to_wait_for_and_nothing_is_broken() -> No
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+class Devices:
+    """Three devices in the place of CUDA's, of which the process uses the first and the last; `log`: what is asked.
+
+    They show which devices are asked for what, in which order, and nothing about CUDA.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: str = "", looks: int = 0) -> None:
+        self.log: list[str] = []
+        self._fails, self._looks = fails, looks
+        cuda = SimpleNamespace(
+            is_initialized=lambda: True,
+            device_count=lambda: 3,
+            current_stream=lambda device: SimpleNamespace(name=device, query=lambda: self._query(device)),
+            synchronize=lambda device: self._ask(f"device {device}"),
+            Event=lambda *, blocking: SimpleNamespace(
+                record=lambda stream: self._ask(f"event of {stream.name}"), synchronize=lambda: self._ask("event")
+            ),
+        )
+        pretended = SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device != 1))
+        monkeypatch.setitem(sys.modules, "torch", pretended)
+
+    def _ask(self, name: str) -> None:
+        self.log.append(name)
+        if name == self._fails:
+            raise RuntimeError("device-side assert triggered")
+
+    def _query(self, device: int) -> bool:
+        self._looks -= 1
+        self._ask(f"stream of {device}")
+        return self._looks < 0
+
+
+def test_all_devices_in_use_are_waited_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Devices(monkeypatch)
+    cuda_work.finish()
+    assert devices.log == ["event of 0", "event of 2", "event", "device 0", "event", "device 2"]
+
+
+@pytest.mark.parametrize("fails", ["event of 0", "device 0", "device 2"])
+def test_failure_on_any_stream_of_any_device_is_the_functions(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Devices(monkeypatch, fails=fails)
+    with pytest.raises(RuntimeError, match="device-side assert triggered"):
+        cuda_work.finish()
+
+
+def test_loss_of_any_device_is_found_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    Devices(monkeypatch, fails="stream of 2")
+    assert cuda_work.is_broken()
+    devices = Devices(monkeypatch, looks=2)  # A kernel that was still queued when the function failed may fail yet.
+    assert not cuda_work.is_broken()
+    assert devices.log == ["stream of 0"] * 3 + ["stream of 2"]
+    began = time.monotonic()
+    Devices(monkeypatch, looks=1_000_000)  # A collective without a peer is never done.
+    assert not cuda_work.is_broken()
+    assert time.monotonic() - began < 5 * cuda_work.LAST_KERNELS
+
+
+def test_wait_for_a_device_ends_with_an_interrupt() -> None:
+    is_done = threading.Event()
+    interrupt = threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            cuda_work.run_apart(lambda: is_done.wait(60))
+    finally:
+        signal.signal(signal.SIGINT, before)
+        is_done.set()
+        interrupt.join()
 
 
 def test_word_of_a_watchdog_does_not_outlive_its_group() -> None:

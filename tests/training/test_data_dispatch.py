@@ -188,6 +188,28 @@ def test_every_rank_gets_its_slice(ranks):
     ]
 
 
+def test_parts_go_in_batches_which_share_the_connections_of_the_group(ranks):
+    """With NCCL a send or a receive by itself makes a communicator for its pair of ranks."""
+
+    def count() -> list[set[str]]:
+        sent = []
+        batch_isend_irecv = dist.batch_isend_irecv
+
+        def note(operations: list[Any]) -> Any:
+            sent.append({operation.op.__name__ for operation in operations})
+            return batch_isend_irecv(operations)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "batch_isend_irecv", note)
+            for name in ("send", "recv"):
+                patch.setattr(dist, name, None)
+            batches = [torch.arange(4.0)] * 2
+            list(prepare_data_loader(DataLoader(Given(batches), batch_size=None), dispatch_batches=True))
+        return sent
+
+    assert ranks.run(2, count) == [[{"isend"}] * 2, [{"irecv"}] * 2]
+
+
 class Broken(Given):
     def __init__(self, good: int, error: Exception) -> None:
         self.good, self.error = good, error

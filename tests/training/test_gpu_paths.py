@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from notebook_launcher import Accelerator, GradScalerKwargs
+from notebook_launcher.training.checkpoints import loading
 from notebook_launcher.training.checkpoints.loading import with_counters_on_cpu
-from notebook_launcher.training.resolving import emulates_bf16
+from notebook_launcher.training.resolving import check_precision, emulates_bf16
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -43,9 +48,44 @@ def test_step_counters_of_a_checkpoint_are_loaded_onto_the_cpu() -> None:
     assert with_counters_on_cpu({"kind": "another"}) == {"kind": "another"}
 
 
+def test_every_checkpoint_is_loaded_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(cpu=True)
+    model: Any = torch.nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    accelerator.save_state(str(tmp_path))
+    moved: list[Any] = []
+
+    def note(state: Any) -> Any:
+        moved.append(state)
+        return state
+
+    monkeypatch.setattr(loading, "with_counters_on_cpu", note)
+    for where in (None, "cpu", "on_device"):
+        accelerator.load_state(str(tmp_path), map_location=where)
+    assert [state["state"][0]["step"].item() for state in moved] == [1.0] * 3
+
+
 @pytest.mark.parametrize(("capability", "expected"), [((7, 0), True), ((7, 5), True), ((8, 0), False), ((9, 0), False)])
 def test_gpus_before_ampere_emulate_bf16(capability: tuple[int, int], expected: bool) -> None:  # noqa: FBT001
     assert emulates_bf16(capability) is expected
+
+
+@pytest.mark.parametrize(("capability", "num_warnings"), [((7, 5), 1), ((8, 6), 0)])
+def test_bf16_that_is_emulated_warns_of_what_is_faster(
+    capability: tuple[int, int], num_warnings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for precision in ("no", "fp16", "bf16"):
+            check_precision(precision, torch.device("cuda"))
+    told = [str(one.message) for one in caught]
+    assert len(told) == num_warnings
+    assert all("Tesla T4 has no bf16 arithmetic" in one and "'fp16' is faster" in one for one in told)
 
 
 class Batch:

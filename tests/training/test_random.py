@@ -74,9 +74,12 @@ def test_seed_that_cannot_be_one_changes_no_generator(seed, error, words):
     assert draw() == expected
 
 
-def test_deterministic_asks_torch_and_cublas_for_deterministic_algorithms():
+@pytest.mark.parametrize("chosen", ["False", "True"])
+def test_deterministic_asks_torch_and_cublas_for_deterministic_algorithms(chosen):
+    """In a rank, too, where torch has initialised CUDA to choose the device; here it only says so."""
     program = (
         "import os, torch\n"
+        f"torch.cuda.is_initialized = lambda: {chosen}\n"
         "from notebook_launcher.training.random import set_seed\n"
         "set_seed(1, deterministic=True)\n"
         "print(torch.are_deterministic_algorithms_enabled(), os.environ['CUBLAS_WORKSPACE_CONFIG'])\n"

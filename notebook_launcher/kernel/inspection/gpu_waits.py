@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CUDA_WAIT", "waits_for_gpu"]
+__all__ = ["CUDA_WAIT", "is_end_of_call", "waits_for_gpu"]
 
 CUDA_WAIT = "CUDA synchronization"
 SYNCHRONIZE = ("/torch/cuda/__init__.py", "/torch/cuda/streams.py")
+END_OF_CALL = ("/processes/cuda_work.py", "finish")
+"""File and function in which a rank whose function has returned waits for what that has queued."""
 READERS = ("/torch/_tensor.py", "/torch/_tensor_str.py", "/torch/amp/grad_scaler.py", "/torch/nn/utils/clip_grad.py")
 """Files of torch that read numbers from a GPU: `print(loss)`, the scaler's overflow flags, the norm's check."""
 READS = re.compile(r"\.(?:item|cpu|tolist|numpy|nonzero|to|synchronize)\(|\b(?:float|int|bool)\(")
@@ -41,6 +43,12 @@ class CodePlace(Protocol):
         """True if it belongs to Python or to an installed package."""
 
 
+def is_end_of_call(frame: CodePlace) -> bool:
+    """Return True for the launcher's own wait for the GPU, after the user's function has returned."""
+    file, function = END_OF_CALL
+    return frame.function == function and frame.file.endswith(file)
+
+
 def waits_for_gpu(frames: Sequence[CodePlace], *, uses_gpu: bool) -> bool:
     """Return True if the innermost of these frames may wait for a GPU.
 
@@ -53,6 +61,8 @@ def waits_for_gpu(frames: Sequence[CodePlace], *, uses_gpu: bool) -> bool:
         return top.function == "synchronize"
     if not uses_gpu:
         return False
+    if is_end_of_call(top):
+        return True
     if top.is_library:
         return top.file.endswith(READERS)
     return READS.search(top.source) is not None

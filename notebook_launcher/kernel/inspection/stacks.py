@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT, waits_for_gpu
+from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT, is_end_of_call, waits_for_gpu
 from notebook_launcher.travel import cells
 from notebook_launcher.units import rank_list
 
@@ -285,7 +285,7 @@ def _relevant(frames: list[StackFrame]) -> tuple[StackFrame, ...]:
 
 
 def _is_ours(frame: StackFrame) -> bool:
-    return frame.file.startswith(f"{PACKAGE_FOLDER}/")
+    return frame.file.startswith(f"{PACKAGE_FOLDER}/") and not is_end_of_call(frame)
 
 
 def _unescape(text: str) -> str:
