@@ -212,7 +212,7 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
     lab.run(page, 0)
     lab.run(page, 1)
     panel = page.locator(".nbp-panel")
-    for label, value in {"Accumulation steps": "4", "epochs": "3", "pause": "0.02"}.items():
+    for label, value in {"Accumulation steps": "4", "epochs": "2", "pause": "0.1"}.items():
         panel.get_by_label(label, exact=True).fill(value)
     panel.get_by_text("256", exact=True).wait_for()  # 32 x 4 x 2
     panel.get_by_role("button", name="Launch", exact=True).click()
@@ -223,7 +223,6 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
     picture(page, page.locator(".nbp-panel"), "panel.png")
 
     lab.save(page, "panel.ipynb")
-    page.reload()
     lab.show(page, "panel.ipynb")
     wait_for_state(page, "done")
     assert "loss" in monitor_of(page).inner_text()
@@ -247,6 +246,7 @@ def test_stop_button_ends_the_run_while_the_cell_is_busy(lab):
     assert "application/vnd.jupyter.widget-view+json" not in kinds
 
 
+@lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_curves_of_a_finished_run_can_be_explored_while_the_kernel_lives(lab):
     page = lab.open("explored.ipynb", height=1600)
@@ -264,7 +264,6 @@ def test_curves_of_a_finished_run_can_be_explored_while_the_kernel_lives(lab):
     assert not drawing.is_visible()
     lab.cell(page, 0).locator(".cm-content").first.click()  # The monitor keeps JupyterLab's shortcuts out.
     lab.save(page, "explored.ipynb")
-    page.reload()
     lab.show(page, "explored.ipynb")
     wait_for_state(page, "done")
     with page.expect_response("**/api/kernels/*/restart*"):
@@ -283,7 +282,6 @@ def test_page_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
     old.wait_for(state="attached")
     assert not old.is_visible()
     lab.save(page, "busy.ipynb")
-    page.reload()
     lab.show(page, "busy.ipynb")
     wait_for_state(page, "running")
     wait_for_more_ink(page, before)
@@ -391,7 +389,6 @@ def test_monitor_of_a_dead_kernel_leaves_its_picture(lab):
     assert page.get_by_role("button", name="Stop after this step").is_disabled()
     page.keyboard.press("Escape")
     lab.save(page, "dying.ipynb")
-    page.reload()
     lab.show(page, "dying.ipynb")
     lab.output(page, 1).locator("summary", has_text="train on 2 ranks: running").wait_for()
     kept.wait_for(state="attached")
@@ -427,6 +424,7 @@ def test_panel_copied_to_another_notebook_runs_there(lab):
     assert page.locator(".nbl-monitor").count() == 0
 
 
+@lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
     page = lab.open("kept.ipynb", height=1600)

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Lab", "browser", "needs_browser"]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
+"""The first of these that is installed; the shell opens a page of JupyterLab with a quarter less of processor time."""
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 QUIET = [
     "--no-sandbox",
     "--disable-gpu",
@@ -45,7 +47,7 @@ PATIENCE_MS = 30_000
 
 PROMPT = "document.querySelectorAll('.jp-Notebook .jp-CodeCell')[at]?.querySelector('.jp-InputPrompt')?.innerText"
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium-headless-shell")
 
 
 @contextlib.contextmanager
@@ -102,6 +104,10 @@ class Lab:
         settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)
         (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}', encoding="utf-8")
+        page = folder / "config" / "labconfig"
+        page.mkdir(parents=True)
+        # Otherwise each page that is opened has the server run node to see if JupyterLab could be built: 0.6 s.
+        (page / "page_config.json").write_text('{"buildCheck": false, "buildAvailable": false}', encoding="utf-8")
         return {
             **os.environ,
             "JUPYTER_RUNTIME_DIR": str(self._runtime),
