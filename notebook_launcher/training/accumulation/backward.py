@@ -26,7 +26,7 @@ from notebook_launcher.training.accumulation.given_weights import (
 )
 from notebook_launcher.training.accumulation.gradients import InitialGradient
 from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
-from notebook_launcher.training.accumulation.windows import find_gradient, has_values
+from notebook_launcher.training.accumulation.windows import has_values
 from notebook_launcher.training.data.rounds import relative_weights
 from notebook_launcher.training.plugins import Warner
 
@@ -158,7 +158,7 @@ class Accumulation:
             self._run(loss, factor, kwargs, is_watched=is_watched)
         except BaseException:
             if window is not None:
-                window.is_broken = True
+                window.break_off()
             raise
         self._note_gradients(window, watched, ends=ends)
         if check is not None:
@@ -235,8 +235,7 @@ class Accumulation:
     def _factor_in_window(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
         """Count the micro-batch in its window, and return the factor of its loss."""
         if self._rules.nominal_divisor:
-            window.num_backwards += 1
-            window.backwards_in_block += 1
+            window.count_backward()
             return 1.0 / self.state.num_steps
         if not window.check_gathered() and self._rules.guards:
             self._warn_of_changed_gradients()
@@ -253,7 +252,7 @@ class Accumulation:
             mine = mine if reduction == "mean" else one_if_used(mine)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
         if first_is_last:  # No gradient needs the correction yet, but a second backward of this block will.
-            window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
+            window.close(self._num_data_ranks)
             return self._num_data_ranks * mine / (window.world_weight or 1.0)
         factor = mine / (window.num_steps * window.unit)
         return factor * window.correction if again and self.state.sync_gradients else factor
@@ -336,10 +335,11 @@ class Accumulation:
             return
         if pending is not None:
             pending[1].wait()
-            window.world_weight = keep_or_read(pending[0])
+            window.close(self._num_data_ranks, keep_or_read(pending[0]))
         elif window.kind == "given":
-            window.world_weight = self._num_data_ranks * window.weight
-        window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
+            window.close(self._num_data_ranks, self._num_data_ranks * window.weight)
+        else:
+            window.close(self._num_data_ranks)
         named = (parameter for member in self.state.block.members for parameter in member.parameters())
         rescale([*named, *window.outside(window.joined)] if window.joined else named, window.correction)
 
@@ -353,14 +353,10 @@ class Accumulation:
     ) -> None:
         """Note what this backward has gathered, and which gradients are the same on all ranks."""
         if window is not None and not ends:
-            window.gathered = find_gradient(self.state.block.members, window.gathered)
+            window.note_gathered(self.state.block.members)
         if self._num_processes > 1:
             self._note_reduced(watched)
             self._broadcast_buffers(window, ends=ends)
-
-    def _full_weight(self, window: Window) -> float:
-        """Return the sum of all ranks' weights in a full window."""
-        return self._num_data_ranks * window.num_steps * window.unit
 
     def _note_reduced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""

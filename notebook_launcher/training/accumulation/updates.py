@@ -12,7 +12,6 @@ from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_va
 from notebook_launcher.training.accumulation.correction import rescale
 from notebook_launcher.training.accumulation.member_kinds import PreparedModel
 from notebook_launcher.training.accumulation.targets import parameters_of
-from notebook_launcher.training.accumulation.windows import find_gradient
 from notebook_launcher.training.argument_checks import check_limit
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class Updates:
         others = [other for other in self._accumulation.state.windows.values() if other is not window]
         if any(other.num_backwards and other.holds(members) for other in others):
             return
-        window.joined += members
+        window.join(members)
         if self._accumulation.state.sync_gradients:
             # The window has ended, and has corrected the models that it knew.
             self._accumulation.correct_joined(window)
@@ -160,7 +159,8 @@ class Updates:
         state = self._accumulation.state
         if window is None or not state.lacks_end(window):
             return False
-        window.is_deferred, state.sync_gradients = True, False  # Schedulers follow `sync_gradients`.
+        window.put_off()
+        state.sync_gradients = False  # Schedulers follow it.
         return True
 
     def _scaled_step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
@@ -207,7 +207,7 @@ class Updates:
                 rescale(gathered, _scale_of(scaler) / before)
                 if window.gathered is not None:
                     # The version of the gradient has changed.
-                    window.gathered = find_gradient(window.members, window.gathered)
+                    window.note_gathered(window.members)
         return scaler
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
@@ -328,15 +328,14 @@ class Updates:
                 "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
                 "and others that call their closure again need gradient_accumulation_steps=1."
             )
-        if closure is None and window.num_steps > 1 and window.backwards_in_block == 0:
-            found = find_gradient(state.block.members, window.gathered)
-            if found is not None and found != window.gathered:
-                self._accumulation.warn_once(
-                    "backward of torch",
-                    "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "
-                    "loss.backward() alone adds the micro-batches up instead of taking their mean. Write "
-                    "accelerator.backward(loss).",
-                )
+        lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
+        if lacks_backward and window.has_unnoted_gradients(state.block.members):
+            self._accumulation.warn_once(
+                "backward of torch",
+                "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "
+                "loss.backward() alone adds the micro-batches up instead of taking their mean. Write "
+                "accelerator.backward(loss).",
+            )
 
     def _check_synced(self, prepared: AcceleratedOptimizer) -> None:
         members = self._accumulation.members
