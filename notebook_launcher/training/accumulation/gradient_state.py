@@ -11,7 +11,7 @@ from notebook_launcher.training.accumulation.windows import Window
 from notebook_launcher.training.data.rounds import LoaderStack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from notebook_launcher.training.accumulation.member_kinds import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
@@ -44,13 +44,22 @@ class LeftOutBatch(NamedTuple):
 class GradientState:
     """The state of accumulation: the settings, the windows, and the loaders that are being iterated."""
 
-    def __init__(self, plugin: GradientAccumulationPlugin, rules: Rules) -> None:
+    def __init__(
+        self, plugin: GradientAccumulationPlugin, rules: Rules, on_next: Callable[[], None] | None = None
+    ) -> None:
+        """Begin without windows and loaders.
+
+        Args:
+            plugin: The settings of accumulation.
+            rules: The differences from Accelerate.
+            on_next: Called when an outermost loop over a prepared loader asks for its next batch.
+        """
         self.plugin = plugin
         self.num_steps = plugin.num_steps or 1
         """Micro-batches per update."""
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
-        self.stack = LoaderStack(self._loop_begins, follows_draws=rules.guards)
+        self.stack = LoaderStack(self._loop_begins, on_next=on_next, follows_draws=rules.guards)
         self.block: Any = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
