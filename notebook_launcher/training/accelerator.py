@@ -586,7 +586,6 @@ class Accelerator:
     def free_memory(self, *objects: Any) -> list[Any]:
         """Release everything prepared, and `objects`; return a None for each of these, to assign to their names."""
         self._prepared.clear()
-        self._accumulation.clear()
         self._updates.clear()
         self.gradient_state.forget_windows()
         released = device_memory.release_memory(*objects)

@@ -100,38 +100,23 @@ class Accumulation:
         self._num_data_ranks = layout.num_data_ranks
         self._data_rank = layout.data_rank
         self._data_group = layout.data_group
-        self._blocks: dict[tuple[int, ...], tuple[Any, MicroBatchBlock]] = {}
-        """The block of each combination of targets, by ids. The targets are held, so that no other object gets one."""
-        self._version = -1
         self.warn_once = Warner()
         self._initial = InitialGradient()
-        self._sparse: tuple[int, bool] = -1, False
-        """A version of the members, and True if these have sparse gradients: then weights must be numbers, because a
-        weight of 0 leaves the rows of sparse gradients out."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_blocks": {}}  # in another process the ids belong to other objects
 
     def block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         """Return the context in which one micro-batch of these models is computed."""
-        if self._version != self.members.version:
-            self._blocks.clear()
-            self._version = self.members.version
-        known = self._blocks.get(tuple(map(id, targets)))
-        block = self._make_block(targets) if known is None else known[1]
+        known = self.members.looked_up.blocks.get(tuple(map(id, targets)))
+        block: MicroBatchBlock = self._make_block(targets) if known is None else known[1]
         return block if block.free else block.copy()
 
     def _make_block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         members = self.members.find(targets)
         block = MicroBatchBlock(self, members, self._rules)
-        if len(self._blocks) >= MOST_BLOCKS:  # by a loop that makes a new container for each micro-batch
-            self._blocks.clear()
-        self._blocks[tuple(map(id, targets))] = targets, block
+        blocks = self.members.looked_up.blocks
+        if len(blocks) >= MOST_BLOCKS:  # by a loop that makes a new container for each micro-batch
+            blocks.clear()
+        blocks[tuple(map(id, targets))] = targets, block
         return block
-
-    def clear(self) -> None:
-        """Release the models."""
-        self._blocks.clear()
 
     def backward(self, loss: Any, weight: Any, reduction: str, kwargs: dict[str, Any]) -> None:
         """Compute gradients; at the end of a window they belong to the mean over the whole window."""
@@ -287,9 +272,11 @@ class Accumulation:
 
     def _given_weight(self, weight: Any) -> float | torch.Tensor:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
-        if self._sparse[0] != self.members.version:
-            self._sparse = self.members.version, has_sparse_gradients(self.members.models_and_leaves)
-        value = checked_weight(weight, self._device, reads=self._sparse[1])
+        looked_up = self.members.looked_up
+        if looked_up.has_sparse_gradients is None:
+            looked_up.has_sparse_gradients = has_sparse_gradients(self.members.models_and_leaves)
+        # A weight of 0 leaves the rows of sparse gradients out, so it must be known to be 0.
+        value = checked_weight(weight, self._device, reads=looked_up.has_sparse_gradients)
         weights = self._round_weights()
         repeats = weights is not None and not weights[self._data_rank] and (self.is_local or any(weights))
         return 0.0 if repeats else value

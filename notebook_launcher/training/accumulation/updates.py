@@ -76,9 +76,6 @@ class Updates:
         self._num_processes = num_processes
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
-        self._named: tuple[int, dict[tuple[int, int], bool]] = -1, {}
-        """By the ids of optimizer and window: True if the window's `accumulate` was given all models of the optimizer.
-        Looking it up takes 2 µs, so it is kept, with the version of the members for which it holds."""
 
     def parameters_changed(self) -> None:
         """Have the members of each optimizer looked up again."""
@@ -92,7 +89,7 @@ class Updates:
         return {**named, "grad_norm": self.last_grad_norm} if self.last_grad_norm is not None else named
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _named=(-1, {}))
+        self.__dict__.update(state)
         for prepared in self.optimizers:  # each leaves its Updates out, so that it pickles by itself
             prepared._updates = self  # noqa: SLF001 - ours
 
@@ -102,7 +99,7 @@ class Updates:
         window = state.current
         if self._rules.guards and window is not None:
             self._check_window(window, closure)
-            if window.num_backwards and not self._is_named(prepared, window):
+            if window.num_backwards and not self._is_covered(prepared, window):
                 self._join(self._accumulation.members.of_optimizer(prepared.optimizer), window)
         if not state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
@@ -128,14 +125,13 @@ class Updates:
             clock.mark("step")
         return outcome, skipped
 
-    def _is_named(self, prepared: AcceleratedOptimizer, window: Window) -> bool:
+    def _is_covered(self, prepared: AcceleratedOptimizer, window: Window) -> bool:
+        """Return True if the window's `accumulate` was given all members of the optimizer."""
         members, key = self._accumulation.members, (id(prepared), id(window))
-        if self._named[0] != members.version:
-            self._named = members.version, {}
-        known = self._named[1].get(key)
+        known = members.looked_up.covered.get(key)
         if known is None:
             owned = members.of_optimizer(prepared.optimizer)
-            known = self._named[1][key] = all(id(member) in window.key for member in owned)
+            known = members.looked_up.covered[key] = all(id(member) in window.key for member in owned)
         return known
 
     def _join(self, members: Sequence[Member], window: Window) -> None:
@@ -365,7 +361,6 @@ class Updates:
         self.optimizers.clear()
         self._unscaled.clear()
         self._stepped.clear()
-        self._named = -1, {}
 
 
 def _scale_of(scaler: torch.amp.GradScaler) -> torch.Tensor:
