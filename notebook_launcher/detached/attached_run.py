@@ -20,7 +20,7 @@ from notebook_launcher.kernel import views
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
-from notebook_launcher.kernel.run_outcome import RunOutcome
+from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:

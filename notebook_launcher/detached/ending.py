@@ -14,7 +14,7 @@ from notebook_launcher.errors import CallOrderError, ReturnValueError
 from notebook_launcher.history import run_files
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.culprit import cannot_travel
-from notebook_launcher.kernel.run_outcome import RunOutcome
+from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import Answered, Ask, Follow, RequestRefused
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.hosting import Hosting
-from notebook_launcher.kernel.run import Run
+from notebook_launcher.kernel.run.handle import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -43,7 +43,7 @@ from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.history import run_folders
-from notebook_launcher.kernel.questions import Answer, Question
+from notebook_launcher.kernel.run.questions import Answer, Question
 from notebook_launcher.messages import InputRequest
 from tests.detached.hosts import host_of, lives, release
 from tests.support.programs import end, read_until, type_in_terminal

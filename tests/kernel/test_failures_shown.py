@@ -198,7 +198,7 @@ def test_crash_is_shown_once_and_its_victims_are_stopped(kernel: Kernel) -> None
 
 def test_fault_of_the_launcher_itself_shows_everything(kernel: Kernel) -> None:
     outcome = kernel.execute(
-        "from notebook_launcher.kernel.conclusion import fault_of_ours\n"
+        "from notebook_launcher.kernel.run.conclusion import fault_of_ours\n"
         "from notebook_launcher.kernel.plan import make_plan\n"
         "plan = make_plan(LaunchConfig(num_processes=1))\n"
         "try: make_plan(None)\n"

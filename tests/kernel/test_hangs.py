@@ -19,7 +19,7 @@ from tests.support.toy_runs import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
     from tests.support.kernels import Kernel
 
 SOON = 0.3

@@ -18,7 +18,7 @@ from tests.support.warm_kernels import takes_less_than, unchanged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
     from tests.support.kernels import Kernel, Outcome
 
 KERNEL_CODE = """

@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
 
 __all__ = ["until"]
 

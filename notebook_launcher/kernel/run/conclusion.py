@@ -18,19 +18,19 @@ from notebook_launcher.errors import (
 from notebook_launcher.kernel.failures import culprit, failure_display
 from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.results import RankSummary, Results
-from notebook_launcher.kernel.run_outcome import RunOutcome
+from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.text import name_rank
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.hosting import Hosting, UnpacksException
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.plan import Plan
-    from notebook_launcher.kernel.rank_outcome import RankOutcome
-    from notebook_launcher.kernel.run_data import RunData
+    from notebook_launcher.kernel.run.attempt import Attempt
+    from notebook_launcher.kernel.run.data import RunData
+    from notebook_launcher.kernel.run.rank_outcome import RankOutcome
     from notebook_launcher.messages import ExceptionReport, Failure
 
 __all__ = ["conclude", "describe_failure", "fault_of_ours"]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RankState, RunPicture, RunState
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run_data import RunData
-    from notebook_launcher.kernel.run_outcome import RunOutcome
+    from notebook_launcher.kernel.run.data import RunData
+    from notebook_launcher.kernel.run.outcome import RunOutcome
     from notebook_launcher.messages import Failure
 
 __all__ = ["LiveRunReader", "config_as_json", "state_of", "take_rank_snapshots", "take_snapshot"]

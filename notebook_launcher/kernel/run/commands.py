@@ -8,7 +8,7 @@ import queue
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.questions import Answer
+from notebook_launcher.kernel.run.questions import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """A run: the handle on one launch of one function, which outlives the cell.
 
-The handle's methods read the run data (`run_data.py`), or send a command to the run's thread (`run_thread.py`).
+The handle's methods read the run data (`data.py`), or send a command to the run's thread (`thread.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits
 from notebook_launcher.changes import check_change, read_wanted
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks, fork_check, snapshots, views
+from notebook_launcher.kernel import checks, fork_check, views
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
-from notebook_launcher.kernel.commands import (
+from notebook_launcher.kernel.failures import failure_display
+from notebook_launcher.kernel.inspection.samples import Samples
+from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.kernel.run import snapshots
+from notebook_launcher.kernel.run.commands import (
     ChangeCommand,
     ProfileCommand,
     SampleCommand,
@@ -25,10 +29,7 @@ from notebook_launcher.kernel.commands import (
     StacksCommand,
     StopCommand,
 )
-from notebook_launcher.kernel.failures import failure_display
-from notebook_launcher.kernel.inspection.samples import Samples
-from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
-from notebook_launcher.kernel.run_thread import RunThread
+from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.units import format_seconds, plural
 
@@ -48,14 +49,14 @@ if TYPE_CHECKING:
         RunSnapshot,
         RunState,
     )
-    from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run_data import RunData
-    from notebook_launcher.kernel.run_outcome import RunOutcome
+    from notebook_launcher.kernel.run.commands import Command
+    from notebook_launcher.kernel.run.data import RunData
+    from notebook_launcher.kernel.run.outcome import RunOutcome
     from notebook_launcher.messages import ChangeAction, ChangeSource
 
 __all__ = ["Run"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.ranks import Ranks
-    from notebook_launcher.kernel.run_data import RunData
+    from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.travel import FunctionCall
 
 __all__ = ["restart"]

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost
-from notebook_launcher.kernel.attempt import Attempt
-from notebook_launcher.kernel.commands import (
+from notebook_launcher.kernel.display.formatting import one_line
+from notebook_launcher.kernel.display.progress_line import ProgressLine
+from notebook_launcher.kernel.inspection.hangs import HangWatch
+from notebook_launcher.kernel.inspection.mismatches import suggestion
+from notebook_launcher.kernel.inspection.profiles import PendingProfile
+from notebook_launcher.kernel.inspection.stacks import Stacks
+from notebook_launcher.kernel.ranks import describe_restart
+from notebook_launcher.kernel.run.attempt import Attempt
+from notebook_launcher.kernel.run.commands import (
     ChangeCommand,
     ProfileCommand,
     SampleCommand,
@@ -17,27 +24,20 @@ from notebook_launcher.kernel.commands import (
     StacksCommand,
     StopCommand,
 )
-from notebook_launcher.kernel.conclusion import describe_failure
-from notebook_launcher.kernel.display.formatting import one_line
-from notebook_launcher.kernel.display.progress_line import ProgressLine
-from notebook_launcher.kernel.inspection.hangs import HangWatch
-from notebook_launcher.kernel.inspection.mismatches import suggestion
-from notebook_launcher.kernel.inspection.profiles import PendingProfile
-from notebook_launcher.kernel.inspection.stacks import Stacks
-from notebook_launcher.kernel.live_values import describe_change
-from notebook_launcher.kernel.questions import Answer, Question
-from notebook_launcher.kernel.ranks import describe_restart
-from notebook_launcher.kernel.restarts import restart
+from notebook_launcher.kernel.run.conclusion import describe_failure
+from notebook_launcher.kernel.run.live_values import describe_change
+from notebook_launcher.kernel.run.questions import Answer, Question
+from notebook_launcher.kernel.run.restarts import restart
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.recorder import Recorder
-    from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.hosting import TakesQuestions
-    from notebook_launcher.kernel.questions import Questions
-    from notebook_launcher.kernel.rank_outcome import RankOutcome
     from notebook_launcher.kernel.ranks import Ranks
-    from notebook_launcher.kernel.run_data import RunData
+    from notebook_launcher.kernel.run.commands import Command
+    from notebook_launcher.kernel.run.data import RunData
+    from notebook_launcher.kernel.run.questions import Questions
+    from notebook_launcher.kernel.run.rank_outcome import RankOutcome
     from notebook_launcher.travel import FunctionCall
 
 __all__ = ["EXIT_BUDGET", "RunLoop"]

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.checks import name_of
-from notebook_launcher.kernel.commands import CommandQueue
 from notebook_launcher.kernel.display.output import RunOutput
 from notebook_launcher.kernel.gpu_meter import GpuMeter
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.live_values import LiveValues
-from notebook_launcher.kernel.run_edits import RunEdits
+from notebook_launcher.kernel.run.commands import CommandQueue
+from notebook_launcher.kernel.run.kept_edits import RunEdits
+from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.kernel.usage_meter import UsageMeter
 
 if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunKind
-    from notebook_launcher.kernel.attempt import Attempt
     from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.inspection.hangs import Hang
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.plan import Plan
-    from notebook_launcher.kernel.run_outcome import RunOutcome
+    from notebook_launcher.kernel.run.attempt import Attempt
+    from notebook_launcher.kernel.run.outcome import RunOutcome
     from notebook_launcher.travel import FunctionCall
 
 __all__ = ["RunData"]

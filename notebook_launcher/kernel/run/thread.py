@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from notebook_launcher import travel
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
-from notebook_launcher.kernel.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.display.progress_line import QUIET
 from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.origin import Origin
-from notebook_launcher.kernel.questions import Questions
-from notebook_launcher.kernel.run_data import RunData
-from notebook_launcher.kernel.run_loop import RunLoop
-from notebook_launcher.kernel.snapshots import LiveRunReader
+from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
+from notebook_launcher.kernel.run.data import RunData
+from notebook_launcher.kernel.run.loop import RunLoop
+from notebook_launcher.kernel.run.questions import Questions
+from notebook_launcher.kernel.run.snapshots import LiveRunReader
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.kernel.call_scope import CallScope
-    from notebook_launcher.kernel.commands import Command
     from notebook_launcher.kernel.hosting import Hosting
-    from notebook_launcher.kernel.questions import Question
     from notebook_launcher.kernel.ranks import Ranks
-    from notebook_launcher.kernel.run_outcome import RunOutcome
+    from notebook_launcher.kernel.run.commands import Command
+    from notebook_launcher.kernel.run.outcome import RunOutcome
+    from notebook_launcher.kernel.run.questions import Question
 
 __all__ = ["RunThread", "runs_that_go_on"]
 
