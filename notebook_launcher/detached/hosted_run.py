@@ -35,7 +35,7 @@ GOODBYE = 5.0
 
 METHODS = frozenset(
     {"edit", "logs", "logs_since", "metrics_since", "pause", "pictures_since", "profile", "resume", "sample", "save"}
-    | {"set", "snapshot", "stacks", "stop", "_set_from_page"}
+    | {"set", "snapshot", "stacks", "stop", "set_from_page"}
 )
 ATTRIBUTES = frozenset({"changes", "config", "metrics", "notes", "phases", "pictures", "ranks", "tags"})
 """Attributes of the run that a client may read, by name."""

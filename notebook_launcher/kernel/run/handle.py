@@ -21,6 +21,7 @@ from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.inspection.samples import Samples
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run import snapshots
+from notebook_launcher.kernel.run.any_run import AnyRun
 from notebook_launcher.kernel.run.commands import (
     ChangeCommand,
     ProfileCommand,
@@ -35,6 +36,8 @@ from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from typing_extensions import Self
 
     from notebook_launcher.changes import Wanted
     from notebook_launcher.channel import AnonymousFile
@@ -75,7 +78,7 @@ def data_of(run: Run) -> RunData:
     return run._data  # noqa: SLF001 - `Run` is public, and its data are not
 
 
-class Run:
+class Run(AnyRun):
     """One launch of one function: `launch(...)` returns it at once, `await run` waits and returns the results."""
 
     def __init__(self, thread: RunThread) -> None:
@@ -315,7 +318,7 @@ class Run:
             raise CallOrderError(TOO_LATE)
         return answer.value
 
-    def add_done_callback(self, callback: Callable[[Run], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback(run)` in the run's thread once the run is over; immediately if the run is over already."""
         self._data.over.call_when_set(lambda: callback(self))
 
@@ -423,8 +426,8 @@ class Run:
         if checked:
             self._change("set", checked)
 
-    def _set_from_page(self, name: str, text: str) -> None:
-        """Change one setting to what was typed into the monitor's field for it; errors as for `set`."""
+    def set_from_page(self, name: str, text: str) -> None:
+        """Change one setting to the text that was typed into the monitor's field for it; errors as for `set`."""
         live = self._data.live
         self._change("set", {name: check_change(name, read_wanted(text), live.tunables, live.settings)}, "monitor")
 
