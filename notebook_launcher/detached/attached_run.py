@@ -388,7 +388,6 @@ class AttachedRun(AnyRun):
         with self._opening:
             if self._outcome is None:
                 self._outcome = self._lost() if self._ending is None else self._ending.open(self._folder)
-                self._outcome.results.folder = self._folder
         return self._outcome
 
     def _why_lost(self) -> str:
@@ -408,6 +407,6 @@ class AttachedRun(AnyRun):
                 f"stopped then. open_run({self.id!r}).delete() removes the folder only of a run that is over."
             )
         error = self._fault or RankFailedError(msg)
-        results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed)
+        results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed, folder=self._folder)
         failure_display.attach(error, (), results)
         return RunOutcome(state="failed", results=results, error=error)

@@ -66,7 +66,7 @@ class Ending:
                 values[rank] = travel.unpack_value(os.open(folder / kept.file, os.O_RDONLY | os.O_CLOEXEC))
             except (OSError, ReturnValueError) as error:  # noqa: PERF203 - the file may be gone, its classes too
                 unsent[rank] = str(error)
-        results.fill(values, unsent)
+        results.fill(values, unsent, folder)
         failure = self.error if self.raised is None else self._open_error(folder)
         if failure is not None:
             failure_display.attach(failure, results.failures, results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher import travel
 from notebook_launcher.errors import (
@@ -24,6 +24,7 @@ from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from notebook_launcher.kernel.hosting import Hosting, UnpacksException
     from notebook_launcher.kernel.inspection.stacks import Stacks
@@ -33,11 +34,24 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
     from notebook_launcher.messages import ExceptionReport, Failure
 
-__all__ = ["conclude", "describe_failure", "fault_of_ours"]
+__all__ = ["SettlesFolder", "conclude", "describe_failure", "fault_of_ours"]
 
 
-def conclude(data: RunData, hosting: Hosting | None = None) -> RunOutcome:
-    """Return the outcome of a run's last attempt; unpacks (in a host: keeps) and closes the attempt's parcels."""
+class SettlesFolder(Protocol):
+    """Protocol of the function that makes the folder of a run which has something to record."""
+
+    def __call__(self, *, failed: bool) -> Path | None:
+        """Return the run's folder; None if the run leaves none."""
+
+
+def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting | None = None) -> RunOutcome:
+    """Return the outcome of a run's last attempt; unpacks (in a host: keeps) and closes the attempt's parcels.
+
+    Args:
+        data: The run data.
+        settle_folder: Decides whether the run gets a folder, once it is known whether it failed, and returns it.
+        hosting: Parts that differ in a host; None in a kernel.
+    """
     attempt, launched = data.attempt, data.launched
     assert attempt is not None
     asked_to_stop = data.commands.asked_to_stop
@@ -47,6 +61,8 @@ def conclude(data: RunData, hosting: Hosting | None = None) -> RunOutcome:
     values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)], unpack_value)
     failures = _failures(data, outcomes)
     last_values, victims = data.live.last_values, culprit.consequences(failures)
+    seconds = time.monotonic() - launched
+    error = _error(attempt, data.plan, failures, data.stacks, unpack_exception, asked_to_stop=asked_to_stop)
     results = Results(
         values,
         num_processes=data.plan.num_processes,
@@ -58,13 +74,13 @@ def conclude(data: RunData, hosting: Hosting | None = None) -> RunOutcome:
         members=data.scope.ranks,
         unsent=unsent,
         failures=failures,
-        seconds=time.monotonic() - launched,
+        seconds=seconds,
         seed=data.plan.seed,
         restarts=data.restarts,
         stopped_by=attempt.rung.value if attempt.rung is not None and asked_to_stop else None,
         timed_out=attempt.timed_out,
+        folder=settle_folder(failed=error is not None),
     )
-    error = _error(attempt, data.plan, failures, data.stacks, unpack_exception, asked_to_stop=asked_to_stop)
     for outcome in outcomes:
         outcome.close()
     if error is None:
@@ -84,7 +100,7 @@ def describe_failure(data: RunData) -> str:
     return failure_display.failed_after(data.seconds, failures)
 
 
-def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> RunOutcome:
+def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float, folder: Path | None = None) -> RunOutcome:
     """Return the outcome of a run that failed by a fault of this package, or for lack of memory or processes."""
     error: Exception
     if isinstance(fault, (ConfigError, ResourceError)):
@@ -93,7 +109,7 @@ def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float) -> RunOut
     else:
         error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")
         error.__cause__ = fault
-    results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed)
+    results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed, folder=folder)
     return RunOutcome(state="failed", results=results, error=error)
 
 

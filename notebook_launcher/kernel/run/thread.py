@@ -23,6 +23,7 @@ from notebook_launcher.kernel.run.snapshots import LiveRunReader
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from notebook_launcher.channel import AnonymousFile
@@ -81,7 +82,7 @@ class RunThread:
             None if scope.is_aside else data.plan.config.runs_folder,
             data.launched,
             data.output.warn,
-            origin=lambda folder: _kept_files(data, function, folder, hosting),
+            origin=_begin_folder(data, function, hosting),
         )
         """Writes the run's folder; deleted when the run is over."""
         _announce(data, call, call_parcel)
@@ -161,17 +162,21 @@ class RunThread:
             can_ask=self._in_cell or self._hosting is not None,
         )
         loop.run()
-        outcome = conclude(self.data, self._hosting)
+        outcome = conclude(self.data, self._settle_folder, self._hosting)
         unsent = outcome.results.unsent
         for reason in dict.fromkeys(unsent.values()):
             ranks = rank_list(rank for rank in unsent if unsent[rank] == reason)
             self.data.output.notice(f"{ranks}: {reason} Everything else of the run is available.", "stderr")
         return outcome
 
+    def _settle_folder(self, *, failed: bool) -> Path | None:
+        return self._recorder.settle(failed=failed, is_minor=self.data.scope.is_brief)
+
     def _fail(self, fault: BaseException) -> RunOutcome:
         with contextlib.suppress(Exception):
             self._ranks.close()
-        return fault_of_ours(fault, self.data.plan, seconds=time.monotonic() - self.data.launched)
+        seconds = time.monotonic() - self.data.launched
+        return fault_of_ours(fault, self.data.plan, seconds=seconds, folder=self._settle_folder(failed=True))
 
     def _finish(self, outcome: RunOutcome) -> None:
         data = self.data
@@ -187,8 +192,7 @@ class RunThread:
             data.outcome = outcome
             data.commands.refuse_all()
             data.gpus.close()
-            self._recorder.finish(failed=outcome.error is not None, is_minor=data.scope.is_brief)
-            outcome.results.folder = self._recorder.folder
+            self._recorder.finish()
             data.over.set()
             self.questions.close()
             del self._recorder  # Closes the files of the logs now, and not when the run is forgotten.
@@ -215,12 +219,16 @@ def runs_that_go_on() -> list[RunThread]:
     return [subject for thread in threads if (subject := thread.subject) is not None]
 
 
-def _kept_files(data: RunData, function: object, folder: Path, hosting: Hosting | None) -> Origin:
-    """Return the files that say where a run comes from, and write its edits to its new folder."""
-    data.edits.keep_in(folder)
-    if hosting is None:
-        return Origin(function)
-    return Origin(function, source=hosting.source, environment=hosting.environment)
+def _begin_folder(data: RunData, function: object, hosting: Hosting | None) -> Callable[[Path], Origin]:
+    """Return the function that begins a run's new folder: its edits go there, and the files of its origin."""
+
+    def begin(folder: Path) -> Origin:
+        data.edits.keep_in(folder)
+        if hosting is None:
+            return Origin(function)
+        return Origin(function, source=hosting.source, environment=hosting.environment)
+
+    return begin
 
 
 def _announce(data: RunData, call: travel.FunctionCall, call_parcel: AnonymousFile | None) -> None:
