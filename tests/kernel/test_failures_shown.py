@@ -167,7 +167,7 @@ def test_interrupted_wait_reports_that_the_run_is_still_running(kernel: Kernel) 
         "import os, signal, sys\n"
         "def press():\n"
         "    files = []\n"
-        "    while files[:2] != ['latch.py', 'run.py']:\n"
+        "    while files[:2] != ['latch.py', 'handle.py']:\n"
         "        frame, files = sys._current_frames()[threading.main_thread().ident], []\n"
         "        while frame: files.append(os.path.basename(frame.f_code.co_filename)); frame = frame.f_back\n"
         "        time.sleep(0.01)\n"
