@@ -17,7 +17,7 @@ SIDE_BY_SIDE := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadf
 MATRIX ?= build/matrix
 RELEASE := build/release
 CORE := tests/foundations/test_config.py tests/foundations/test_settings.py tests/travel \
-	tests/kernel/test_results.py tests/processes/test_crashes.py tests/training/test_accumulation_exact.py
+	tests/kernel/test_results.py tests/processes/test_crashes.py tests/training/accumulation/test_exact.py
 PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
 
 help:  ## show this list

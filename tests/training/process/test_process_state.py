@@ -24,7 +24,7 @@ from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.process.splitting import split
 from tests.support.toy_training import session_fixture
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TORCHRUN = {
     "RANK": "2",
     "WORLD_SIZE": "4",

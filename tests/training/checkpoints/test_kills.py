@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.toy_training import shards_on_cpus
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 HARNESS = '''
 import json, os, signal, sys, warnings
