@@ -77,8 +77,8 @@ dist: $(VENV)/installed-dist  ## build wheel and sdist, check them, and try them
 	@ls -l dist
 
 bench: $(VENV)/installed-bench  ## measure, side by side with other launchers, and write docs/performance.md
-	@for program in benchmarks/[!_]*.py; do echo "==> $$program"; $(BIN)/python "$$program"; done
-	@$(BIN)/python benchmarks/_performance.py
+	@for program in benchmarks/*.py; do echo "==> $$program"; $(BIN)/python "$$program"; done
+	@$(BIN)/python benchmarks/support/performance.py
 
 lab: $(VENV)/installed-lab  ## open the tutorials in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks

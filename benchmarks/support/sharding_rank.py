@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from _ranks import report, start_rank
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+from support.ranks import report, start_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable

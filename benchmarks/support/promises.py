@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from _big import extra_time
-from _first import PAUSES, first_launches, slowest
-from _lives import OURS
-from _report import megabytes, table
+from support.big import extra_time
+from support.first import PAUSES, first_launches, slowest
+from support.lives import OURS
+from support.report import megabytes, table
 
 if TYPE_CHECKING:
-    from _measurements import Measurements
+    from support.measurements import Measurements
 
 
 def promise_table(found: Measurements) -> str:

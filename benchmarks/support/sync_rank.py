@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 import torch.distributed as dist
-from _loops import WINDOW, make_contender
-from _ranks import report, start_rank
-from _training import loss_of, make_data, make_model
 from torch.profiler import ProfilerActivity, profile
+
+from support.loops import WINDOW, make_contender
+from support.ranks import report, start_rank
+from support.training import loss_of, make_data, make_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import psutil
-from _measurements import LABELS, LIMIT, Measurements
-from _process import Contender, FailedError, contenders
-from _report import megabytes, table
+
+from support.measurements import LABELS, LIMIT, Measurements
+from support.process import Contender, FailedError, contenders
+from support.report import megabytes, table
 
 BIG = ["ours", "torch-fork", "torch-spawn", "accelerate", "torchrunx", "nbdistributed"]
 BIG_RANKS = 4

@@ -271,9 +271,9 @@ def _status(key: str) -> int:
 
 
 def main(name: str, num_ranks: int, commands_fd: int, answers_fd: int) -> None:
-    import _ways
+    from support import ways
 
-    tasks = Tasks(_ways.WAYS[name], num_ranks)
+    tasks = Tasks(ways.WAYS[name], num_ranks)
     with open(commands_fd, encoding="utf-8") as commands, open(answers_fd, "w", encoding="utf-8") as answers:
         for line in commands:
             command, *args = json.loads(line)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 PACKAGES = ("torch", "accelerate", "torchrunx", "nbdistributed", "cloudpickle", "ipykernel", "numpy")
 
 

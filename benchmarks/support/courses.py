@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from _links import LINKS, connected
-from _measurements import say
-from _ranks import reports
+from support.links import LINKS, connected
+from support.measurements import say
+from support.ranks import reports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from _measurements import Measurements
+    from support.measurements import Measurements
 
 QUIET = 180.0
 """Longest time between two reports of rank 0, in seconds: an epoch over the slowest link takes 40."""
@@ -56,7 +56,7 @@ def _reports(
     say(LINKS[link].label)
     with found.guarded("link", link), connected(LINKS[link]) as network:
         whole = {**spec, "interface": network.interface, "contenders": list(contenders)}
-        yield from reports(network, "_sync_rank.py", whole, limit=QUIET)
+        yield from reports(network, "sync_rank.py", whole, limit=QUIET)
 
 
 def cell(found: Measurements, what: str, key: tuple[str, ...], form: Any) -> str:

@@ -7,9 +7,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from _measurements import say
-from _process import adopt_orphans
-from _report import machine, write
+from support.measurements import say
+from support.process import adopt_orphans
+from support.report import machine, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

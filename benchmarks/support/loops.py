@@ -12,9 +12,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from _training import BATCH_SIZE, loss_of, make_data, make_model, make_optimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
+
+from support.training import BATCH_SIZE, loss_of, make_data, make_model, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _process import FailedError
+from support.process import FailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from _links import Network
+    from support.links import Network
 
 HERE = Path(__file__).resolve().parent
 REPORTS = "BENCHMARK_REPORTS"
@@ -77,7 +77,7 @@ def _process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     whole = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parents[1])]),
         "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",

@@ -14,7 +14,7 @@ import socket
 import subprocess
 from typing import TYPE_CHECKING
 
-from _process import FailedError
+from support.process import FailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

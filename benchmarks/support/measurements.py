@@ -6,8 +6,8 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from _process import FailedError
-from _report import median, milliseconds
+from support.process import FailedError
+from support.report import median, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

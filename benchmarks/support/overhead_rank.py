@@ -150,7 +150,7 @@ def main() -> None:
     """Measure as a plain process, or as a process of torchrun."""
     import os
 
-    from _ranks import report, start_rank
+    from support.ranks import report, start_rank
 
     spec = start_rank()
     if "RANK" in os.environ:

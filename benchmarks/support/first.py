@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from _measurements import LIMIT, Measurements
-from _process import Contender
-from _report import median, table
+from support.measurements import LIMIT, Measurements
+from support.process import Contender
+from support.report import median, table
 
 PAUSES = (0.05, 0.2, 0.5, 1.0, 3.0)
 """Seconds between two launches."""

@@ -1,11 +1,11 @@
-"""Write `docs/performance.md` from the newest report of each program: `python benchmarks/_performance.py`."""
+"""Write `docs/performance.md` from the newest report of each program: `python benchmarks/support/performance.py`."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 PAGE = RESULTS.parents[1] / "docs" / "performance.md"
 THEMES = ("launch", "step_overhead", "gradient_sync", "comm_hooks", "sharding", "cells_on_ranks", "monitor", "growth")
 """The programs, in the order of the page; one without a report is left out."""
@@ -14,8 +14,8 @@ HEAD = """# Performance
 
 Figures that the programs in `benchmarks/` measured, and nothing else: each section has the date, the machine, the
 commit and the command of its run, and a figure belongs to its commit. `make bench` measures everything again and writes
-this page; `python benchmarks/_performance.py` writes it from the reports that are there. Nothing here was measured on a
-GPU.
+this page; `python benchmarks/support/performance.py` writes it from the reports that are there. Nothing here was
+measured on a GPU.
 """
 
 

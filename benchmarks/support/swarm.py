@@ -1,6 +1,6 @@
 """Agents of a cluster that does not exist, all in one process: they speak as agents do, and their ranks are made up.
 
-    python _swarm.py FD FD ...
+    python swarm.py FD FD ...
 
 Each two descriptors are one agent's link: where it reads, and where it writes. A rank makes four updates a second. It
 reports a loss, its progress and the time of its phases with each, prints a line every five seconds, and every ten

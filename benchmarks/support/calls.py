@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from _measurements import EVERYBODY, LABELS, LIMIT, PAUSE, SLOW, SLOW_REPEATS, Measurements
-from _process import Contender, contenders
-from _report import megabytes, table
+from support.measurements import EVERYBODY, LABELS, LIMIT, PAUSE, SLOW, SLOW_REPEATS, Measurements
+from support.process import Contender, contenders
+from support.report import megabytes, table
 
 
 def measure_cold(found: Measurements, num_ranks: int, repeats: int) -> None:

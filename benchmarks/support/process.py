@@ -51,7 +51,7 @@ class Contender:
         self._tag = f"{os.getpid()}-{id(self)}"
         environ = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parents[1])]),
             "GLOO_SOCKET_IFNAME": "lo",
             "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": "1",
@@ -60,7 +60,7 @@ class Contender:
             TAG: self._tag,
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "_contender.py"), name, str(num_ranks), str(commands_r), str(answers_w)],
+            [sys.executable, str(HERE / "contender.py"), name, str(num_ranks), str(commands_r), str(answers_w)],
             pass_fds=[commands_r, answers_w], stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
             start_new_session=True, env=environ,
         )  # fmt: skip

@@ -10,10 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from _contender import memory_of
-from _measurements import GONE_LIMIT, LABELS, LIMIT, Measurements
-from _process import Contender, FailedError
-from _report import median, megabytes, table
+from support.contender import memory_of
+from support.measurements import GONE_LIMIT, LABELS, LIMIT, Measurements
+from support.process import Contender, FailedError
+from support.report import median, megabytes, table
 
 IDLE = ["session", "ours", "torch-fork", "torch-spawn", "accelerate", "nbdistributed"]
 
@@ -89,7 +89,7 @@ def _measure_import(found: Measurements, statement: str, surroundings: dict[str,
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LIMIT,
-        cwd=Path(__file__).resolve().parents[1], env=surroundings,
+        cwd=Path(__file__).resolve().parents[2], env=surroundings,
     )  # fmt: skip
     if done.returncode:
         found.reasons[("import", statement)] = done.stderr.strip().splitlines()[-1]
