@@ -14,7 +14,7 @@ import pytest
 from notebook_launcher import Session, launch, notebook_launch, report
 from notebook_launcher.engines.gauges import Pulse
 from notebook_launcher.kernel.inspection.hangs import HangWatch
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,13 +44,8 @@ def launched(function: Callable[..., Any], *args: Any, **options: Any) -> Iterat
 
 def waiting(run: Run, words: str = "") -> str:
     """Return what the run says of its wait, once it says something with these words."""
-    told: str = wait_until(lambda: words in (told := run.snapshot().waiting) and told)
+    told: str = until(lambda: words in (told := run.snapshot().waiting) and told)
     return told
-
-
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.01)
 
 
 def late_rank(gate: Path) -> None:
@@ -58,10 +53,10 @@ def late_rank(gate: Path) -> None:
     import torch.distributed as dist
 
     if dist.get_rank() == 1:
-        wait_for(gate)
+        until(gate.exists)
     dist.all_reduce(torch.ones(1))
     report(loss=1.0)
-    wait_for(gate.with_suffix(".end"))
+    until(gate.with_suffix(".end").exists)
 
 
 def test_wait_shows_in_state_and_ranks_until_the_late_rank_comes(tmp_path: Path) -> None:
@@ -80,7 +75,7 @@ def test_wait_shows_in_state_and_ranks_until_the_late_rank_comes(tmp_path: Path)
         assert re.fullmatch(rf"in all_reduce \({LINE}\)", first.where)
         assert re.fullmatch(rf"at {LINE}: time\.sleep\(0\.01\)", second.where)
         gate.touch()
-        wait_until(lambda: run.state == "running" and len(run.metrics) == 2)
+        until(lambda: run.state == "running" and len(run.metrics) == 2)
         assert run.snapshot().waiting == ""
         assert [(rank.state, rank.waited, rank.where) for rank in run.ranks] == [("running", None, "")] * 2
         gate.with_suffix(".end").touch()
@@ -96,7 +91,7 @@ def cross_over(gate: Path | None) -> None:
         dist.barrier()
     else:
         if gate is not None:
-            wait_for(gate)
+            until(gate.exists)
         dist.all_gather_object([None, None], torch.ones(1))
 
 
@@ -138,7 +133,7 @@ def backward_on_one(gate: Path) -> None:
     loss = model(torch.ones(1, 1)).sum()
 
     def slow_backend(graph: Any, _inputs: Any) -> Any:
-        wait_for(gate)
+        until(gate.exists)
         return graph.forward
 
     if dist.get_rank() == 1:
@@ -187,7 +182,7 @@ def spin(gate: Path) -> None:
     dist.init_process_group("spinning")
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(1))
-    wait_for(gate)
+    until(gate.exists)
 
 
 def test_wait_in_a_busy_loop_is_found(tmp_path: Path) -> None:
@@ -285,7 +280,7 @@ def test_ranks_that_wait_for_anything_else_are_asked_and_left_alone(tmp_path: Pa
     os.mkfifo(fifo)
     # Opened for both, it opens at once and keeps the readers waiting.
     with fifo.open("r+b", buffering=0) as ours, launched(read_once, fifo) as run:
-        wait_until(lambda: all(rank.pid and asked_for_stacks(rank.pid) for rank in run.ranks))
+        until(lambda: all(rank.pid and asked_for_stacks(rank.pid) for rank in run.ranks))
         assert (run.state, run.snapshot().waiting) == ("running", "")
         ours.write(b"go")
         assert sorted(run.result(20)) == [b"g", b"o"]
@@ -294,7 +289,7 @@ def test_ranks_that_wait_for_anything_else_are_asked_and_left_alone(tmp_path: Pa
 def test_hang_notice_none_reports_no_wait(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with launched(late_rank, gate, hang_notice=None) as run:
-        wait_until(lambda: "all_reduce" in run.stacks().verdict)
+        until(lambda: "all_reduce" in run.stacks().verdict)
         time.sleep(2 * SOON)  # Nothing is to happen, so there is nothing to wait for.
         assert (run.state, run.snapshot().waiting) == ("running", "")
 

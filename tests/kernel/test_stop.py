@@ -13,6 +13,7 @@ import pytest
 
 from notebook_launcher import launch, live_runs
 from tests.support.interrupts import interrupt_at
+from tests.support.waiting import until
 from tests.support.warm_kernels import takes_less_than, unchanged
 
 if TYPE_CHECKING:
@@ -306,8 +307,7 @@ def test_cancelling_an_await_stops_the_run(kernel: Kernel) -> None:
 
 
 def wait_for(path: str) -> str:
-    while not Path(path).exists():
-        time.sleep(0.01)
+    until(Path(path).exists)
     return path
 
 
