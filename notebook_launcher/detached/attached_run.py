@@ -20,7 +20,7 @@ from notebook_launcher.kernel import views
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
-from notebook_launcher.kernel.run.any_run import AnyRun
+from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.units import format_seconds, plural
 
@@ -255,7 +255,7 @@ class AttachedRun(AnyRun):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the run and return the exception with which it failed; None after a success."""
         if not self.wait(timeout):
-            raise TimeoutError(f"the run is still running after {timeout:g} s")
+            raise still_running(self, timeout)
         return self._opened().error
 
     def __await__(self) -> Generator[Any, None, Results]:

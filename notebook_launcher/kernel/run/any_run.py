@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.results import Results
 
-__all__ = ["AnyRun"]
+__all__ = ["AnyRun", "still_running"]
 
 
 class AnyRun(RunReader, Protocol):
@@ -125,3 +125,11 @@ class AnyRun(RunReader, Protocol):
 
     def __await__(self) -> Generator[Any, None, Results]:
         """Wait for the results in an event loop."""
+
+
+def still_running(run: AnyRun, timeout: float | None) -> TimeoutError:
+    """Return the error of a wait that ended before its run."""
+    return TimeoutError(
+        f"the run is still running after {timeout:g} s ({run.id}): only the wait for it is over. Call result() without "
+        "a timeout to wait until its end, stacks() to see what its ranks do, or stop() to end it."
+    )

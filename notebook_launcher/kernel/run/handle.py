@@ -21,7 +21,7 @@ from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.inspection.samples import Samples
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run import snapshots
-from notebook_launcher.kernel.run.any_run import AnyRun
+from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.commands import (
     ChangeCommand,
     ProfileCommand,
@@ -342,7 +342,7 @@ class Run(AnyRun):
 
     def _wait_for_end(self, timeout: float | None) -> None:
         if not self.wait(timeout):
-            raise TimeoutError(f"the run is still running after {timeout:g} s")
+            raise still_running(self, timeout)
 
     def _check_goes_on(self, consequence: str) -> None:
         if self._data.outcome is not None:

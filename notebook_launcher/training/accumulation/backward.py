@@ -178,8 +178,10 @@ class Accumulation:
         # The factor is the initial gradient, which saves the two kernels of a multiplication in the graph.
         gradient = kwargs.pop("gradient", None)
         if gradient is None and loss.is_complex():
-            loss.backward(**kwargs)  # type: ignore[no-untyped-call] # torch's error explains it.
-            raise AssertionError(loss)
+            raise RuntimeError(
+                f"backward(loss) with a loss of {loss.dtype}: gradients can be computed only for real scalar outputs. "
+                "Take a real number of the loss, such as loss.real or loss.abs(), or pass gradient=."
+            )
         if gradient is None:
             gradient = self._initial.of(loss, factor)
         else:
