@@ -26,9 +26,9 @@ class Owned:
 
 @dataclasses.dataclass(slots=True)
 class LookedUp:
-    """What has been looked up about the present members; `Members` replaces it when they change.
+    """Results of lookups among the present members; `Members` replaces them when the members change.
 
-    The keys are ids of objects, so it does not travel to another process.
+    The keys are ids of objects, so they do not travel to another process.
     """
 
     owned: dict[int, Owned] = dataclasses.field(default_factory=dict)
