@@ -17,7 +17,7 @@ SIDE_BY_SIDE := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadf
 MATRIX ?= build/matrix
 RELEASE := build/release
 CORE := tests/foundations/test_config.py tests/foundations/test_settings.py tests/travel \
-	tests/kernel/test_results.py tests/processes/test_crashes.py tests/training/test_accumulation_exact.py
+	tests/kernel/test_results.py tests/processes/test_crashes.py tests/training/accumulation/test_exact.py
 PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
 
 help:  ## show this list
@@ -77,8 +77,8 @@ dist: $(VENV)/installed-dist  ## build wheel and sdist, check them, and try them
 	@ls -l dist
 
 bench: $(VENV)/installed-bench  ## measure, side by side with other launchers, and write docs/performance.md
-	@for program in benchmarks/[!_]*.py; do echo "==> $$program"; $(BIN)/python "$$program"; done
-	@$(BIN)/python benchmarks/_performance.py
+	@for program in benchmarks/*.py; do echo "==> $$program"; $(BIN)/python "$$program"; done
+	@$(BIN)/python benchmarks/support/performance.py
 
 lab: $(VENV)/installed-lab  ## open the tutorials in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from _report import machine, milliseconds, table
+from support.report import machine, milliseconds, table
 
 from notebook_launcher import Commands, Session, notebook_launch
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from _courses import cell, problem, run_time
-from _links import LINKS
-from _measurements import Measurements
-from _program import LABELS, parse, publish
-from _report import median, milliseconds, table
+from support.courses import cell, problem, run_time
+from support.links import LINKS
+from support.measurements import Measurements
+from support.program import LABELS, parse, publish
+from support.report import median, milliseconds, table
 
 if TYPE_CHECKING:
     import argparse

@@ -11,10 +11,10 @@ import math
 import multiprocessing
 from typing import TYPE_CHECKING, NamedTuple
 
-from _growths import measure
-from _measurements import say
-from _program import parse, publish
-from _report import table
+from support.growths import measure
+from support.measurements import say
+from support.program import parse, publish
+from support.report import table
 
 if TYPE_CHECKING:
     import argparse

@@ -11,14 +11,14 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from _big import big_table, measure_big
-from _calls import launch_tables, measure_cold, measure_warm
-from _first import first_table, measure_first
-from _lives import death_table, idle_table, import_table, measure_deaths, measure_idle, measure_imports
-from _measurements import LABELS, Measurements, say
-from _process import adopt_orphans
-from _promises import promise_table
-from _report import machine, write
+from support.big import big_table, measure_big
+from support.calls import launch_tables, measure_cold, measure_warm
+from support.first import first_table, measure_first
+from support.lives import death_table, idle_table, import_table, measure_deaths, measure_idle, measure_imports
+from support.measurements import LABELS, Measurements, say
+from support.process import adopt_orphans
+from support.promises import promise_table
+from support.report import machine, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from _measurements import Measurements, say
-from _process import settle
-from _program import parse, publish
-from _report import megabytes, table
+from support.measurements import Measurements, say
+from support.process import settle
+from support.program import parse, publish
+from support.report import megabytes, table
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from tests.support.kernels import Kernel

@@ -1,6 +1,6 @@
 """Measure what a thousand ranks cost the kernel: `python benchmarks/scale.py [seconds] [ranks ...]`.
 
-The ranks do not exist. A process beside the kernel (`_swarm.py`) speaks for the agents of 125 machines with 8 ranks
+The ranks do not exist. A process beside the kernel (`swarm.py`) speaks for the agents of 125 machines with 8 ranks
 each, over real links, and its ranks train at four updates a second. The kernel's part is real: links, records, output,
 the run's folder, snapshots, the page's messages, a stop, stacks, the death of a rank. Each number of ranks has a kernel
 of its own. What this program does to measure is not counted.
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
-from _report import machine, table
-from _swarm import DYING
+from support.report import machine, table
+from support.swarm import DYING
 
 from notebook_launcher import launch
 from notebook_launcher.engines.cluster.command_engines import CommandEngine
@@ -86,7 +86,7 @@ class SwarmNodes:
 def _start_swarm(num_nodes: int) -> list[Connection]:
     pipes = [(os.pipe(), os.pipe()) for _ in range(num_nodes)]
     theirs = [fd for (_, to_us), (from_us, _) in pipes for fd in (from_us, to_us)]
-    program = [sys.executable, str(Path(__file__).parent / "_swarm.py"), *map(str, theirs)]
+    program = [sys.executable, str(Path(__file__).parent / "support/swarm.py"), *map(str, theirs)]
     subprocess.Popen(program, pass_fds=theirs, cwd="/")
     for fd in theirs:
         os.close(fd)

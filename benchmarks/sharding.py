@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from _links import LINKS, connected
-from _measurements import Measurements, say
-from _process import FailedError
-from _program import parse, publish
-from _ranks import reports
-from _report import median, megabytes, table
+from support.links import LINKS, connected
+from support.measurements import Measurements, say
+from support.process import FailedError
+from support.program import parse, publish
+from support.ranks import reports
+from support.report import median, megabytes, table
 
 if TYPE_CHECKING:
     import argparse
@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace) -> Iterator[str]:
             say(LABELS[name])
             with found.guarded(name), connected(LINKS["node"]) as network:
                 (row,) = reports(
-                    network, "_sharding_rank.py", {"name": name, **shape}, limit=QUIET, world_size=NUM_RANKS
+                    network, "sharding_rank.py", {"name": name, **shape}, limit=QUIET, world_size=NUM_RANKS
                 )
                 if "failed" in row:
                     raise FailedError(row["failed"])

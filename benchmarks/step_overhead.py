@@ -11,14 +11,14 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from _links import LINKS, connected
-from _measurements import Measurements, say
-from _overhead_rank import BATCH_SIZE, STEPS, WINDOWS, measure_all
-from _process import FailedError, settle
-from _program import LABELS as EVERYWHERE
-from _program import parse, publish
-from _ranks import reports
-from _report import median, table
+from support.links import LINKS, connected
+from support.measurements import Measurements, say
+from support.overhead_rank import BATCH_SIZE, STEPS, WINDOWS, measure_all
+from support.process import FailedError, settle
+from support.program import LABELS as EVERYWHERE
+from support.program import parse, publish
+from support.ranks import reports
+from support.report import median, table
 
 if TYPE_CHECKING:
     import argparse
@@ -85,7 +85,7 @@ def run(place: str, num_ranks: int, names: list[str], repeats: dict[str, int]) -
     if place == "plain":
         with connected(LINKS["node"]) as network:
             spec = {"names": names, "repeats": repeats}
-            yield from reports(network, "_overhead_rank.py", spec, limit=QUIET, world_size=num_ranks)
+            yield from reports(network, "overhead_rank.py", spec, limit=QUIET, world_size=num_ranks)
         return
     from notebook_launcher import notebook_launch, prewarm
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 import torch.distributed as dist
-from _report import table
+from support.report import table
 
 from notebook_launcher import Commands, Session, launch
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.launch import prewarm as prewarm
     from notebook_launcher.kernel.live_runs import live_runs as live_runs
     from notebook_launcher.kernel.results import Results as Results
-    from notebook_launcher.kernel.run import Run as Run
+    from notebook_launcher.kernel.run.handle import Run as Run
     from notebook_launcher.kernel.session import Session as Session
     from notebook_launcher.reporting import report as report
     from notebook_launcher.reporting import track as track

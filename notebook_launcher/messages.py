@@ -145,7 +145,10 @@ class Place:
 class StartHost:
     """Fork the host of a detached run; from the kernel to the fork server. Descriptor: the host's channel."""
 
+    module: str
+    """Module whose `main` is the host's life, because the fork server's layer does not know what a host is."""
     is_interactive: bool
+    """True if a person at a prompt launches, who will launch again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

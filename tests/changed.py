@@ -6,7 +6,7 @@ shares a word of its name with a changed file. The folder `tests/training` is to
 holds for all of its tests, and the tests of the Accelerator run if no file shares a word:
 
     notebook_launcher/kernel/inspection/stacks.py   tests/kernel side by side, and tests/kernel/test_stacks.py
-    notebook_launcher/training/data/x.py            tests/training/test_data_*.py
+    notebook_launcher/training/data/x.py            tests/training/data/test_*.py
     widgets/static/monitor/plot.js                  tests/widgets and tests/page likewise, files test_monitor*.py
     notebook_launcher/config.py                     tests/foundations
     pyproject.toml, README.md, docs/...             tests/project
@@ -50,7 +50,7 @@ def _git(*words: str) -> str:
 def folders_for(file: Path) -> list[Path]:
     """Return the folders of tests for a file: none for a test, which stands for itself, and for a benchmark."""
     match file.parts:
-        case ("tests", _, name) if name.startswith("test_"):
+        case ("tests", *_, name) if name.startswith("test_"):
             return []
         case ("benchmarks", *_):
             return []
@@ -76,7 +76,7 @@ def choose(files: list[Path]) -> tuple[set[Path], set[Path]]:
     for file in files:
         for folder in folders_for(file):
             words = words_of(file) - words_of(Path(folder.name))
-            named = {test for test in folder.glob("test_*.py") if words & words_of(test.relative_to(ROOT))}
+            named = {test for test in folder.rglob("test_*.py") if words & words_of(test.relative_to(ROOT))}
             side_by_side |= (named or set(folder.glob(LARGE[folder]))) if folder in LARGE else {folder}
             alone |= named
     return side_by_side, alone

@@ -14,6 +14,7 @@ from notebook_launcher.training.rules import ACCELERATE
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Callable
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]
 
@@ -93,14 +94,22 @@ class GradientState(_GradientState):
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
-        """Share the state; a plugin replaces the one before."""
+    def __init__(
+        self,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        *,
+        on_next: Callable[[], None] | None = None,
+    ) -> None:
+        """Share the state; a plugin replaces the one before, and so does `on_next`."""
         self.__dict__ = self._shared_state
         if not self._shared_state:
-            super().__init__(gradient_accumulation_plugin or GradientAccumulationPlugin(), ACCELERATE)
-        elif gradient_accumulation_plugin is not None:
+            super().__init__(gradient_accumulation_plugin or GradientAccumulationPlugin(), ACCELERATE, on_next)
+            return
+        if gradient_accumulation_plugin is not None:
             self.plugin = gradient_accumulation_plugin
             self.num_steps = gradient_accumulation_plugin.num_steps or 1
+        if on_next is not None:
+            self.stack.replace_on_next(on_next)
 
     @property
     def initialized(self) -> bool:

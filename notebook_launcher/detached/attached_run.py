@@ -20,12 +20,15 @@ from notebook_launcher.kernel import views
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
-from notebook_launcher.kernel.run_outcome import RunOutcome
+from notebook_launcher.kernel.run.any_run import AnyRun, still_running
+from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
     from pathlib import Path
+
+    from typing_extensions import Self
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.ending import Ending
@@ -50,7 +53,7 @@ STOP_WITHIN = 3.0
 """Seconds after the first interrupt in which a second one stops the run."""
 
 
-class AttachedRun:
+class AttachedRun(AnyRun):
     """A run that its host conducts; `attach(...)` and `launch(..., detached=True)` return it.
 
     It has the attributes and methods of a `Run`. Each asks the host; after the end of the run they read its folder.
@@ -196,8 +199,9 @@ class AttachedRun:
         """Change settings during the training, as `Run.set`."""
         self._command("set", **settings)
 
-    def _set_from_page(self, name: str, text: str) -> None:
-        self._command("_set_from_page", name, text)
+    def set_from_page(self, name: str, text: str) -> None:
+        """Change one setting to the text that was typed into the monitor's field for it, as `Run.set_from_page`."""
+        self._command("set_from_page", name, text)
 
     def pause(self) -> None:
         """Hold all ranks after the same update, until `run.resume()`, as `Run.pause`."""
@@ -218,7 +222,7 @@ class AttachedRun:
         self.wait()
         return None if self._ending is None else self._ending.results.stopped_by
 
-    def add_done_callback(self, callback: Callable[[AttachedRun], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback(run)` in a thread once the run is over; immediately if the run is over already."""
         self._follow()
         self._over.call_when_set(lambda: callback(self))
@@ -251,7 +255,7 @@ class AttachedRun:
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the run and return the exception with which it failed; None after a success."""
         if not self.wait(timeout):
-            raise TimeoutError(f"the run is still running after {timeout:g} s")
+            raise still_running(self, timeout)
         return self._opened().error
 
     def __await__(self) -> Generator[Any, None, Results]:
@@ -384,7 +388,6 @@ class AttachedRun:
         with self._opening:
             if self._outcome is None:
                 self._outcome = self._lost() if self._ending is None else self._ending.open(self._folder)
-                self._outcome.results.folder = self._folder
         return self._outcome
 
     def _why_lost(self) -> str:
@@ -404,6 +407,6 @@ class AttachedRun:
                 f"stopped then. open_run({self.id!r}).delete() removes the folder only of a run that is over."
             )
         error = self._fault or RankFailedError(msg)
-        results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed)
+        results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed, folder=self._folder)
         failure_display.attach(error, (), results)
         return RunOutcome(state="failed", results=results, error=error)

@@ -14,7 +14,7 @@ from notebook_launcher.errors import CallOrderError, ReturnValueError
 from notebook_launcher.history import run_files
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.culprit import cannot_travel
-from notebook_launcher.kernel.run_outcome import RunOutcome
+from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Ending:
                 values[rank] = travel.unpack_value(os.open(folder / kept.file, os.O_RDONLY | os.O_CLOEXEC))
             except (OSError, ReturnValueError) as error:  # noqa: PERF203 - the file may be gone, its classes too
                 unsent[rank] = str(error)
-        results.fill(values, unsent)
+        results.fill(values, unsent, folder)
         failure = self.error if self.raised is None else self._open_error(folder)
         if failure is not None:
             failure_display.attach(failure, results.failures, results)

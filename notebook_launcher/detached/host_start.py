@@ -31,6 +31,8 @@ __all__ = ["MAX_AGE", "checked", "hand_over", "start_detached"]
 MAX_AGE = 7 * 86_400.0
 """Seconds after which a detached run without `timeout` is stopped: no user may know of it any more."""
 LAST_WORDS = 4000
+HOST = "notebook_launcher.detached.host"
+"""The module of a host's life, by name: the kernel does not import it."""
 
 
 def start_detached(
@@ -81,7 +83,7 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int) -> HostReady:
     errors = -1
     try:
         with theirs:
-            errors = start_host(theirs.fileno(), order.surroundings.environ)
+            errors = start_host(HOST, theirs.fileno(), order.surroundings.environ)
         with contextlib.suppress(BrokenPipeError):
             ours.send(order, fds)
         match ours.receive():

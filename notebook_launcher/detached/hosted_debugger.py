@@ -12,7 +12,7 @@ from notebook_launcher.kernel.failures.post_mortem import PostMortem
 if TYPE_CHECKING:
     from notebook_launcher.detached.requests import Follow, News
     from notebook_launcher.kernel.ranks import Ranks
-    from notebook_launcher.kernel.run_data import RunData
+    from notebook_launcher.kernel.run.data import RunData
 
 __all__ = ["HostedDebugger"]
 

@@ -18,7 +18,7 @@ from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import Answered, Ask, Follow, RequestRefused
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.hosting import Hosting
-from notebook_launcher.kernel.run import Run
+from notebook_launcher.kernel.run.handle import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ GOODBYE = 5.0
 
 METHODS = frozenset(
     {"edit", "logs", "logs_since", "metrics_since", "pause", "pictures_since", "profile", "resume", "sample", "save"}
-    | {"set", "snapshot", "stacks", "stop", "_set_from_page"}
+    | {"set", "snapshot", "stacks", "stop", "set_from_page"}
 )
 ATTRIBUTES = frozenset({"changes", "config", "metrics", "notes", "phases", "pictures", "ranks", "tags"})
 """Attributes of the run that a client may read, by name."""

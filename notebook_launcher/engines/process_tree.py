@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import mmap
 import os
 import selectors
@@ -76,8 +77,7 @@ class ProcessTree:
             self.close()
             raise ResourceError(
                 error.errno,
-                f"cannot start {setup.num_processes} ranks: {error.strerror or error}. The kernel needs 6 "
-                f"descriptors for each rank while it starts; `ulimit -n` shows the limit.",
+                f"cannot start {setup.num_processes} ranks: {error.strerror or error}. {_advice(error)}",
             ) from error
         except BaseException:  # The user's interrupt.
             self.close()
@@ -167,7 +167,11 @@ class ProcessTree:
             self._pipes[rank] = RankPipes()
             self._start_rank(rank)
         except OSError as error:
-            raise ResourceError(error.errno, f"cannot restart rank {rank}: {error.strerror or error}") from error
+            raise ResourceError(
+                error.errno,
+                f"cannot restart rank {rank} of {self.setup.num_processes}, whose process has ended: "
+                f"{error.strerror or error}. {_advice(error)}",
+            ) from error
 
     def wake(self) -> None:
         """Make `events` return; from any thread."""
@@ -357,3 +361,13 @@ class ProcessTree:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(fd)
         pipes.close()
+
+
+def _advice(error: OSError) -> str:
+    """Return what to do where the system refuses what a rank needs."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return (
+            "The kernel needs 6 descriptors for each rank while it starts, and `ulimit -n` shows the limit: use fewer "
+            "ranks, or raise it in the shell that starts Jupyter."
+        )
+    return "Use fewer ranks, or free what is used up; doctor() shows the limits of this machine."

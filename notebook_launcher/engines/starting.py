@@ -122,10 +122,11 @@ class ForkServer:
         wait_reaped = _reaper(lambda: os.read(reaped_r, 1), [reaped_r, errors])
         return Supervisor(wait_reaped, lambda: _read_tail(errors), self.stop)
 
-    def start_host(self, host_fd: int, environ: Mapping[str, str]) -> int:
-        """Fork the host of a detached run; return a descriptor of its standard error, for its last words."""
+    def start_host(self, module: str, host_fd: int, environ: Mapping[str, str]) -> int:
+        """Fork a host, whose life is `main` of a module; return a descriptor of its standard error."""
+        request = messages.StartHost(module=module, is_interactive=_is_interactive())
         with self._lock:
-            self._send(messages.StartHost(is_interactive=_is_interactive()), [host_fd], environ)
+            self._send(request, [host_fd], environ)
             return os.dup(self._errors)
 
     def adopt(self, channel: Channel, pid: int, environ: Mapping[str, str]) -> None:

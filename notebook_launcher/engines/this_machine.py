@@ -43,13 +43,18 @@ def warm_up() -> None:
     fork_server().start(os.environ)
 
 
-def start_host(host_fd: int, environ: Mapping[str, str]) -> int:
+def start_host(module: str, host_fd: int, environ: Mapping[str, str]) -> int:
     """Fork the host of a detached run from the fork server; return a descriptor of its standard error.
+
+    Args:
+        module: Module whose `main` the host calls, with the descriptor and a fork server of its own.
+        host_fd: Descriptor of the host's channel.
+        environ: The host's environment.
 
     Raises:
         ResourceError: The fork server did not start.
     """
-    return fork_server().start_host(host_fd, environ)
+    return fork_server().start_host(module, host_fd, environ)
 
 
 def adopt(channel: Channel, pid: int, environ: Mapping[str, str]) -> None:

@@ -151,19 +151,26 @@ class Recorder:
                 self._has_new = False
                 self._write_at = now + _pause_after(began, WRITE_EVERY)
 
-    def finish(self, *, failed: bool, is_minor: bool = False) -> None:
-        """Write the end of the run, if it has a folder or anything to record, and remove old runs.
+    def settle(self, *, failed: bool, is_minor: bool = False) -> Path | None:
+        """Make the folder of a run that ends, if it has none and anything to record; return the folder.
 
         A minor run of less than FIRST_AFTER seconds, such as a cell on ranks, has something to record only if it
         reported metrics or wrote much.
         """
-        if self.folder is None and not (self._is_worth_it() if is_minor else failed or self._has_new):
+        if self.folder is None and self._is_on and (self._is_worth_it() if is_minor else failed or self._has_new):
+            with self._forgiving():
+                self._make_folder(self._reader.snapshot())
+        return self.folder
+
+    def finish(self) -> None:
+        """Write the end of the run if it has a folder, and remove old runs."""
+        if self.folder is None:
             return
         if self._is_on:
             with self._forgiving():
                 self._write_end(self._reader.snapshot())
         self._release_room()
-        if not self._is_on and self.folder is not None:
+        if not self._is_on:
             # A write has failed, perhaps because the disk is full. The final summary is small, so try once more.
             with contextlib.suppress(Exception):
                 self._write_summary(self._reader.snapshot())
@@ -179,7 +186,6 @@ class Recorder:
         return bool(self._reader.metrics_since(0)[0]) or written > MUCH
 
     def _write_end(self, snapshot: RunSnapshot) -> None:
-        self._make_folder(snapshot)
         self._write_news()
         for log in self._logs:
             log.finish(self._reader)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.kernel.display.cell import Sink
-    from notebook_launcher.kernel.questions import Answer, Question
+    from notebook_launcher.kernel.run.questions import Answer, Question
 
 __all__ = ["Hosting", "TakesQuestions", "UnpacksException"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.attached_run import AttachedRun
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
 
 __all__ = ["launch", "notebook_launch", "prewarm"]
 
@@ -143,7 +143,7 @@ def _start(
 ) -> Run:
     from notebook_launcher.kernel.plan import make_plan
     from notebook_launcher.kernel.ranks import Ranks
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
 
     return Run.start(Ranks(make_plan(config), many_calls=False), fn, args, kwargs, in_cell=in_cell)
 

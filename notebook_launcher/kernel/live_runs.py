@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from notebook_launcher.kernel.checks import check_not_in_rank
-from notebook_launcher.kernel.run import Run
-from notebook_launcher.kernel.run_thread import runs_that_go_on
+from notebook_launcher.kernel.run.handle import Run
+from notebook_launcher.kernel.run.thread import runs_that_go_on
 
 __all__ = ["live_runs"]
 

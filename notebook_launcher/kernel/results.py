@@ -59,6 +59,7 @@ class Results(Sequence[Any]):
         timed_out: bool = False,
         members: Sequence[int] | None = None,
         unsent: Mapping[int, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._values = dict(values)
         """By rank that returned: its value."""
@@ -73,12 +74,12 @@ class Results(Sequence[Any]):
         self._members = tuple(range(num_processes) if members is None else members)
         """The ranks that the call was for, in order; with `members=None`, all of them."""
         self._unsent = dict(unsent or {})
-        self.folder: Path | None = None
+        self.folder = folder
         """The run's folder with its curves, logs and settings, for `open_run(results.folder)`; None: there is none."""
 
-    def fill(self, values: Mapping[int, Any], unsent: Mapping[int, str]) -> None:
-        """Put values in place of their stand-ins, once, when a kernel opens what a host has kept."""
-        self._values, self._unsent = dict(values), dict(unsent)
+    def fill(self, values: Mapping[int, Any], unsent: Mapping[int, str], folder: Path) -> None:
+        """Put values in place of their stand-ins, once, when a kernel opens what a host has kept in a folder."""
+        self._values, self._unsent, self.folder = dict(values), dict(unsent), folder
 
     @property
     def returned(self) -> dict[int, Any]:

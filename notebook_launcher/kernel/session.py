@@ -20,8 +20,8 @@ from notebook_launcher.kernel.failures.post_mortem import PostMortem, frames_to_
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run import Run, data_of
-from notebook_launcher.kernel.run_loop import EXIT_BUDGET
+from notebook_launcher.kernel.run.handle import Run, data_of
+from notebook_launcher.kernel.run.loop import EXIT_BUDGET
 from notebook_launcher.travel.rank_function import RankFunction
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.comms.rank_comms import RankComms
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run_data import RunData
+    from notebook_launcher.kernel.run.data import RunData
 
 __all__ = ["Session"]
 

@@ -13,44 +13,19 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.history.schema import RunReader
 from notebook_launcher.kernel.comms.page_comms import poll_tap
 from notebook_launcher.kernel.display.progress_line import QUIET
 from notebook_launcher.kernel.held_interrupts import held_interrupts
 
 if TYPE_CHECKING:
-    from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.history.schema import MetricPoint, RunPicture
     from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.run.any_run import AnyRun
 
 __all__ = ["HELLO_WITHIN", "RunView", "watch"]
 
 HELLO_WITHIN = 3.0
 """Seconds that a front end gets to answer; JupyterLab takes 0.1 to 0.5 s."""
 HELLO_CHECK = 0.5
-
-
-class ShownRun(RunReader, Protocol):
-    """Protocol of a run that is shown: it is conducted here, or by a host."""
-
-    @property
-    def config(self) -> LaunchConfig:
-        """The options as given."""
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-
-    @property
-    def metrics(self) -> tuple[MetricPoint, ...]:
-        """Metrics that the ranks have reported so far."""
-
-    @property
-    def pictures(self) -> tuple[RunPicture, ...]:
-        """Images and histograms that the ranks have reported so far."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run is over; return True if it is."""
 
 
 class ShownOutput(Protocol):
@@ -81,7 +56,7 @@ class RunView:
         is_hidden: True for no view at all.
     """
 
-    def __init__(self, run: ShownRun, output: ShownOutput, *, is_raised: bool, is_hidden: bool = False) -> None:
+    def __init__(self, run: AnyRun, output: ShownOutput, *, is_raised: bool, is_hidden: bool = False) -> None:
         self._run = run
         self._output = output
         self._is_raised = is_raised
@@ -156,7 +131,7 @@ class RunView:
         sink.flush()
 
 
-def watch(run: ShownRun, output: ShownOutput) -> None:
+def watch(run: AnyRun, output: ShownOutput) -> None:
     """Show the view of a run for which no cell waits, from a thread that ends with the run."""
     view = RunView(run, output, is_raised=False)
     if view.is_wanted:
@@ -167,7 +142,7 @@ def watch(run: ShownRun, output: ShownOutput) -> None:
             output.picture_from = math.inf
 
 
-def _attend(run: ShownRun, view: RunView) -> None:
+def _attend(run: AnyRun, view: RunView) -> None:
     with contextlib.closing(view):
         while not run.wait(view.step()):
             pass

@@ -49,8 +49,8 @@ PREPARED = (
     "notebook_launcher.training.accelerator",
     "notebook_launcher.detached.host",
 )
-"""Modules that nearly every training function needs. Without this, torch would import its compiler in every rank, at
-the first optimizer."""
+"""Modules that later processes are likely to import. Without this, torch would import its compiler in every rank, at
+the first optimizer. Names alone: nothing here uses the modules, and a name that is not found is skipped."""
 IDLE = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
 row that each make an optimizer took 13 s with IDLE = 2, because every rank imported torch's compiler, and take 3 s."""
@@ -225,7 +225,7 @@ class _Server:
                 self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
             case messages.StartHost() as request, (host_fd,):
                 self._note(request)
-                self._fork(lambda: _become_host(host_fd), host_fd)
+                self._fork(lambda: _become_host(request.module, host_fd), host_fd)
             case unknown, _:
                 raise TypeError(f"the fork server got an unknown message: {unknown!r}")
 
@@ -335,8 +335,8 @@ class _Server:
         self._is_retired = True
 
 
-def _become_host(host_fd: int) -> None:
-    """Become the host of a detached run, with a fork of this process as its fork server."""
+def _become_host(module: str, host_fd: int) -> None:
+    """Become a host, whose life is `main` of a module, with a fork of this process as its fork server."""
     os.setsid()  # A kernel is killed with its session, and a terminal sends its signals to one.
     if os.fork():
         return  # The server reaps this process now, so that the host outlives it.
@@ -349,8 +349,7 @@ def _become_host(host_fd: int) -> None:
         _Server(Channel(theirs), host_pid).serve()()
         return
     theirs.close()
-    # Imported by name, because modules of `processes/` must not import the kernel's side, which a host needs.
-    importlib.import_module("notebook_launcher.detached.host").main(host_fd, ours, server_pid)
+    importlib.import_module(module).main(host_fd, ours, server_pid)
 
 
 def _nothing() -> None:

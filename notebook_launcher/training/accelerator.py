@@ -35,6 +35,7 @@ from notebook_launcher.training.plugins import (
 from notebook_launcher.training.process.accelerator_state import AcceleratorState
 from notebook_launcher.training.recording.profiling import build_profiler
 from notebook_launcher.training.rules import EXACT, Rules
+from notebook_launcher.training.safepoint import make_safepoint
 
 if TYPE_CHECKING:
     import os
@@ -202,9 +203,17 @@ class Accelerator:
         self.scaler_handler = resolved.scaler_handler
         self.state = self._make_state(resolved.precision, cpu=cpu)
         self._layout = lay_out(resolved, self.state)
-        self.gradient_state = self._make_gradient_state(resolved.accumulation)
+        safepoint = make_safepoint(self.state)
+        on_next = None if safepoint is None else safepoint.act
+        self.gradient_state = self._make_gradient_state(resolved.accumulation, on_next)
         parts = AcceleratorParts(
-            resolved, self._rules, self.state, self._layout, self.gradient_state, log_with=log_with
+            resolved,
+            self._rules,
+            self.state,
+            self._layout,
+            self.gradient_state,
+            safepoint=safepoint,
+            log_with=log_with,
         )
         self._prepared = parts.prepared
         self.rank_check = parts.rank_check
@@ -215,8 +224,8 @@ class Accelerator:
         self._preparation = parts.preparation
         self._checkpointer = parts.checkpointer
         self._trackers = parts.trackers
-        if parts.safepoint is not None:
-            parts.safepoint.connect(parts.steering, self._save_update)
+        if safepoint is not None:
+            safepoint.connect(parts.steering, self._save_update)
         resolving.report_conflicts(resolved.conflicts)
         announce_zero(resolved.zero)
 
@@ -577,7 +586,6 @@ class Accelerator:
     def free_memory(self, *objects: Any) -> list[Any]:
         """Release everything prepared, and `objects`; return a None for each of these, to assign to their names."""
         self._prepared.clear()
-        self._accumulation.clear()
         self._updates.clear()
         self.gradient_state.forget_windows()
         released = device_memory.release_memory(*objects)
@@ -967,8 +975,10 @@ class Accelerator:
         handler = self.init_handler
         return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
 
-    def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
-        return GradientState(plugin, self._rules)
+    def _make_gradient_state(
+        self, plugin: GradientAccumulationPlugin, on_next: Callable[[], None] | None
+    ) -> GradientState:
+        return GradientState(plugin, self._rules, on_next)
 
     # Accelerate's names for the lists, which ported code reads.
 

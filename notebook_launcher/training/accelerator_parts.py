@@ -17,7 +17,6 @@ from notebook_launcher.training.prepared import Prepared
 from notebook_launcher.training.rank_check.check import RankCheck
 from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.recording.trackers import Trackers
-from notebook_launcher.training.safepoint import make_safepoint
 from notebook_launcher.training.steering import Steering
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.process.accelerator_state import AcceleratorState
     from notebook_launcher.training.resolving import Resolved
     from notebook_launcher.training.rules import Rules
+    from notebook_launcher.training.safepoint import Safepoint
 
 __all__ = ["AcceleratorParts", "lay_out"]
 
@@ -66,6 +66,7 @@ class AcceleratorParts:
         layout: Layout,
         gradient_state: GradientState,
         *,
+        safepoint: Safepoint | None,
         log_with: Any,
     ) -> None:
         """Make all parts.
@@ -76,6 +77,7 @@ class AcceleratorParts:
             process: This process among its peers.
             layout: The mesh of ranks.
             gradient_state: The state of accumulation.
+            safepoint: Carries out what the launcher asks for; None outside of a launch.
             log_with: The trackers that the user named.
         """
         self._resolved = resolved
@@ -83,13 +85,11 @@ class AcceleratorParts:
         self._process = process
         self._layout = layout
         self._gradient_state = gradient_state
+        self._safepoint = safepoint
         self._optimizers = LiveOptimizers()
         self.prepared = Prepared(Members(num_processes=process.num_processes, strict=rules.guards))
         self.rank_check = self._make_rank_check()
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        self.safepoint = make_safepoint(process)
-        """Carries out what the launcher asks for; None outside of a launch."""
-        gradient_state.stack.on_next = None if self.safepoint is None else self.safepoint.act
         self.accumulation = self._make_accumulation()
         self.updates = self._make_updates()
         self.steering = Steering(self.prepared, self.updates, gradient_state)
@@ -119,7 +119,7 @@ class AcceleratorParts:
             self._layout,
             scaler=self._make_scaler(),
             clock=make_clock(),
-            safepoint=self.safepoint,
+            safepoint=self._safepoint,
             check=self.rank_check,
         )
 

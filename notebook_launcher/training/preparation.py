@@ -18,7 +18,9 @@ from notebook_launcher.training.accumulation.member_kinds import synchronises_it
 from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
 from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
 from notebook_launcher.training.argument_checks import check_switch
-from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
+from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
+from notebook_launcher.training.data.loader_settings import SharingSettings
+from notebook_launcher.training.data.prepare import share_out
 from notebook_launcher.training.data.wire import wire_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.unwrapping import synced_part
@@ -292,27 +294,26 @@ class Preparation:
         return False
 
     def _share_out(self, data_loader: Any, place: bool, slice_fn: Callable[..., Any] | None) -> Any:  # noqa: FBT001
-        config = self.dataloader_config
-        return prepare_data_loader(
-            data_loader,
-            self.process.device,
-            num_processes=self.sharding.layout.num_data_ranks,
-            process_index=self.sharding.layout.data_rank,
-            split_batches=config.split_batches,
+        config, layout = self.dataloader_config, self.sharding.layout
+        settings = SharingSettings(
+            num_processes=layout.num_data_ranks,
+            process_index=layout.data_rank,
+            device=self.process.device,
             put_on_device=place,
-            rng_types=list(self.rng_types),
+            split_batches=config.split_batches,
             dispatch_batches=self._dispatches(),
             even_batches=config.even_batches,
-            slice_fn_for_dispatch=slice_fn,
-            use_seedable_sampler=config.use_seedable_sampler,
-            data_seed=config.data_seed,
+            uneven=config.uneven or ("weigh" if self.rules.weigh_uneven else "leave"),
+            slice_fn=slice_fn,
+            rng_types=self.rng_types,
+            seed=config.data_seed if config.use_seedable_sampler else False,
             non_blocking=config.non_blocking,
             use_stateful_dataloader=config.use_stateful_dataloader,
-            uneven=config.uneven or ("weigh" if self.rules.weigh_uneven else "leave"),
-            stack=self.gradient_state.stack,
             check_ranks=self.rules.guards,
             keeps_shares=not self.rules.guards,
+            stack=self.gradient_state.stack,
         )
+        return share_out(data_loader, settings)
 
 
 def _check_placements(device_placement: Any, number: int) -> list[bool | None]:

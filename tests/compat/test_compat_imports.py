@@ -160,57 +160,75 @@ def test_availability_is_that_of_accelerate():
     assert utils.SAFE_WEIGHTS_NAME == "model.safetensors"
 
 
-def test_small_functions_answer_as_accelerates(monkeypatch):
-    import collections
-
+def check_alike(*cases):
+    """Compare calls, each the name of a function and its arguments, with those of Accelerate."""
     from accelerate import utils as theirs
 
-    Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - what the function asks for
-    monkeypatch.setenv("AS_A_FLAG", "yes")
-    monkeypatch.setenv("AS_A_NUMBER", "7")
-    model = torch.nn.Linear(2, 2)
-    for name, args in [
-        ("compare_versions", ("torch", ">=", "2.4")),
-        ("compare_versions", ("torch", "<", "2.4")),
-        ("is_torch_version", ("!=", "2.4")),
-        ("convert_bytes", (3000,)),
-        ("convert_bytes", (2**52,)),
-        ("get_int_from_env", (["UNSET", "AS_A_NUMBER"], 3)),
-        ("get_int_from_env", (["UNSET"], 3)),
-        ("get_pretty_name", (torch.nn.Linear,)),
-        ("is_compiled_module", (model,)),
-        ("is_compiled_module", (torch.compile(model, backend="eager"),)),
-        ("has_compiled_regions", (model,)),
-        ("model_has_dtensor", (model,)),
-        ("is_namedtuple", (Point(1, 2),)),
-        ("is_namedtuple", ((1, 2),)),
-        ("is_torch_tensor", (torch.zeros(1),)),
-        ("is_tensor_information", (1,)),
-        ("id_tensor_storage", (model.weight,)),
-        ("ignorant_find_batch_size", ({"x": torch.zeros(3)},)),
-        ("merge_dicts", ({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}})),
-        ("parse_choice_from_env", ("UNSET", "bf16")),
-        ("parse_flag_from_env", ("AS_A_FLAG",)),
-        ("parse_flag_from_env", ("UNSET", True)),
-        ("recursive_getattr", (model, "weight.shape")),
-        ("str_to_bool", ("On",)),
-        ("str_to_bool", ("off", True)),
-        ("are_libraries_initialized", ("torch", "nowhere")),
-        ("is_port_in_use", (1,)),
-    ]:
+    for name, *args in cases:
         assert getattr(utils, name)(*args) == getattr(theirs, name)(*args), name
-    assert utils.get_current_device_type()[0] in ("cpu", "cuda")
-    assert utils.get_gpu_info()[1] == torch.cuda.device_count()
-    assert utils.check_os_kernel() is None
-    assert not utils.is_peft_model(model)
-    assert utils.check_cuda_p2p_ib_support()
-    assert not utils.check_cuda_fp8_capability()
+
+
+def test_functions_of_numbers_and_texts_answer_as_accelerates():
+    check_alike(
+        ("compare_versions", "torch", ">=", "2.4"),
+        ("compare_versions", "torch", "<", "2.4"),
+        ("is_torch_version", "!=", "2.4"),
+        ("convert_bytes", 3000),
+        ("convert_bytes", 2**52),
+        ("merge_dicts", {"a": {"b": 1}, "c": 2}, {"a": {"d": 3}}),
+        ("str_to_bool", "On"),
+        ("str_to_bool", "off", True),
+        ("are_libraries_initialized", "torch", "nowhere"),
+        ("is_port_in_use", 1),
+    )
     for bad, message in [
         (lambda: utils.str_to_bool("maybe"), "str_to_bool got 'maybe'. It can be yes"),
         (lambda: utils.compare_versions("torch", "~", "2"), "compare_versions got the operation '~'"),
     ]:
         with pytest.raises(ValueError, match=message.replace(".", r"\.")):
             bad()
+
+
+def test_functions_of_the_environment_answer_as_accelerates(monkeypatch):
+    monkeypatch.setenv("AS_A_FLAG", "yes")
+    monkeypatch.setenv("AS_A_NUMBER", "7")
+    check_alike(
+        ("get_int_from_env", ["UNSET", "AS_A_NUMBER"], 3),
+        ("get_int_from_env", ["UNSET"], 3),
+        ("parse_choice_from_env", "UNSET", "bf16"),
+        ("parse_flag_from_env", "AS_A_FLAG"),
+        ("parse_flag_from_env", "UNSET", True),
+    )
+
+
+def test_functions_of_models_and_tensors_answer_as_accelerates():
+    import collections
+
+    Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - what the function asks for
+    model = torch.nn.Linear(2, 2)
+    check_alike(
+        ("get_pretty_name", torch.nn.Linear),
+        ("is_compiled_module", model),
+        ("is_compiled_module", torch.compile(model, backend="eager")),
+        ("has_compiled_regions", model),
+        ("model_has_dtensor", model),
+        ("is_namedtuple", Point(1, 2)),
+        ("is_namedtuple", (1, 2)),
+        ("is_torch_tensor", torch.zeros(1)),
+        ("is_tensor_information", 1),
+        ("id_tensor_storage", model.weight),
+        ("ignorant_find_batch_size", {"x": torch.zeros(3)}),
+        ("recursive_getattr", model, "weight.shape"),
+    )
+    assert not utils.is_peft_model(model)
+
+
+def test_functions_of_the_machine_answer():
+    assert utils.get_current_device_type()[0] in ("cpu", "cuda")
+    assert utils.get_gpu_info()[1] == torch.cuda.device_count()
+    assert utils.check_os_kernel() is None
+    assert utils.check_cuda_p2p_ib_support()
+    assert not utils.check_cuda_fp8_capability()
 
 
 def test_outputs_are_converted_to_32_bits():

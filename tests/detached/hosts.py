@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ __all__ = ["host_of", "lives", "release"]
 def host_of(run: AttachedRun) -> psutil.Process:
     """Return the process that conducts a run, as the run's summary names it; a call has one after a second."""
     file = run.folder / "summary.json"
-    wait_until(file.exists)
+    until(file.exists)
     summary = json.loads(file.read_text())
     return psutil.Process(summary["kernel"]["pid"])
 

@@ -43,11 +43,11 @@ from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.history import run_folders
-from notebook_launcher.kernel.questions import Answer, Question
+from notebook_launcher.kernel.run.questions import Answer, Question
 from notebook_launcher.messages import InputRequest
 from tests.detached.hosts import host_of, lives, release
 from tests.support.programs import end, read_until, type_in_terminal
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 
 class OwnError(Exception):
@@ -141,7 +141,9 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
         pytest.raises(TypeError, match=r"a host does not answer Ask\(name='wait'"),
     ):
         connection.call("wait", (), {})
-    with pytest.raises(TimeoutError, match="the run is still running after 0 s"):
+    with pytest.raises(
+        TimeoutError, match=r"the run is still running after 0 s \(.*\): .* Call result\(\) without a timeout"
+    ):
         run.result(timeout=0)
     assert [run.snapshot().is_over for run in runs()] == [False]
     assert re.search(rf"holds.*\n(.*[KMG]B, )?.*host {host.pid}\b", runs().as_text())
@@ -255,12 +257,12 @@ def test_a_lost_host_is_no_answer_to_a_stop(home: Path, gate: Path) -> None:
 
 def test_a_run_whose_folder_is_deleted_is_stopped(home: Path, gate: Path) -> None:
     run = launch(wait_for, 2, args=(str(gate),), detached=True, output="none")
-    wait_until(lambda: bool(run.metrics))
+    until(lambda: bool(run.metrics))
     host = host_of(run)
     ranks = [psutil.Process(rank.pid) for rank in run.ranks]
     shutil.rmtree(run.folder)
     host.wait(60)
-    wait_until(lambda: not any(lives(rank) for rank in ranks))
+    until(lambda: not any(lives(rank) for rank in ranks))
     with pytest.raises(RankFailedError, match=rf"{run.id} was deleted, and with it all that the run has left"):
         run.result()
 
@@ -378,7 +380,7 @@ def ask_twice() -> str:
 
 def test_questions_wait_for_a_client(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = launch(ask_twice, 1, detached=True, output="none")
-    wait_until(lambda: [rank.state for rank in run.ranks] == ["asking"])
+    until(lambda: [rank.state for rank in run.ranks] == ["asking"])
     terminals = [type_in_terminal("attach", run.id, cwd=tmp_path, env={run_folders.VARIABLE: str(home)})]
     notice = b"'[rank 0] name?' waits for an answer: attach(...).wait() in a cell asks you"
     assert notice in read_until(terminals[0][1], b"name? ")

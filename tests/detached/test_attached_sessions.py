@@ -29,7 +29,7 @@ from notebook_launcher.detached import door
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.history import run_folders
 from tests.detached.hosts import lives, release
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +112,7 @@ def test_any_client_finds_the_ranks_memory(session: AttachedSession, home: Path)
     assert repr(session).startswith("<AttachedSession 'exp' of 2 CPU ranks")
     assert repr(session).endswith(": open>")
     # Calls that were short and said nothing leave no folder once their results are there.
-    wait_until(lambda: {run_folders.name_in(name) for name in run_folders.list_ids(home)} <= {"exp", "put"})
+    until(lambda: {run_folders.name_in(name) for name in run_folders.list_ids(home)} <= {"exp", "put"})
 
 
 def test_errors_are_those_of_the_ranks_and_cost_no_memory(session: AttachedSession) -> None:
@@ -151,12 +151,12 @@ def test_one_call_at_a_time(session: AttachedSession, gate: Path, capfd: pytest.
         other.forget()
     assert other.latest is not None
     assert other.latest.id == call.id
-    wait_until(lambda: call.metrics)
+    until(lambda: call.metrics)
     assert "wait_for" in str(other.latest.stacks())
     assert attach(show=False).id == call.id
     capfd.readouterr()
     attach_session("exp")  # Shows the call that goes on.
-    wait_until(lambda: "waits" in capfd.readouterr().out)
+    until(lambda: "waits" in capfd.readouterr().out)
     release(gate)
     assert list(other.latest.result()) == ["through"] * 2
     assert list(call.result()) == ["through"] * 2
@@ -167,7 +167,7 @@ def test_one_call_at_a_time(session: AttachedSession, gate: Path, capfd: pytest.
 def test_a_stop_ends_the_call_and_not_the_memory(session: AttachedSession, gate: Path) -> None:
     session.run(put, args=(5,))
     call = session.launch(wait_for, args=(str(gate),))
-    wait_until(lambda: call.metrics)
+    until(lambda: call.metrics)
     assert call.stop() in ("ask", "interrupt")
     with pytest.raises(RunStoppedError, match="the run was stopped before ranks 0, 1 returned"):
         call.result()
@@ -179,13 +179,13 @@ def test_a_short_call_that_left_no_folder_still_has_its_data(session: AttachedSe
     call = session.launch(put, args=(1,))
     assert list(call.result()) == [None, None]
     assert call.result().folder is None
-    wait_until(lambda: not call.folder.exists())
+    until(lambda: not call.folder.exists())
     assert call.state == "done"
     assert (call.logs(0), call.logs_since(0, 0), call.metrics, call.metrics_since(3)[1]) == ("", ("", 0), (), 0)
     later = session.launch(put, args=(1,))
     later.wait()
     # Nobody takes its results within 5 s, so they stay.
-    wait_until(lambda: not (later.folder / door.SOCKET).exists())
+    until(lambda: not (later.folder / door.SOCKET).exists())
     assert later.state == "done"
     assert list(later.result()) == [None, None]
 
@@ -237,7 +237,7 @@ def test_the_end_of_a_block_closes_the_session_and_an_error_does_not(
 def test_close_stops_the_running_call(home: Path, gate: Path) -> None:
     session = opened(1, name="exp", output="none")
     call = session.launch(wait_for, args=(str(gate),))
-    wait_until(lambda: call.metrics)
+    until(lambda: call.metrics)
     attach_session("exp", show=False).close()
     assert isinstance(call.exception(), RunStoppedError)
     assert call.state == "stopped"
@@ -246,12 +246,12 @@ def test_close_stops_the_running_call(home: Path, gate: Path) -> None:
 def test_a_dead_host_takes_its_ranks_along(home: Path, gate: Path) -> None:
     session = opened(2, name="exp", output="none")
     call = session.launch(wait_for, args=(str(gate),))
-    wait_until(lambda: call.metrics)
+    until(lambda: call.metrics)
     host = host_of(session)
     family = host.children(recursive=True)
     host.kill()
     assert f"the host process of {call.id} has ended" in str(call.exception())
-    wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
     with pytest.raises(CallOrderError, match=rf"the host process of session {session.id} has ended: it was killed"):
         session.run(get)
     assert {run.name: run.state for run in runs()}["exp"] == "lost"
@@ -267,7 +267,7 @@ def test_a_session_whose_folder_is_deleted_is_closed(home: Path) -> None:
     ranks = host.children(recursive=True)
     shutil.rmtree(home / session.id)
     host.wait(60)
-    wait_until(lambda: not any(lives(rank) for rank in ranks))
+    until(lambda: not any(lives(rank) for rank in ranks))
     with pytest.raises(CallOrderError, match=r"is closed\. Open a new one"):
         session.run(get)
 
@@ -285,13 +285,13 @@ def test_runs_and_the_program_know_sessions(
 ) -> None:
     session.run(put, args=(1,))
     pid = host_of(session).pid
-    wait_until(lambda: re.search(rf"session +exp .*running .*B, host {pid}\b", runs().as_text()))
+    until(lambda: re.search(rf"session +exp .*running .*B, host {pid}\b", runs().as_text()))
     assert main(["attach", "exp"]) == 0
     assert "no call is running" in capfd.readouterr().out
     call = session.launch(wait_for, args=(str(gate),))
     shown = threading.Thread(target=main, args=(["attach", "exp"],))
     shown.start()
-    wait_until(lambda: "waits" in capfd.readouterr().out)
+    until(lambda: "waits" in capfd.readouterr().out)
     release(gate)
     shown.join()
     call.result()

@@ -11,7 +11,7 @@ from notebook_launcher.detached.attaching import attach
 from notebook_launcher.detached.door import SOCKET
 from tests.detached.hosts import host_of, release
 from tests.support.kernels import Kernel, Outcome
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,4 +153,4 @@ def test_a_dead_host_takes_its_ranks_along(gate: Path, kernel: Kernel) -> None:
     assert "RankFailedError" in outcome.error
     assert f"the host process of {run.id} has ended" in outcome.error
     assert run.state == "lost"
-    wait_until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
+    until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))

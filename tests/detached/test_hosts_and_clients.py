@@ -28,7 +28,7 @@ from notebook_launcher.detached.host_start import hand_over
 from notebook_launcher.detached.requests import Ask, Follow
 from notebook_launcher.kernel.plan import make_plan
 from tests.detached.hosts import host_of, release
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from notebook_launcher.detached.attached_run import AttachedRun
@@ -115,7 +115,7 @@ def test_clients_that_come_and_go_lose_and_double_nothing(
 ) -> None:
     leave = tmp_path / "leave"
     run = launch(count_up, 1, args=(str(gate), str(leave)), detached=True, output="rank0", monitor=False)
-    wait_until(lambda: run.metrics)
+    until(lambda: run.metrics)
     clients = [Client(run), Client(run)]
     threads = [threading.Thread(target=client.visit_often) for client in clients]
     for thread in threads:
@@ -148,18 +148,18 @@ def test_a_host_that_dies_at_any_stage_takes_its_ranks_along(
     packs = tmp_path / "packs"
     run = launch(SlowToLeave, 2, args=(str(gate), str(packs)), detached=True, output="none")
     if stage == "returning":
-        wait_until(packs.exists)
+        until(packs.exists)
     host = host_of(run)
     family = host.children(recursive=True)
     host.kill()
     assert isinstance(run.exception(), RankFailedError)
     assert run.state == "lost"
-    wait_until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family))
+    until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family))
 
 
 def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path) -> None:
     run = launch(write_much, 1, args=(str(gate),), detached=True, output="none")
-    wait_until(lambda: run.logs_since(0, 7_999_999)[0].endswith("written\n"))
+    until(lambda: run.logs_since(0, 7_999_999)[0].endswith("written\n"))
     host, stuck = host_of(run), door.HostConnection(run.folder)
     stuck._link.send(Ask(name="logs", args=(0,)))  # The answer is never read.
     began = time.monotonic()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from notebook_launcher import Accelerator, CallOrderError, RunStoppedError, Session, launch, notebook_launch, report
 from notebook_launcher.training.checkpoints.checkpoint_folders import newest_of
 from tests.detached.hosts import host_of, release
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 KILLED_AFTER = 9
 """Updates of the first attempt: the newest checkpoint is two updates older, in the middle of the second epoch."""
@@ -95,7 +95,7 @@ def test_a_preempted_session_saves_what_its_call_trains_and_ends(home: Path, tmp
     folder, gate = tmp_path / "c", tmp_path / "gate"
     session = Session(1, detached=True, resume="checkpoint", output="none", monitor=False)
     call: Any = session.launch(train, args=(str(folder), None, str(gate)))
-    wait_until(lambda: call.metrics and call.metrics[-1].step == 3)
+    until(lambda: call.metrics and call.metrics[-1].step == 3)
     host = host_of(call)
     os.kill(host.pid, signal.SIGTERM)
     release(gate)

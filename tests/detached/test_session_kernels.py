@@ -9,7 +9,7 @@ import pytest
 from notebook_launcher import attach_session
 from tests.detached.hosts import release
 from tests.support.kernels import Kernel
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +102,7 @@ def test_the_first_interrupt_lets_go_and_the_second_stops_the_call(gate: Path, k
     kernel.wait(again, until=lambda outcome: "interrupt again within 3 s" in outcome.stdout)
     kernel.interrupt()
     assert "was stopped" in kernel.wait(again).traceback
-    wait_until(lambda: not attach_session("exp", show=False).is_busy)
+    until(lambda: not attach_session("exp", show=False).is_busy)
     assert kernel.execute("print(list(session['x']))").stdout == "[5, 5]\n"
 
 

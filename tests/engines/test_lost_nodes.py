@@ -18,7 +18,7 @@ from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slu
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
 
 AGENT = "notebook_launcher.engines.cluster.agent"
 pytestmark = pytest.mark.timeout(500)

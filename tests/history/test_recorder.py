@@ -15,7 +15,7 @@ from tests.support.toy_runs import speak
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
 
 
 @pytest.fixture(scope="module")

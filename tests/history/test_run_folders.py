@@ -11,7 +11,6 @@ import resource
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,9 @@ from notebook_launcher import (
 from notebook_launcher.history import run_folders
 from notebook_launcher.units import format_seconds
 from tests.support.kernels import ROOT, Kernel
-from tests.support.toy_runs import PATIENCE, make_run, speak, wait_until
+from tests.support.toy_runs import PATIENCE, make_run, speak
+from tests.support.waiting import until
 from tests.support.warm_kernels import evaluate
-
-
-def wait_for(path: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not Path(path).exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.01)
 
 
 def strict_json(text: str) -> Any:
@@ -235,15 +228,15 @@ def test_live_run_can_be_read_from_its_folder(home, tmp_path):
     def in_two_steps(go: str) -> None:
         report(loss=1.0)
         print("one", flush=True)
-        wait_for(go)
+        until(Path(go).exists)
         report(loss=2.0)
         print("two", flush=True)
 
     run = launch(in_two_steps, 1, output="none", args=(str(tmp_path / "go"),))
     with contextlib.ExitStack() as stack:
         stack.callback(run.stop)
-        again = wait_until(lambda: len(runs()) and open_run(run.id))
-        wait_until(lambda: again.state == "running" and again.metrics and again.logs(0))
+        again = until(lambda: len(runs()) and open_run(run.id))
+        until(lambda: again.state == "running" and again.metrics and again.logs(0))
         assert again.ranks[0].state == "running"
         (first,), position = again.metrics_since(0)
         text, mark = again.logs_since(0, 0)
@@ -273,10 +266,10 @@ run.id
 def test_killed_kernel_leaves_a_lost_run(home):
     with Kernel() as kernel:
         run_id = evaluate(kernel, ENDLESS)
-        again = wait_until(lambda: (home / run_id / "rank-1.log").exists() and open_run(run_id))
-        wait_until(lambda: again.state == "running" and len(again.metrics) > 2)
+        again = until(lambda: (home / run_id / "rank-1.log").exists() and open_run(run_id))
+        until(lambda: again.state == "running" and len(again.metrics) > 2)
         kernel.kill()
-        wait_until(lambda: again.state == "lost")
+        until(lambda: again.state == "lost")
     with Kernel() as other:
         code = f"from notebook_launcher import *\nrun = open_run({run_id!r})\n"
         code += "run.state, run.name, len(run.metrics), run.logs(0)[:7], [r.state for r in run.ranks], repr(runs())"
@@ -337,23 +330,23 @@ def test_home_that_is_no_full_path_is_reported(home_variable, monkeypatch):
 def test_full_disk_does_not_fail_the_run(home, tmp_path, capfd):
     def flood(go: str) -> str:
         print("before", flush=True)
-        wait_for(go)
+        until(Path(go).exists)
         for step in range(500):
             report(loss=float(step))
             print("x" * 100)
-        wait_for(go + "on")
+        until(Path(go + "on").exists)
         return "well"
 
     run = launch(flood, 1, args=(str(tmp_path / "go"),), output="none")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with contextlib.ExitStack() as stack:
         stack.callback(run.stop)
-        wait_until(lambda: len(runs()))
+        until(lambda: len(runs()))
         # Ranks are born, so that the limit binds this process alone. Python ignores SIGXFSZ.
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
         stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (soft, hard))
         os.close(os.open(tmp_path / "go", os.O_CREAT))
-        err = wait_until(lambda: capfd.readouterr().err)
+        err = until(lambda: capfd.readouterr().err)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         (tmp_path / "goon").touch()
         assert list(run.result(timeout=PATIENCE)) == ["well"]
@@ -384,7 +377,7 @@ def test_launch_removes_old_runs(home, monkeypatch):
         make_run(home, number)
     run = launch(speak, 1, output="none")
     run.result()
-    wait_until(lambda: len(runs()) == 3)
+    until(lambda: len(runs()) == 3)
     assert runs()[0].id == run.id
 
 

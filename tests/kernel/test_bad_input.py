@@ -137,7 +137,7 @@ def test_launch_without_free_descriptors_gives_a_clear_error() -> None:
     )
     first, second, third = done.stdout.splitlines()
     assert "cannot start 16 ranks: Too many open files" in first
-    assert "`ulimit -n`" in first
+    assert "`ulimit -n` shows the limit: use fewer ranks, or raise it" in first
     assert (second, third) == ("True", "2")
 
 

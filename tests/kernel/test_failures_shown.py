@@ -167,7 +167,7 @@ def test_interrupted_wait_reports_that_the_run_is_still_running(kernel: Kernel) 
         "import os, signal, sys\n"
         "def press():\n"
         "    files = []\n"
-        "    while files[:2] != ['latch.py', 'run.py']:\n"
+        "    while files[:2] != ['latch.py', 'handle.py']:\n"
         "        frame, files = sys._current_frames()[threading.main_thread().ident], []\n"
         "        while frame: files.append(os.path.basename(frame.f_code.co_filename)); frame = frame.f_back\n"
         "        time.sleep(0.01)\n"
@@ -198,7 +198,7 @@ def test_crash_is_shown_once_and_its_victims_are_stopped(kernel: Kernel) -> None
 
 def test_fault_of_the_launcher_itself_shows_everything(kernel: Kernel) -> None:
     outcome = kernel.execute(
-        "from notebook_launcher.kernel.conclusion import fault_of_ours\n"
+        "from notebook_launcher.kernel.run.conclusion import fault_of_ours\n"
         "from notebook_launcher.kernel.plan import make_plan\n"
         "plan = make_plan(LaunchConfig(num_processes=1))\n"
         "try: make_plan(None)\n"

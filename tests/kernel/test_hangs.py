@@ -14,12 +14,12 @@ import pytest
 from notebook_launcher import Session, launch, notebook_launch, report
 from notebook_launcher.engines.gauges import Pulse
 from notebook_launcher.kernel.inspection.hangs import HangWatch
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
     from tests.support.kernels import Kernel
 
 SOON = 0.3
@@ -44,11 +44,12 @@ def launched(function: Callable[..., Any], *args: Any, **options: Any) -> Iterat
 
 def waiting(run: Run, words: str = "") -> str:
     """Return what the run says of its wait, once it says something with these words."""
-    told: str = wait_until(lambda: words in (told := run.snapshot().waiting) and told)
+    told: str = until(lambda: words in (told := run.snapshot().waiting) and told)
     return told
 
 
 def wait_for(path: Path) -> None:
+    # Here and not in another file, because the ranks' stacks show this line.
     while not path.exists():
         time.sleep(0.01)
 
@@ -80,7 +81,7 @@ def test_wait_shows_in_state_and_ranks_until_the_late_rank_comes(tmp_path: Path)
         assert re.fullmatch(rf"in all_reduce \({LINE}\)", first.where)
         assert re.fullmatch(rf"at {LINE}: time\.sleep\(0\.01\)", second.where)
         gate.touch()
-        wait_until(lambda: run.state == "running" and len(run.metrics) == 2)
+        until(lambda: run.state == "running" and len(run.metrics) == 2)
         assert run.snapshot().waiting == ""
         assert [(rank.state, rank.waited, rank.where) for rank in run.ranks] == [("running", None, "")] * 2
         gate.with_suffix(".end").touch()
@@ -285,7 +286,7 @@ def test_ranks_that_wait_for_anything_else_are_asked_and_left_alone(tmp_path: Pa
     os.mkfifo(fifo)
     # Opened for both, it opens at once and keeps the readers waiting.
     with fifo.open("r+b", buffering=0) as ours, launched(read_once, fifo) as run:
-        wait_until(lambda: all(rank.pid and asked_for_stacks(rank.pid) for rank in run.ranks))
+        until(lambda: all(rank.pid and asked_for_stacks(rank.pid) for rank in run.ranks))
         assert (run.state, run.snapshot().waiting) == ("running", "")
         ours.write(b"go")
         assert sorted(run.result(20)) == [b"g", b"o"]
@@ -294,7 +295,7 @@ def test_ranks_that_wait_for_anything_else_are_asked_and_left_alone(tmp_path: Pa
 def test_hang_notice_none_reports_no_wait(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with launched(late_rank, gate, hang_notice=None) as run:
-        wait_until(lambda: "all_reduce" in run.stacks().verdict)
+        until(lambda: "all_reduce" in run.stacks().verdict)
         time.sleep(2 * SOON)  # Nothing is to happen, so there is nothing to wait for.
         assert (run.state, run.snapshot().waiting) == ("running", "")
 

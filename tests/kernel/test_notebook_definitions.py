@@ -75,59 +75,70 @@ def test_functions_changed_by_autoreload_reach_the_ranks(kernel: Kernel, start_m
 # What the notebook defines.
 
 
+CLASSES = """
+import dataclasses, enum, functools, pickle, typing
+@dataclasses.dataclass
+class Options:
+    rate: float = 0.5
+class Colour(enum.Enum):
+    RED = "red"
+class Point(typing.NamedTuple):
+    x: int
+    y: int = 2
+class Base:
+    def name(self): return "base"
+class Child(Base):
+    def name(self): return super().name() + " of child"
+"""
+FUNCTIONS = """
+counter = 0
+def count():
+    global counter
+    counter += 1
+    return counter
+def factorial(n): return 1 if n == 0 else n * factorial(n - 1)
+def is_even(n): return n == 0 or is_odd(n - 1)
+def is_odd(n): return n != 0 and is_even(n - 1)
+def shout(function):
+    @functools.wraps(function)
+    def wrapped(*args): return function(*args).upper()
+    return wrapped
+@shout
+def greet(name): return f"hi {name}"
+@functools.cache
+def cached(x):
+    return count()
+def make_counter():
+    number = 10
+    def increment():
+        nonlocal number
+        number += 1
+        return number
+    return increment
+closure = make_counter()
+double = lambda x: 2 * x
+async def wait_a_little(): return await asyncio.sleep(0, "awaited")
+"""
+USE = """
+def use():
+    gathered = [None, None]
+    dist.all_gather_object(gathered, (Options(dist.get_rank()), Colour.RED, Point(1)))
+    count(), closure()
+    values = (factorial(5), is_even(4), greet("you"), cached(1), cached(1), count(), counter, closure(),
+              double(4), asyncio.run(wait_a_little()), gathered[1][0].rate, gathered[0][1] is Colour.RED,
+              Child().name(), pickle.loads(pickle.dumps(Point(3))) == Point(3))
+    return values, Options(0.1), Colour.RED, Point(5), Child(), Child
+"""
+"""Uses all of them in a rank: returns values to compare, and objects whose classes the notebook knows."""
+
+
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_definitions_of_the_notebook_reach_the_ranks(kernel: Kernel, start_method: str) -> None:
+    for code in (CLASSES, FUNCTIONS, USE):
+        assert kernel.execute(code).error is None
     values, same, kernels = evaluate(
         kernel,
         f"""
-        import dataclasses, enum, functools, pickle, typing
-        @dataclasses.dataclass
-        class Options:
-            rate: float = 0.5
-        class Colour(enum.Enum):
-            RED = "red"
-        class Point(typing.NamedTuple):
-            x: int
-            y: int = 2
-        class Base:
-            def name(self): return "base"
-        class Child(Base):
-            def name(self): return super().name() + " of child"
-        counter = 0
-        def count():
-            global counter
-            counter += 1
-            return counter
-        def factorial(n): return 1 if n == 0 else n * factorial(n - 1)
-        def is_even(n): return n == 0 or is_odd(n - 1)
-        def is_odd(n): return n != 0 and is_even(n - 1)
-        def shout(function):
-            @functools.wraps(function)
-            def wrapped(*args): return function(*args).upper()
-            return wrapped
-        @shout
-        def greet(name): return f"hi {{name}}"
-        @functools.cache
-        def cached(x):
-            return count()
-        def make_counter():
-            number = 10
-            def increment():
-                nonlocal number
-                number += 1
-                return number
-            return increment
-        closure = make_counter()
-        double = lambda x: 2 * x
-        async def wait_a_little(): return await asyncio.sleep(0, "awaited")
-        def use():
-            gathered = [None, None]
-            dist.all_gather_object(gathered, (Options(dist.get_rank()), Colour.RED, Point(1)))
-            count(), closure()
-            values = (factorial(5), is_even(4), greet("you"), cached(1), cached(1), count(), counter, closure(),
-                      double(4), asyncio.run(wait_a_little()), gathered[1][0].rate, gathered[0][1] is Colour.RED,
-                      Child().name(), pickle.loads(pickle.dumps(Point(3))) == Point(3))
-            return values, Options(0.1), Colour.RED, Point(5), Child(), Child
         results = notebook_launch(use, 2, start_method={start_method!r})
         same = [(returned[0] == Options(0.1), returned[1] is Colour.RED, type(returned[2]) is Point,
                  isinstance(returned[3], Base), returned[4] is Child) for _, *returned in results]

@@ -13,12 +13,13 @@ import pytest
 
 from notebook_launcher import launch, live_runs
 from tests.support.interrupts import interrupt_at
+from tests.support.waiting import until
 from tests.support.warm_kernels import takes_less_than, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
     from tests.support.kernels import Kernel, Outcome
 
 KERNEL_CODE = """
@@ -289,7 +290,7 @@ def test_run_handle_gives_state_and_waits(kernel: Kernel) -> None:
             "print(run.metrics[0].values, run.metrics[0].step); run.stop(); print(run)\n"
         )
     assert "['running', 'running'] True False" in outcome.stdout
-    assert "the run is still running after 0.01 s" in outcome.stdout
+    assert re.search(r"the run is still running after 0.01 s \(.*\): .* or stop\(\) to end it", outcome.stdout)
     assert "there is no rank 2: this run has 2, 0 to 1" in outcome.stdout
     assert "{'loss': 1.0} 0" in outcome.stdout
     assert "<Run of cooperative on 2 ranks: stopped," in outcome.stdout
@@ -306,8 +307,7 @@ def test_cancelling_an_await_stops_the_run(kernel: Kernel) -> None:
 
 
 def wait_for(path: str) -> str:
-    while not Path(path).exists():
-        time.sleep(0.01)
+    until(Path(path).exists)
     return path
 
 

@@ -10,7 +10,7 @@ import pytest
 from notebook_launcher import attach
 from tests.detached.hosts import host_of
 from tests.support.lab import Lab, browser, needs_browser
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,13 +62,13 @@ def test_a_run_outlives_the_jupyter_server_and_is_watched_and_stopped_from_anoth
         run = attach(show=False)
         host = host_of(run)
         reached = run.metrics[-1].step or 0
-        wait_until(lambda: (run.metrics[-1].step or 0) > reached)
+        until(lambda: (run.metrics[-1].step or 0) > reached)
         with Lab(chromium, tmp_path / "second", {"come_back.ipynb": [COME_BACK, END]}) as lab:
             page = lab.open("come_back.ipynb", height=1600)
             lab.run(page, 0)
             wait_for_state(page, "running")
-            before = wait_until(lambda: step_of(page))
-            wait_until(lambda: step_of(page) > before)
+            before = until(lambda: step_of(page))
+            until(lambda: step_of(page) > before)
             page.get_by_role("button", name="Interrupt", exact=True).last.click()
             wait_for_state(page, "stopped")
             lab.run(page, 1)

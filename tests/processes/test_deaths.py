@@ -13,7 +13,7 @@ import torch
 
 from notebook_launcher import InternalError, notebook_launch
 from tests.support.kernels import PATIENCE, Kernel
-from tests.support.toy_runs import wait_until
+from tests.support.waiting import until
 from tests.support.warm_kernels import FIRST, takes_less_than, unchanged
 
 LOOPING = """
@@ -116,7 +116,7 @@ def test_shared_memory_goes_with_its_rank(kernel: Kernel, sharing: str, ends: st
     with unchanged(kernel):
         outcome = kernel.execute(SHARING + f"import torch\nnotebook_launch({sharing}, 2, args=({ends},))")
         # torch's manager cleans up and ends 2 seconds after its users.
-        wait_until(lambda: not any(one.info["name"] == "torch_shm_manager" for one in psutil.process_iter(["name"])))
+        until(lambda: not any(one.info["name"] == "torch_shm_manager" for one in psutil.process_iter(["name"])))
     assert (outcome.error is None) == (ends == "int")
     names = [word for word in outcome.stdout.split() if word.startswith(("psm_", "torch_"))]
     assert names
@@ -128,7 +128,7 @@ def test_killed_fork_server_is_replaced(kernel: Kernel) -> None:
         server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))
         server.kill()
         # Its memory takes a while to be given back; until then its deputy, if it has one, would serve the launch.
-        wait_until(lambda: not is_alive(server))
+        until(lambda: not is_alive(server))
         outcome = kernel.execute("notebook_launch(ready, 2)")
     assert outcome.error is None
 

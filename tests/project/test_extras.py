@@ -26,14 +26,14 @@ PROGRAMS = {
     "demo": (*PACKAGE, "notebooks/demo.py", "notebooks/01_*.ipynb"),
     "lab": (*PACKAGE, "notebooks/*.ipynb"),
     "docs": (*PACKAGE, "docs/*.py", "docs/_ext/*.py", "notebooks/*.ipynb"),
-    "bench": (*PACKAGE, "benchmarks/*.py"),
+    "bench": (*PACKAGE, "benchmarks/**/*.py"),
     "test": (*PACKAGE, "tests/**/*.py", "docs/*.py", "docs/_ext/*.py", "notebooks/*"),
 }
 """Each target of the Makefile, with the files that it runs."""
 OPTIONAL = {"tqdm", "accelerate", "lightning_fabric", "mlflow", "numpy", "ray", "swanlab", "transformers"}
 """Modules that the package or a test uses only if they are installed."""
-DRAWN_FROM = ("notebook_launcher", "tests")
-"""Folders whose modules are found by name when a program imports them."""
+DRAWN_FROM = ("notebook_launcher", "support", "tests")
+"""Folders whose modules are found by name when a program imports them; `support` is that of the benchmarks."""
 
 
 @cache

@@ -16,14 +16,10 @@ TWICE = {
     "client",
     "command",
     "kernel",
-    "link",
     "outcome",
     "page",
     "phase",
-    "plan",
-    "position",
     "rank",
-    "share",
     "update",
 }
 

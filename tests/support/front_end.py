@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.support.warm_kernels import evaluate, final, unchanged
 
 if TYPE_CHECKING:
@@ -47,6 +49,13 @@ def clean(kernel: Kernel) -> Iterator[None]:
         yield
         kernel.execute(FORGET)
         assert evaluate(kernel, LEFTOVERS) == before == [*before[:2], 0, False]
+
+
+@pytest.fixture(name="kernel")
+def clean_kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    """The kernel of a test file, which each test leaves without widgets."""
+    with clean(module_kernel):
+        yield module_kernel
 
 
 @dataclasses.dataclass

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import report
 from notebook_launcher.history import run_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 PATIENCE = 20.0
@@ -21,14 +19,6 @@ def speak(number: float = 0.5) -> int:
     for step in range(3):
         report(step=step, loss=number, accuracy=step / 2)
     return 7
-
-
-def wait_until(true: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (value := true()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
-    return value
 
 
 def make_run(home: Path, number: int, *, size: int = 0, **summary: Any) -> Path:

@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.front_end import TRAIN, WIDGET_VIEW, Page, clean, executed, kinds, picture_of, views
+from tests.support.front_end import (
+    TRAIN,
+    WIDGET_VIEW,
+    Page,
+    clean_kernel,  # noqa: F401 - a fixture
+    executed,
+    kinds,
+    picture_of,
+    views,
+)
 from tests.support.warm_kernels import final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.kernels import Kernel
 
 KERNEL_CODE = TRAIN
-
-
-@pytest.fixture
-def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
-    with clean(module_kernel):
-        yield module_kernel
 
 
 def test_page_gets_at_most_four_messages_a_second(kernel: Kernel) -> None:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.kernel.test_ipykernels import VERSIONS, installed
-from tests.support.front_end import LEFTOVERS, TRAIN, WIDGET_VIEW, Page, clean, kinds, last_steps, picture_of
+from tests.support.front_end import (
+    LEFTOVERS,
+    TRAIN,
+    WIDGET_VIEW,
+    Page,
+    clean,
+    clean_kernel,  # noqa: F401 - a fixture
+    kinds,
+    last_steps,
+    picture_of,
+)
 from tests.support.kernels import ROOT
 from tests.support.warm_kernels import evaluate, final, warm_kernel
 
@@ -20,12 +30,6 @@ if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 
 KERNEL_CODE = TRAIN
-
-
-@pytest.fixture
-def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
-    with clean(module_kernel):
-        yield module_kernel
 
 
 NEWEST = "installed"

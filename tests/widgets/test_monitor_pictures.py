@@ -15,22 +15,22 @@ import pytest
 
 from notebook_launcher import ConfigError, LaunchConfig, launch, report, track
 from notebook_launcher.widgets import Monitor
-from tests.support.front_end import TRAIN, WIDGET_VIEW, Page, clean, kinds, last_steps, picture_of
+from tests.support.front_end import (
+    TRAIN,
+    WIDGET_VIEW,
+    Page,
+    clean_kernel,  # noqa: F401 - a fixture
+    kinds,
+    last_steps,
+    picture_of,
+)
 from tests.support.kernels import ROOT
 from tests.support.warm_kernels import final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.kernels import Kernel
 
 KERNEL_CODE = TRAIN
-
-
-@pytest.fixture
-def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
-    with clean(module_kernel):
-        yield module_kernel
 
 
 def test_only_the_newest_monitors_of_ended_runs_stay_open(kernel: Kernel) -> None:

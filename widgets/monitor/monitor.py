@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anywidget
 import traitlets
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunReader
     from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.kernel.display.picture import Bundle
+    from notebook_launcher.kernel.run.any_run import AnyRun
     from notebook_launcher.widgets.monitor.tap import Tap
 
 __all__ = ["Monitor"]
@@ -229,10 +230,10 @@ class Monitor(anywidget.AnyWidget):
 
     def _set(self, name: str, text: str) -> None:
         """Change a setting to what was typed. An error is shown beside the field."""
-        run: Any = self._run  # A live run: no other has these methods.
+        run = cast("AnyRun", self._run)  # A page can act on these alone.
         problem = ""
         try:
-            run._set_from_page(name, text)  # noqa: SLF001 - ours
+            run.set_from_page(name, text)
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
             problem = str(error)
         with self._lock:
@@ -240,7 +241,7 @@ class Monitor(anywidget.AnyWidget):
 
     def _measure(self, kind: str, amount: Any) -> None:
         """Sample for some seconds, or profile some updates; send what was found, or the reason why nothing was."""
-        run: Any = self._run  # A live run: no other has these methods.
+        run = cast("AnyRun", self._run)  # As in `_set`.
         try:
             item = sample_item(run.sample(amount)) if kind == "sample" else profile_item(run.profile(amount))
         except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
 
 __all__ = ["ConfigPanel"]
 

@@ -18,7 +18,7 @@ from notebook_launcher.widgets.panel.traceback_html import exception_html
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
 
 __all__ = ["RunArea"]
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.attached_call import AttachedCall
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run import Run
+    from notebook_launcher.kernel.run.handle import Run
     from notebook_launcher.travel.rank_function import CellOutput, Completion
 
 __all__ = ["RankChoice", "SessionCells"]

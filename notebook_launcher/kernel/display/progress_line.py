@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.history.merged_progress import progress_line
-from notebook_launcher.kernel.snapshots import take_rank_snapshots
+from notebook_launcher.kernel.run.snapshots import take_rank_snapshots
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.run_data import RunData
+    from notebook_launcher.kernel.run.data import RunData
 
 __all__ = ["QUIET", "ProgressLine"]
 

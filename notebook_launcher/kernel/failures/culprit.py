@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.hosting import UnpacksException
-    from notebook_launcher.kernel.rank_outcome import RankOutcome
+    from notebook_launcher.kernel.run.rank_outcome import RankOutcome
     from notebook_launcher.messages import Raised
 
 __all__ = [

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run_outcome import RunOutcome
+    from notebook_launcher.kernel.run.outcome import RunOutcome
     from notebook_launcher.messages import Failure, KeptFrames
 
 __all__ = [

@@ -26,7 +26,7 @@ from notebook_launcher.training.accumulation.given_weights import (
 )
 from notebook_launcher.training.accumulation.gradients import InitialGradient
 from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
-from notebook_launcher.training.accumulation.windows import find_gradient, has_values
+from notebook_launcher.training.accumulation.windows import has_values
 from notebook_launcher.training.data.rounds import relative_weights
 from notebook_launcher.training.plugins import Warner
 
@@ -100,38 +100,23 @@ class Accumulation:
         self._num_data_ranks = layout.num_data_ranks
         self._data_rank = layout.data_rank
         self._data_group = layout.data_group
-        self._blocks: dict[tuple[int, ...], tuple[Any, MicroBatchBlock]] = {}
-        """The block of each combination of targets, by ids. The targets are held, so that no other object gets one."""
-        self._version = -1
         self.warn_once = Warner()
         self._initial = InitialGradient()
-        self._sparse: tuple[int, bool] = -1, False
-        """A version of the members, and True if these have sparse gradients: then weights must be numbers, because a
-        weight of 0 leaves the rows of sparse gradients out."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_blocks": {}}  # in another process the ids belong to other objects
 
     def block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         """Return the context in which one micro-batch of these models is computed."""
-        if self._version != self.members.version:
-            self._blocks.clear()
-            self._version = self.members.version
-        known = self._blocks.get(tuple(map(id, targets)))
-        block = self._make_block(targets) if known is None else known[1]
+        known = self.members.looked_up.blocks.get(tuple(map(id, targets)))
+        block: MicroBatchBlock = self._make_block(targets) if known is None else known[1]
         return block if block.free else block.copy()
 
     def _make_block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         members = self.members.find(targets)
         block = MicroBatchBlock(self, members, self._rules)
-        if len(self._blocks) >= MOST_BLOCKS:  # by a loop that makes a new container for each micro-batch
-            self._blocks.clear()
-        self._blocks[tuple(map(id, targets))] = targets, block
+        blocks = self.members.looked_up.blocks
+        if len(blocks) >= MOST_BLOCKS:  # by a loop that makes a new container for each micro-batch
+            blocks.clear()
+        blocks[tuple(map(id, targets))] = targets, block
         return block
-
-    def clear(self) -> None:
-        """Release the models."""
-        self._blocks.clear()
 
     def backward(self, loss: Any, weight: Any, reduction: str, kwargs: dict[str, Any]) -> None:
         """Compute gradients; at the end of a window they belong to the mean over the whole window."""
@@ -158,7 +143,7 @@ class Accumulation:
             self._run(loss, factor, kwargs, is_watched=is_watched)
         except BaseException:
             if window is not None:
-                window.is_broken = True
+                window.break_off()
             raise
         self._note_gradients(window, watched, ends=ends)
         if check is not None:
@@ -193,8 +178,10 @@ class Accumulation:
         # The factor is the initial gradient, which saves the two kernels of a multiplication in the graph.
         gradient = kwargs.pop("gradient", None)
         if gradient is None and loss.is_complex():
-            loss.backward(**kwargs)  # type: ignore[no-untyped-call] # torch's error explains it.
-            raise AssertionError(loss)
+            raise RuntimeError(
+                f"backward(loss) with a loss of {loss.dtype}: gradients can be computed only for real scalar outputs. "
+                "Take a real number of the loss, such as loss.real or loss.abs(), or pass gradient=."
+            )
         if gradient is None:
             gradient = self._initial.of(loss, factor)
         else:
@@ -235,8 +222,7 @@ class Accumulation:
     def _factor_in_window(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
         """Count the micro-batch in its window, and return the factor of its loss."""
         if self._rules.nominal_divisor:
-            window.num_backwards += 1
-            window.backwards_in_block += 1
+            window.count_backward()
             return 1.0 / self.state.num_steps
         if not window.check_gathered() and self._rules.guards:
             self._warn_of_changed_gradients()
@@ -253,7 +239,7 @@ class Accumulation:
             mine = mine if reduction == "mean" else one_if_used(mine)
         first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
         if first_is_last:  # No gradient needs the correction yet, but a second backward of this block will.
-            window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
+            window.close(self._num_data_ranks)
             return self._num_data_ranks * mine / (window.world_weight or 1.0)
         factor = mine / (window.num_steps * window.unit)
         return factor * window.correction if again and self.state.sync_gradients else factor
@@ -288,9 +274,11 @@ class Accumulation:
 
     def _given_weight(self, weight: Any) -> float | torch.Tensor:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
-        if self._sparse[0] != self.members.version:
-            self._sparse = self.members.version, has_sparse_gradients(self.members.models_and_leaves)
-        value = checked_weight(weight, self._device, reads=self._sparse[1])
+        looked_up = self.members.looked_up
+        if looked_up.has_sparse_gradients is None:
+            looked_up.has_sparse_gradients = has_sparse_gradients(self.members.models_and_leaves)
+        # A weight of 0 leaves the rows of sparse gradients out, so it must be known to be 0.
+        value = checked_weight(weight, self._device, reads=looked_up.has_sparse_gradients)
         weights = self._round_weights()
         repeats = weights is not None and not weights[self._data_rank] and (self.is_local or any(weights))
         return 0.0 if repeats else value
@@ -336,10 +324,11 @@ class Accumulation:
             return
         if pending is not None:
             pending[1].wait()
-            window.world_weight = keep_or_read(pending[0])
+            window.close(self._num_data_ranks, keep_or_read(pending[0]))
         elif window.kind == "given":
-            window.world_weight = self._num_data_ranks * window.weight
-        window.correction = ratio(self._full_weight(window), window.world_weight, 1.0)
+            window.close(self._num_data_ranks, self._num_data_ranks * window.weight)
+        else:
+            window.close(self._num_data_ranks)
         named = (parameter for member in self.state.block.members for parameter in member.parameters())
         rescale([*named, *window.outside(window.joined)] if window.joined else named, window.correction)
 
@@ -353,14 +342,10 @@ class Accumulation:
     ) -> None:
         """Note what this backward has gathered, and which gradients are the same on all ranks."""
         if window is not None and not ends:
-            window.gathered = find_gradient(self.state.block.members, window.gathered)
+            window.note_gathered(self.state.block.members)
         if self._num_processes > 1:
             self._note_reduced(watched)
             self._broadcast_buffers(window, ends=ends)
-
-    def _full_weight(self, window: Window) -> float:
-        """Return the sum of all ranks' weights in a full window."""
-        return self._num_data_ranks * window.num_steps * window.unit
 
     def _note_reduced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""

@@ -67,13 +67,11 @@ class MicroBatchBlock:
         if self._safepoint is not None and self._safepoint.is_due and window.num_batches == 0:
             self._safepoint.act()
         context.step_boundary()
-        for abandoned in state.enter(window):
+        for abandoned in state.enter(window, self.probes):
             self._drop(abandoned)
         if state.is_out_of_step and self._rules.guards:
             self._warn_of_reading()
-        if window.num_batches == 1:
-            window.weight_versions = [-1 if probe is None else probe._version for probe in self.probes]  # noqa: SLF001
-        elif self._rules.guards:
+        if window.num_batches > 1 and self._rules.guards:
             self._check_untouched()
         self.outer, state.block = state.block, self
         self.free = False

@@ -119,7 +119,8 @@ def wrap(
     if "power_sgd" in kwargs.comm_hook and device.type == "cpu":
         # PowerSGD's later reductions start from threads, in an order that differs between ranks. gloo mistakes one
         # for another, and fails or waits for ever (torch 2.13). A single bucket has only one order.
-        given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb or 0, _one_bucket(model))
+        assert kwargs.bucket_cap_mb is not None  # None becomes a number when the settings are made.
+        given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, _one_bucket(model))
     devices = [device.index] if device.type == "cuda" else None
     synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
     synced.notes.compares = compares

@@ -11,7 +11,7 @@ from notebook_launcher.training.accumulation.windows import Window
 from notebook_launcher.training.data.rounds import LoaderStack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from notebook_launcher.training.accumulation.member_kinds import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
@@ -44,13 +44,22 @@ class LeftOutBatch(NamedTuple):
 class GradientState:
     """The state of accumulation: the settings, the windows, and the loaders that are being iterated."""
 
-    def __init__(self, plugin: GradientAccumulationPlugin, rules: Rules) -> None:
+    def __init__(
+        self, plugin: GradientAccumulationPlugin, rules: Rules, on_next: Callable[[], None] | None = None
+    ) -> None:
+        """Begin without windows and loaders.
+
+        Args:
+            plugin: The settings of accumulation.
+            rules: The differences from Accelerate.
+            on_next: Called when an outermost loop over a prepared loader asks for its next batch.
+        """
         self.plugin = plugin
         self.num_steps = plugin.num_steps or 1
         """Micro-batches per update."""
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
-        self.stack = LoaderStack(self._loop_begins, follows_draws=rules.guards)
+        self.stack = LoaderStack(self._loop_begins, on_next=on_next, follows_draws=rules.guards)
         self.block: Any = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
@@ -141,27 +150,28 @@ class GradientState:
         if key in self.windows:
             window = self.windows[key]
         else:
-            _restore(window, self.loaded.pop(len(self.windows), {}))
+            window.load_state_dict(self.loaded.pop(len(self.windows), {}))
             self.windows[key] = window
         return window
 
-    def enter(self, window: Window) -> list[Abandoned]:
-        """Begin a micro-batch; return the windows whose gradients must be dropped."""
+    def enter(self, window: Window, probes: Sequence[torch.Tensor | None]) -> list[Abandoned]:
+        """Begin a micro-batch; return the windows whose gradients must be dropped.
+
+        Args:
+            window: The window that the micro-batch belongs to.
+            probes: The parameters whose versions show that weights were changed inside the window.
+        """
         loader = self.stack.active
         iteration = None if loader is None else loader.iteration_token
-        self.is_out_of_step = self._is_out_of_step(window, loader)
+        may_differ = self.num_steps > 1 and self.plugin.sync_with_dataloader
+        self.is_out_of_step = may_differ and self._is_out_of_step(window, loader)
         if loader is not None and self.stack.note_micro_batch(loader) > 1:
             self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
         abandoned = self._abandoned(window, iteration)
         if window.num_batches == 0:
             self._check_alone(window)
-            window.num_steps = self.num_steps
-            window.iteration = iteration
-        elif window.iteration is None:
-            window.iteration = iteration
-        window.num_batches += 1
+        window.begin_micro_batch(self.num_steps, iteration, probes)
         self.num_blocks += 1
-        window.backwards_in_block = 0
         # A number of steps that is set inside a window holds from the next one on.
         num_steps = self.num_steps if self._rules.nominal_divisor else window.num_steps
         self.sync_gradients = ends_window(
@@ -175,12 +185,9 @@ class GradientState:
 
     def _is_out_of_step(self, window: Window, loader: Any) -> bool:
         """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
-        if self.num_steps == 1 or not self.plugin.sync_with_dataloader:
-            return False
         if loader is None:
             return self.was_read_ahead or window.iteration is not None
-        before, window.num_drawn = window.num_drawn, loader.num_drawn
-        return before == loader.num_drawn and window.iteration is loader.iteration_token
+        return not window.take_batch(loader.iteration_token, loader.num_drawn)
 
     def _abandoned(self, window: Window, iteration: object | None) -> list[Abandoned]:
         """Reset the windows that were left before their end and whose gradients would get into this window."""
@@ -193,8 +200,7 @@ class GradientState:
                 and (other is window or other.shares_parameters(window))
             ):
                 abandoned.append(Abandoned(other, other.num_steps, other.num_batches))
-                other.reset()
-                other.is_broken = False
+                other.drop()
         return abandoned
 
     def _check_alone(self, window: Window) -> None:
@@ -224,13 +230,11 @@ class GradientState:
             was_last = (self.sync_gradients or window.is_deferred) and not failed
             self.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
         if failed and window.backwards_in_block == 0:
-            window.num_batches -= 1
-            window.num_drawn = -1  # The batch may be tried again.
-            window.is_deferred = False
+            window.drop_micro_batch()
         elif window.is_deferred or self.lacks_end(window):
-            return self._defer(window)
+            return window.extend(is_exhausted=self.end_of_dataloader and self.plugin.sync_with_dataloader)
         elif failed and self.sync_gradients:
-            window.is_broken = True
+            window.break_off()
         elif self.sync_gradients:
             window.reset()
         return True
@@ -240,14 +244,6 @@ class GradientState:
         if window is None or not self.sync_gradients or self._rules.nominal_divisor:
             return False
         return window.num_backwards > 0 and window.backwards_in_block == 0
-
-    def _defer(self, window: Window) -> bool:
-        """Have a window take one more micro-batch in place of one without a backward; return False if it cannot."""
-        window.is_deferred = False
-        window.is_broken = self.end_of_dataloader and self.plugin.sync_with_dataloader
-        if not window.is_broken:
-            window.num_batches -= 1
-        return not window.is_broken
 
     def note_end(self, loader: Any) -> None:
         """Note that a loop over a prepared loader has come to its end."""
@@ -283,10 +279,8 @@ class GradientState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Keys are made of ids, which belong to other objects in another process.
         for window in self.windows.values():
-            window.key = frozenset(map(id, window.members))
-            window._parameters = None  # noqa: SLF001 - ours
+            window.renew_ids()
         self.windows = {window.key: window for window in self.windows.values()}
 
     def forget_windows(self) -> None:
@@ -298,7 +292,7 @@ class GradientState:
     def state_dict(self) -> dict[str, Any]:
         """Return the open windows, each with its number in the order in which they came to be."""
         opened = [
-            {"number": number, **{key: _plain(getattr(window, name)) for key, name in _KEPT.items()}}
+            {"number": number, **window.state_dict()}
             for number, window in enumerate(self.windows.values())
             if window.num_batches
         ]
@@ -309,10 +303,7 @@ class GradientState:
         self.given_unit = state.get("given_reference", self.given_unit)
         self.loaded = {window["number"]: window for window in state.get("windows", [])}
         for number, window in enumerate(self.windows.values()):
-            window.reset()
-            window.iteration = None
-            window.weight_versions = []
-            _restore(window, self.loaded.pop(number, {}))
+            window.load_state_dict(self.loaded.pop(number, {}))
 
     def __repr__(self) -> str:
         return (
@@ -323,26 +314,3 @@ class GradientState:
 
 def _names(window: Window) -> str:
     return ", ".join(member.describe() for member in window.members)
-
-
-_KEPT = {
-    "num_batches": "num_batches",
-    "num_backwards": "num_backwards",
-    "divisor": "num_steps",
-    "kind": "kind",
-    "reference": "unit",
-    "weight": "weight",
-    "world_weight": "world_weight",
-}
-"""Parts of a window in a checkpoint, by the names there: fields of the window."""
-
-
-def _plain(value: Any) -> Any:
-    """Return a weight that may be on a GPU as a number."""
-    return value if value is None or isinstance(value, (int, float, str)) else value.item()
-
-
-def _restore(window: Window, state: dict[str, Any]) -> None:
-    for key, name in _KEPT.items():
-        if key in state:
-            setattr(window, name, state[key])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from notebook_launcher.training.accumulation.ddp import Notes, SyncedModel
+from notebook_launcher.training.accumulation.looked_up import LookedUp, Owned
 from notebook_launcher.training.accumulation.member_kinds import (
     LeafTensor,
     PlainModel,
@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Members"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Owned:
-    """The parameters that an optimizer updates, by member."""
-
-    sizes: tuple[int, ...]
-    """Number of parameters in each of the optimizer's groups when this was looked up."""
-    members: list[Member]
-    local: list[torch.Tensor]
-    """Parameters whose gradients nothing synchronises."""
-
-
 class Members:
     """The models and leaf tensors that `prepare` was given, and the parameters that its optimizers brought."""
 
@@ -57,17 +46,21 @@ class Members:
         self.leaf_notes = Notes()
         """Notes of the reductions of all leaf tensors, which are reduced together."""
         self.version = 0
-        """Grows with every change, so that a result for an earlier version is looked up again."""
+        """Grows with every change."""
+        self.looked_up = LookedUp()
+        """Results that hold until the next change."""
         self._of_modules: list[PlainModel] = []
         """The members of the models, and of modules whose optimizer alone was prepared."""
         self._strays: dict[int, StrayParameters] = {}
-        self._owned: dict[int, Owned] = {}
         self._num_processes = num_processes
         self._strict = strict
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "looked_up": LookedUp()}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         # The keys are ids, which belong to other objects in another process.
-        self.__dict__.update(state, _owned={})
         self._strays = {id(strays.optimizer): strays for strays in self._strays.values()}
 
     def find(self, targets: Iterable[Any]) -> list[Member]:
@@ -128,7 +121,7 @@ class Members:
             seen.add(id(one))
             member: Member | None = next((member for member in self._of_modules if member.module is one), None)
             if member is None and synchronises_itself(one) and self._owns_any(one.parameters()):
-                self._owned.clear()
+                self.looked_up.owned.clear()
                 member = self._add_module(one)
             if member is None:
                 pending.extend(reversed(list(one.children())))
@@ -184,7 +177,7 @@ class Members:
 
     def _owned_by(self, optimizer: torch.optim.Optimizer) -> Owned:
         sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
-        known = self._owned.get(id(optimizer))
+        known = self.looked_up.owned.get(id(optimizer))
         if known is None or known.sizes != sizes:
             parameters = parameters_of(optimizer)
             mine = {id(parameter) for parameter in parameters}
@@ -192,7 +185,7 @@ class Members:
             members = [one for one in everything if any(id(parameter) in mine for parameter in one.parameters())]
             synced = {id(parameter) for member in members for parameter in member.synchronised}
             local = [one for one in parameters if id(one) not in synced and not is_spread(one)]
-            known = self._owned[id(optimizer)] = Owned(sizes, members, local)
+            known = self.looked_up.owned[id(optimizer)] = Owned(sizes, members, local)
         return known
 
     def _look_for_strays(self) -> list[StrayParameters]:
@@ -237,7 +230,7 @@ class Members:
     def changed(self) -> None:
         """Forget what was looked up, because members were added or an optimizer has other parameters."""
         self.version += 1
-        self._owned.clear()
+        self.looked_up = LookedUp()
 
     def clear(self) -> None:
         """Release everything."""

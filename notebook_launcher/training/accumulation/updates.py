@@ -12,7 +12,6 @@ from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_va
 from notebook_launcher.training.accumulation.correction import rescale
 from notebook_launcher.training.accumulation.member_kinds import PreparedModel
 from notebook_launcher.training.accumulation.targets import parameters_of
-from notebook_launcher.training.accumulation.windows import find_gradient
 from notebook_launcher.training.argument_checks import check_limit
 
 if TYPE_CHECKING:
@@ -77,9 +76,6 @@ class Updates:
         self._num_processes = num_processes
         self._unscaled: set[int] = set()
         self._stepped: set[int] = set()
-        self._named: tuple[int, dict[tuple[int, int], bool]] = -1, {}
-        """By the ids of optimizer and window: True if the window's `accumulate` was given all models of the optimizer.
-        Looking it up takes 2 µs, so it is kept, with the version of the members for which it holds."""
 
     def parameters_changed(self) -> None:
         """Have the members of each optimizer looked up again."""
@@ -93,7 +89,7 @@ class Updates:
         return {**named, "grad_norm": self.last_grad_norm} if self.last_grad_norm is not None else named
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _named=(-1, {}))
+        self.__dict__.update(state)
         for prepared in self.optimizers:  # each leaves its Updates out, so that it pickles by itself
             prepared._updates = self  # noqa: SLF001 - ours
 
@@ -103,7 +99,7 @@ class Updates:
         window = state.current
         if self._rules.guards and window is not None:
             self._check_window(window, closure)
-            if window.num_backwards and not self._is_named(prepared, window):
+            if window.num_backwards and not self._is_covered(prepared, window):
                 self._join(self._accumulation.members.of_optimizer(prepared.optimizer), window)
         if not state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
@@ -129,14 +125,13 @@ class Updates:
             clock.mark("step")
         return outcome, skipped
 
-    def _is_named(self, prepared: AcceleratedOptimizer, window: Window) -> bool:
+    def _is_covered(self, prepared: AcceleratedOptimizer, window: Window) -> bool:
+        """Return True if the window's `accumulate` was given all members of the optimizer."""
         members, key = self._accumulation.members, (id(prepared), id(window))
-        if self._named[0] != members.version:
-            self._named = members.version, {}
-        known = self._named[1].get(key)
+        known = members.looked_up.covered.get(key)
         if known is None:
             owned = members.of_optimizer(prepared.optimizer)
-            known = self._named[1][key] = all(id(member) in window.key for member in owned)
+            known = members.looked_up.covered[key] = all(id(member) in window.key for member in owned)
         return known
 
     def _join(self, members: Sequence[Member], window: Window) -> None:
@@ -150,7 +145,7 @@ class Updates:
         others = [other for other in self._accumulation.state.windows.values() if other is not window]
         if any(other.num_backwards and other.holds(members) for other in others):
             return
-        window.joined += members
+        window.join(members)
         if self._accumulation.state.sync_gradients:
             # The window has ended, and has corrected the models that it knew.
             self._accumulation.correct_joined(window)
@@ -160,7 +155,8 @@ class Updates:
         state = self._accumulation.state
         if window is None or not state.lacks_end(window):
             return False
-        window.is_deferred, state.sync_gradients = True, False  # Schedulers follow `sync_gradients`.
+        window.put_off()
+        state.sync_gradients = False  # Schedulers follow it.
         return True
 
     def _scaled_step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
@@ -207,7 +203,7 @@ class Updates:
                 rescale(gathered, _scale_of(scaler) / before)
                 if window.gathered is not None:
                     # The version of the gradient has changed.
-                    window.gathered = find_gradient(window.members, window.gathered)
+                    window.note_gathered(window.members)
         return scaler
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
@@ -328,15 +324,14 @@ class Updates:
                 "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
                 "and others that call their closure again need gradient_accumulation_steps=1."
             )
-        if closure is None and window.num_steps > 1 and window.backwards_in_block == 0:
-            found = find_gradient(state.block.members, window.gathered)
-            if found is not None and found != window.gathered:
-                self._accumulation.warn_once(
-                    "backward of torch",
-                    "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "
-                    "loss.backward() alone adds the micro-batches up instead of taking their mean. Write "
-                    "accelerator.backward(loss).",
-                )
+        lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
+        if lacks_backward and window.has_unnoted_gradients(state.block.members):
+            self._accumulation.warn_once(
+                "backward of torch",
+                "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "
+                "loss.backward() alone adds the micro-batches up instead of taking their mean. Write "
+                "accelerator.backward(loss).",
+            )
 
     def _check_synced(self, prepared: AcceleratedOptimizer) -> None:
         members = self._accumulation.members
@@ -366,7 +361,6 @@ class Updates:
         self.optimizers.clear()
         self._unscaled.clear()
         self._stepped.clear()
-        self._named = -1, {}
 
 
 def _scale_of(scaler: torch.amp.GradScaler) -> torch.Tensor:

@@ -8,18 +8,19 @@ weight that the window held, not by the weight of a full window.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.training.accumulation.correction import ratio
 from notebook_launcher.training.spread_tensors import part_of_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
     from notebook_launcher.training.accumulation.member_kinds import Member
 
-__all__ = ["Window", "find_gradient", "has_values"]
+__all__ = ["Window", "has_values"]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -28,6 +29,8 @@ class Window:
 
     A micro-batch's weight is, in this order, what `backward(weight=...)` was given, its number of samples
     if a prepared loader counted them, or 1. All micro-batches of a window are weighed the same way.
+
+    Other modules read the fields; only the methods here write them.
     """
 
     members: tuple[Member, ...] = ()
@@ -72,7 +75,12 @@ class Window:
     """The factor by which the gradients were multiplied where the window ended."""
 
     def __post_init__(self) -> None:
+        self.renew_ids()
+
+    def renew_ids(self) -> None:
+        """Read the ids of members and parameters again: in another process they belong to other objects."""
         self.key = frozenset(map(id, self.members))
+        self._parameters = None
 
     def reset(self) -> None:
         """Forget the micro-batches; members stay."""
@@ -85,6 +93,61 @@ class Window:
         self.weight = self.world_weight = 0.0
         if self.joined:
             self.joined.clear()
+
+    def begin_micro_batch(
+        self, num_steps: int, iteration: object | None, probes: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Count a micro-batch that begins.
+
+        Args:
+            num_steps: Micro-batches of a full window, if this is its first one.
+            iteration: The loader's iteration that the micro-batch comes from; None outside a loop.
+            probes: The parameters whose versions show that weights were changed inside the window.
+        """
+        if self.num_batches == 0:
+            self.num_steps = num_steps
+            self.iteration = iteration
+            self.weight_versions = [-1 if probe is None else probe._version for probe in probes]  # noqa: SLF001
+        elif self.iteration is None:
+            self.iteration = iteration
+        self.num_batches += 1
+        self.backwards_in_block = 0
+
+    def take_batch(self, iteration: object | None, num_drawn: int) -> bool:
+        """Note how many batches the loader has drawn; return False if none is new since the last micro-batch."""
+        before, self.num_drawn = self.num_drawn, num_drawn
+        return before != num_drawn or self.iteration is not iteration
+
+    def drop_micro_batch(self) -> None:
+        """Leave the current micro-batch out, because it failed before its backward: its batch may be tried again."""
+        self.num_batches -= 1
+        self.num_drawn = -1
+        self.is_deferred = False
+
+    def put_off(self) -> None:
+        """Note that an update was put off, because the window's last micro-batch had no backward."""
+        self.is_deferred = True
+
+    def extend(self, *, is_exhausted: bool) -> bool:
+        """Take one more micro-batch in place of one without a backward; return False if the loader has no more."""
+        self.is_deferred = False
+        self.is_broken = is_exhausted
+        if not is_exhausted:
+            self.num_batches -= 1
+        return not is_exhausted
+
+    def break_off(self) -> None:
+        """Note that a micro-batch has failed half way, so that its gradients are of no use."""
+        self.is_broken = True
+
+    def drop(self) -> None:
+        """Forget the micro-batches, those of a broken window too."""
+        self.reset()
+        self.is_broken = False
+
+    def join(self, members: Iterable[Member]) -> None:
+        """Add members that `accumulate` was not given and that an optimizer updates with the window's."""
+        self.joined += members
 
     @property
     def all_members(self) -> list[Member]:
@@ -117,6 +180,21 @@ class Window:
                 id(parameter) for member in self.members for parameter in member.parameters() if parameter.requires_grad
             )
         return self._parameters
+
+    def note_gathered(self, members: Iterable[Member]) -> None:
+        """Note the version of a gradient of these members, which a backward has just written to."""
+        known = self.gathered
+        if known is None or (grad := known[0].grad) is None:
+            self.gathered = _find_gradient(members)
+        else:
+            self.gathered = known[0], grad._version  # noqa: SLF001
+
+    def has_unnoted_gradients(self, members: Iterable[Member]) -> bool:
+        """Return True if one of these members has gradients that were written since the last `note_gathered`."""
+        known = self.gathered
+        if known is None or (grad := known[0].grad) is None:
+            return _find_gradient(members) is not None
+        return grad._version != known[1]  # noqa: SLF001
 
     def check_gathered(self) -> bool:
         """Return False if something else has changed the gradients of earlier micro-batches.
@@ -154,15 +232,58 @@ class Window:
         self.num_backwards += 1
         self.backwards_in_block += 1
 
+    def count_backward(self) -> None:
+        """Count a micro-batch without a weight, as Accelerate does."""
+        self.num_backwards += 1
+        self.backwards_in_block += 1
 
-def find_gradient(members: Iterable[Member], known: tuple[torch.Tensor, int] | None) -> tuple[torch.Tensor, int] | None:
-    """Return a parameter that has a gradient, the known one if it still has, and the gradient's version."""
-    if known is None or known[0].grad is None:
-        trained = (parameter for member in members for parameter in member.parameters())
-        parameter = next((one for one in trained if one.grad is not None), None)
-    else:
-        parameter = known[0]
-    return None if parameter is None or parameter.grad is None else (parameter, parameter.grad._version)  # noqa: SLF001
+    def close(self, num_ranks: int, world_weight: float | torch.Tensor | None = None) -> None:
+        """Set the correction of the window that ends: the weight of a full window by the weight that it held.
+
+        Args:
+            num_ranks: Ranks whose weights are summed.
+            world_weight: The sum of all ranks' weights; None: `weigh` has summed it.
+        """
+        if world_weight is not None:
+            self.world_weight = world_weight
+        self.correction = ratio(num_ranks * self.num_steps * self.unit, self.world_weight, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the micro-batches of an open window for a checkpoint."""
+        return {key: _plain(getattr(self, name)) for key, name in _KEPT.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Forget the loop and the micro-batches; restore those of a checkpoint, if the state has any."""
+        self.reset()
+        self.iteration = None
+        self.weight_versions = []
+        for key, name in _KEPT.items():
+            if key in state:
+                setattr(self, name, state[key])
+
+
+_KEPT = {
+    "num_batches": "num_batches",
+    "num_backwards": "num_backwards",
+    "divisor": "num_steps",
+    "kind": "kind",
+    "reference": "unit",
+    "weight": "weight",
+    "world_weight": "world_weight",
+}
+"""Parts of a window in a checkpoint, by the names there: fields of the window."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a weight that may be on a GPU as a number."""
+    return value if value is None or isinstance(value, (int, float, str)) else value.item()
+
+
+def _find_gradient(members: Iterable[Member]) -> tuple[torch.Tensor, int] | None:
+    """Return the first parameter that has a gradient, and the gradient's version."""
+    trained = (parameter for member in members for parameter in member.parameters())
+    found = ((one, one.grad._version) for one in trained if one.grad is not None)  # noqa: SLF001
+    return next(found, None)
 
 
 def has_values(gradient: torch.Tensor | None) -> bool:

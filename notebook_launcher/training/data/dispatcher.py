@@ -14,6 +14,7 @@ from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.counted import CountedBatch, CountingCollate, counted
 from notebook_launcher.training.data.loader import PreparedLoader
 from notebook_launcher.training.data.loader_arguments import data_arguments
+from notebook_launcher.training.data.loader_settings import LoaderSettings
 from notebook_launcher.training.data.lookahead import look_ahead
 from notebook_launcher.training.data.portions import Portions
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners
@@ -82,13 +83,15 @@ class DataLoaderDispatcher(PreparedLoader):
         self._num_processes = world_size() if num_processes is None else num_processes
         super().__init__(
             dataset,
-            device=device,
-            skip_batches=skip_batches,
-            _drop_last=_drop_last,
-            _non_blocking=_non_blocking,
-            iteration=iteration,
-            stack=stack,
-            progress=progress,
+            LoaderSettings(
+                device=device,
+                skip_batches=skip_batches,
+                drop_last=_drop_last,
+                non_blocking=_non_blocking,
+                iteration=iteration,
+                stack=stack,
+                progress=progress,
+            ),
             **kwargs,
         )
 

@@ -32,6 +32,7 @@ from notebook_launcher.units import plural
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from notebook_launcher.training.data.loader_settings import LoaderSettings
     from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["PreparedLoader"]
@@ -43,26 +44,15 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     It has the attributes of the loader it was made from; `base_dataloader` does the fetching.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        device: torch.device | str | int | None,
-        skip_batches: int,
-        _drop_last: bool,
-        _non_blocking: bool,
-        iteration: int,
-        stack: LoaderStack | None,
-        progress: LoaderProgress | None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, dataset: Any, settings: LoaderSettings, **kwargs: Any) -> None:
         super().__init__(dataset, **kwargs)
-        self.device = device
-        self.skip_batches = skip_batches
-        self.stack = LoaderStack() if stack is None else stack
-        self._drop_last = _drop_last
-        self._non_blocking = _non_blocking
-        self._progress = LoaderProgress(iteration, Position(iteration)) if progress is None else progress
+        self.device = settings.device
+        self.skip_batches = settings.skip_batches
+        self.stack = LoaderStack() if settings.stack is None else settings.stack
+        self._drop_last = settings.drop_last
+        self._non_blocking = settings.non_blocking
+        first, progress = settings.iteration, settings.progress
+        self._progress = LoaderProgress(first, Position(first)) if progress is None else progress
         self._loaded = False
         """True if the position at which the next loop begins was loaded into this loader."""
         self._walked: WalkedSampler | None = None

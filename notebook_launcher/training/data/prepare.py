@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import (
@@ -19,6 +19,7 @@ from torch.utils.data import (
 from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.iterable import IterableDatasetShard
 from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
+from notebook_launcher.training.data.loader_settings import SharingSettings
 from notebook_launcher.training.data.ownshards import OwnShards, is_split_by_node, shards_of_rank
 from notebook_launcher.training.data.samplers import (
     SeedableRandomSampler,
@@ -29,7 +30,7 @@ from notebook_launcher.training.data.samplers import (
 )
 from notebook_launcher.training.data.shard import DataLoaderShard
 from notebook_launcher.training.data.sharding import BatchSamplerShard
-from notebook_launcher.training.plugins import UNEVEN, warn_user
+from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.process_state import ProcessState
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.data.rounds import LoaderStack
 
-__all__ = ["prepare_data_loader"]
+__all__ = ["prepare_data_loader", "share_out"]
 
 
 def prepare_data_loader(
@@ -96,37 +97,61 @@ def prepare_data_loader(
         ValueError: `uneven` is unknown, `split_batches` with a batch size that the ranks do not divide, or a data set
             that was split for other ranks.
     """
-    if uneven not in UNEVEN:
-        raise ValueError(f"uneven={uneven!r} is unknown. It can be {', '.join(map(repr, UNEVEN))}.")
     num_processes, process_index = _place_among_ranks(num_processes, process_index)
-    if split_batches:
-        _check_split(dataloader, num_processes)
-    if dispatch_batches is None:
-        dispatch_batches = put_on_device and _is_whole_stream(dataloader.dataset)
-    seed = data_seed if use_seedable_sampler else False
-    indices = _indices(dataloader, seed, num_processes, keeps_shares=keeps_shares)
+    return share_out(
+        dataloader,
+        SharingSettings(
+            num_processes=num_processes,
+            process_index=process_index,
+            device=device,
+            put_on_device=put_on_device,
+            split_batches=split_batches,
+            dispatch_batches=dispatch_batches,
+            even_batches=even_batches,
+            uneven=uneven,
+            slice_fn=slice_fn_for_dispatch,
+            rng_types=rng_types,
+            seed=data_seed if use_seedable_sampler else False,
+            non_blocking=non_blocking,
+            use_stateful_dataloader=use_stateful_dataloader,
+            check_ranks=check_ranks,
+            keeps_shares=keeps_shares,
+            stack=stack,
+        ),
+    )
+
+
+def share_out(dataloader: DataLoader[Any], settings: SharingSettings) -> DataLoaderShard | DataLoaderDispatcher:
+    """Carry out `prepare_data_loader`."""
+    if settings.split_batches:
+        _check_split(dataloader, settings.num_processes)
+    indices = _indices(dataloader, settings)
     arguments: dict[str, Any] = {
-        "device": device if put_on_device else None,
-        "use_stateful_dataloader": use_stateful_dataloader,
-        "stack": stack,
+        "device": settings.device if settings.put_on_device else None,
+        "use_stateful_dataloader": settings.use_stateful_dataloader,
+        "stack": settings.stack,
         "_drop_last": dataloader.drop_last or bool(getattr(indices, "drop_last", False)),
-        "_non_blocking": non_blocking,
+        "_non_blocking": settings.non_blocking,
         **fetching_arguments(dataloader),
     }
-    policy: dict[str, Any] = {"even_batches": even_batches, "uneven": uneven}
-    if dispatch_batches:
-        arguments.update(policy, num_processes=num_processes, slice_fn=slice_fn_for_dispatch)
+    if _dispatches(dataloader, settings):
         return DataLoaderDispatcher(
-            dataloader.dataset, split_batches, **arguments, **data_arguments(dataloader, indices)
+            dataloader.dataset,
+            settings.split_batches,
+            num_processes=settings.num_processes,
+            slice_fn=settings.slice_fn,
+            **settings.policy,
+            **arguments,
+            **data_arguments(dataloader, indices),
         )
-    if num_processes == 1:
+    if settings.num_processes == 1:
         return DataLoaderShard(dataloader.dataset, **arguments, **data_arguments(dataloader, indices))
     arguments.update(
-        check_ranks=check_ranks,
-        rng_types=["generator"] if rng_types is None else list(rng_types),
+        check_ranks=settings.check_ranks,
+        rng_types=["generator"] if settings.rng_types is None else list(settings.rng_types),
         synchronized_generator=_shared_generator(dataloader, indices),
     )
-    return _shard(dataloader, indices, (num_processes, process_index, split_batches), policy, arguments)
+    return _shard(dataloader, indices, settings, arguments)
 
 
 def _place_among_ranks(num_processes: int | None, process_index: int | None) -> tuple[int, int]:
@@ -139,29 +164,28 @@ def _place_among_ranks(num_processes: int | None, process_index: int | None) -> 
     )
 
 
-def _is_whole_stream(dataset: Any) -> bool:
-    """Return True for an iterable data set of which every rank would read all samples."""
-    return isinstance(dataset, IterableDataset) and not is_split_by_node(dataset)
+def _dispatches(dataloader: DataLoader[Any], settings: SharingSettings) -> bool:
+    """Return True if rank 0 reads for all; undecided, for a stream of which every rank would read all samples."""
+    if settings.dispatch_batches is not None:
+        return settings.dispatch_batches
+    dataset = dataloader.dataset
+    return settings.put_on_device and isinstance(dataset, IterableDataset) and not is_split_by_node(dataset)
 
 
 def _shard(
-    dataloader: DataLoader[Any],
-    indices: Any,
-    share: tuple[int, int, bool],
-    policy: dict[str, Any],
-    arguments: dict[str, Any],
+    dataloader: DataLoader[Any], indices: Any, settings: SharingSettings, arguments: dict[str, Any]
 ) -> DataLoaderShard:
-    """Return the loader of a rank that reads for itself."""
+    """Return the loader of a rank that reads for itself, with these arguments for torch's `DataLoader`."""
     if indices is not None:
-        shard = BatchSamplerShard(indices, *share, **policy)
+        shard = BatchSamplerShard(indices, *settings.share, **settings.policy)
         return DataLoaderShard(dataloader.dataset, **arguments, **data_arguments(dataloader, shard))
     size, drop_last = dataloader.batch_size, dataloader.drop_last
-    num_processes, process_index, split_batches = share
-    own = None if split_batches else shards_of_rank(dataloader.dataset, num_processes, process_index)
-    if own is not None and policy["uneven"] == "leave":
+    ranks = settings.num_processes, settings.process_index
+    own = None if settings.split_batches else shards_of_rank(dataloader.dataset, *ranks)
+    if own is not None and settings.uneven == "leave":
         return DataLoaderShard(own, **arguments, batch_size=size, drop_last=drop_last)
     kind, dataset = (IterableDatasetShard, dataloader.dataset) if own is None else (OwnShards, own)
-    stream = kind(dataset, size, drop_last, *share, **policy)
+    stream = kind(dataset, size, drop_last, *settings.share, **settings.policy)
     size = None if size is None else stream.per_rank
     return DataLoaderShard(stream, **arguments, batch_size=size, drop_last=drop_last)
 
@@ -183,23 +207,18 @@ def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
         )
 
 
-def _indices(
-    dataloader: DataLoader[Any], data_seed: int | Literal[False] | None, num_processes: int, *, keeps_shares: bool
-) -> Any:
-    """Return the sampler that the loader takes its indices from; None for an iterable data set.
-
-    `data_seed` is False where the order shall stay the sampler's own.
-    """
+def _indices(dataloader: DataLoader[Any], settings: SharingSettings) -> Any:
+    """Return the sampler that the loader takes its indices from; None for an iterable data set."""
     if isinstance(dataloader.dataset, IterableDataset):
         return None
     indices, sampler = sampler_chain(dataloader)[0], get_sampler(dataloader)
     if isinstance(sampler, DistributedSampler):
-        return _without_shares(indices, sampler, num_processes, keeps_shares=keeps_shares)
-    if data_seed is False or not isinstance(sampler, RandomSampler):
+        return _without_shares(indices, sampler, settings)
+    if settings.seed is False or not isinstance(sampler, RandomSampler):
         return indices
     num_samples = sampler._num_samples  # noqa: SLF001 - None follows the data set's length, `num_samples` does not
     seedable = SeedableRandomSampler(
-        sampler.data_source, sampler.replacement, num_samples, sampler.generator, data_seed=data_seed
+        sampler.data_source, sampler.replacement, num_samples, sampler.generator, data_seed=settings.seed
     )
     if isinstance(sampler, SeedableRandomSampler):
         seedable.epoch, seedable.is_chosen = sampler.epoch, sampler.is_chosen
@@ -218,12 +237,12 @@ def _with_sampler(indices: Any, sampler: Any, replacement: Any) -> Any:
     return indices
 
 
-def _without_shares(indices: Any, sampler: DistributedSampler[Any], num_processes: int, *, keeps_shares: bool) -> Any:
+def _without_shares(indices: Any, sampler: DistributedSampler[Any], settings: SharingSettings) -> Any:
     """Return the batch sampler of all samples for one over a `DistributedSampler`, which has a rank's share alone."""
-    replicas = sampler.num_replicas
+    replicas, num_processes = sampler.num_replicas, settings.num_processes
     if num_processes == 1 or replicas == 1:
         return indices
-    if keeps_shares:
+    if settings.keeps_shares:
         warn_user(
             "prepare() got a loader with a DistributedSampler, and shares that out again, as Accelerate does: only "
             f"1 of {replicas} samples is read. Leave the sampler out, and pass shuffle=True to the loader."

@@ -50,11 +50,18 @@ IN_STEP = 2
 class LoaderStack:
     """The prepared loaders that are being iterated; the active one is the one that has drawn a batch last."""
 
-    def __init__(self, on_begin: Callable[[], None] | None = None, *, follows_draws: bool = True) -> None:
-        """Call `on_begin`, a bound method, whenever an iteration begins, for as long as its object is in use.
+    def __init__(
+        self,
+        on_begin: Callable[[], None] | None = None,
+        *,
+        on_next: Callable[[], None] | None = None,
+        follows_draws: bool = True,
+    ) -> None:
+        """Begin without loaders.
 
         Args:
-            on_begin: The method.
+            on_begin: Called when an iteration begins; a bound method, for as long as its object is in use.
+            on_next: Called when an outermost loop asks for its next batch.
             follows_draws: False: the active loader is the one whose iteration began last, as in Accelerate.
         """
         self._loaders: list[weakref.ref[Any]] = []
@@ -64,10 +71,13 @@ class LoaderStack:
         micro-batches in a row for each of which one was drawn while there were several loaders."""
         # Weakly: its object holds this stack, and a cycle would keep models until the garbage collector comes.
         self._on_begin = None if on_begin is None else weakref.WeakMethod(on_begin)
-        self.on_next: Callable[[], None] | None = None
-        """Called when an outermost loop asks for its next batch."""
+        self.on_next = on_next
         self.gradient_state: Callable[[], Any] = _no_state
         """Returns the `GradientState` whose loaders these are; None outside an Accelerator."""
+
+    def replace_on_next(self, on_next: Callable[[], None]) -> None:
+        """Call another function from now on when an outermost loop asks for its next batch."""
+        self.on_next = on_next
 
     def begin(self, loader: Any) -> None:
         """Make `loader` the active one."""

@@ -12,6 +12,7 @@ from notebook_launcher.training.data.instep import OWN_SHARDS, InStep, Readings,
 from notebook_launcher.training.data.iterable import IterableDatasetShard
 from notebook_launcher.training.data.loader import PreparedLoader
 from notebook_launcher.training.data.loader_arguments import data_arguments
+from notebook_launcher.training.data.loader_settings import LoaderSettings
 from notebook_launcher.training.data.lookahead import look_ahead
 from notebook_launcher.training.data.ownshards import OwnShards
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position
@@ -78,13 +79,15 @@ class DataLoaderShard(PreparedLoader):
         self._stream: StreamWithReceipts | None = None
         super().__init__(
             dataset,
-            device=device,
-            skip_batches=skip_batches,
-            _drop_last=_drop_last,
-            _non_blocking=_non_blocking,
-            iteration=iteration,
-            stack=stack,
-            progress=progress,
+            LoaderSettings(
+                device=device,
+                skip_batches=skip_batches,
+                drop_last=_drop_last,
+                non_blocking=_non_blocking,
+                iteration=iteration,
+                stack=stack,
+                progress=progress,
+            ),
             **kwargs,
         )
 

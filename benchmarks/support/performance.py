@@ -1,0 +1,55 @@
+"""Write `docs/performance.md` from the newest report of each program: `python benchmarks/support/performance.py`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+PAGE = RESULTS.parents[1] / "docs" / "performance.md"
+THEMES = ("launch", "step_overhead", "gradient_sync", "comm_hooks", "sharding", "cells_on_ranks", "monitor", "growth")
+"""The programs, in the order of the page; one without a report is left out."""
+MACHINE = ("date", "processor", "cores", "memory", "Python", "torch", "commit", "load before")
+HEAD = """# Performance
+
+Figures that the programs in `benchmarks/` measured, and nothing else: each section has the date, the machine, the
+commit and the command of its run, and a figure belongs to its commit. `make bench` measures everything again and writes
+this page; `python benchmarks/support/performance.py` writes it from the reports that are there. Nothing here was
+measured on a GPU.
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"written to {PAGE}")
+
+
+def page() -> str:
+    """Return the page."""
+    newest = {theme: max(RESULTS.glob(f"{theme}_*.md"), key=measured_at, default=None) for theme in THEMES}
+    return "\n".join([HEAD, *(section(path.read_text(encoding="utf-8")) for path in newest.values() if path)])
+
+
+def measured_at(path: Path) -> str:
+    """Return the date of a report."""
+    return facts(path.read_text(encoding="utf-8"))["date"]
+
+
+def facts(report: str) -> dict[str, str]:
+    """Return the table of the machine."""
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]*) \|$", report.split("\nOne run of ", maxsplit=1)[0], re.MULTILINE)
+    return {name.strip(): value.strip() for name, value in rows}
+
+
+def section(report: str) -> str:
+    """Return a report as a section: its machine in a line, its headings one level lower."""
+    title = report.splitlines()[0].removeprefix("# ")
+    known = facts(report)
+    machine = "; ".join(f"{name} {known[name]}" for name in MACHINE if name in known)
+    run, body = report.split("\nOne run of ")[1].split("\n", 1)
+    return f"## {title}\n\nOne run of {run} ({machine})\n{re.sub(r'^##', '###', body, flags=re.MULTILINE)}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+"""One call on one process tree, from the moment it is sent until every rank has settled.
+
+`Attempt` folds events into the state of the call and decides two things: when a failure or a request to stop ends the
+call on all ranks, and which rung of the ladder is needed for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher import messages
+from notebook_launcher.engines.events import FromRank, NodeLost, Output, RankLost, SupervisorLost
+from notebook_launcher.kernel.failures.culprit import is_secondary
+from notebook_launcher.kernel.run.call_state import CallState
+from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
+from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+from notebook_launcher.kernel.run.rank_requests import RankRequests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.engines.events import Event
+    from notebook_launcher.engines.tree import Tree
+
+__all__ = ["Attempt"]
+
+SURE_GRACE = 0.15
+"""Seconds that other ranks get to report their own failure, if the first failure is surely a cause."""
+SESSION_GRACE = 0.15
+"""Seconds that the ranks of a session get to end a call that is being stopped. After them, ranks that have ended the
+call leave the process group, which breaks the group; models that are wrapped with the group are worth keeping."""
+RETURN_GRACE = 1.0
+"""Seconds after which a rank that has returned leaves the process group while others have not returned. Under torchrun
+the rank's process would have exited, and peers that wait for it in a collective would get an error."""
+VICTIM_GRACE = 1.0
+"""Seconds that other ranks get to report their own failure, if the first failure looks like a consequence of another
+one (for example "connection reset")."""
+
+
+class Attempt:
+    """One try at a call: knows each rank's outcome, and decides when and how the call is stopped.
+
+    Used in the run's thread alone; other threads may read its public attributes.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        call: messages.RunCall,
+        parcel_fd: int | None,
+        *,
+        deadline: float | None,
+        idle_timeout: float | None = None,
+        debug: bool,
+    ) -> None:
+        self.tree = tree
+        """The ranks' processes."""
+        self.state = CallState(tree.setup.num_processes, call.ranks)
+        """State of each rank."""
+        self.requests = RankRequests(tree)
+        """Requests that the ranks carry out at their next step."""
+        self.ladder: Ladder | None = None
+        """The present stop; None while no stop is under way."""
+        self.timed_out = False
+        """True if the run exceeded `LaunchConfig.timeout` or `idle_timeout`."""
+        self.went_idle = False
+        """True if the run exceeded `LaunchConfig.idle_timeout`."""
+        self._idle_timeout = math.inf if idle_timeout is None else idle_timeout
+        self._active_at = time.monotonic()
+        """Time at which a rank last sent something."""
+        self._call = call
+        self._parcel_fd = parcel_fd
+        """Descriptor of the packed call; None if the ranks inherit the call by a fork."""
+        self._deadline = deadline
+        """Time at which the run is stopped, by `time.monotonic()`, as are the times below."""
+        self._paused_at: float | None = None
+        """Time since which a rank waits for the user's input, which stops the clock of `_deadline`."""
+        self._fail_at: float | None = None
+        """Time at which the other ranks are stopped, because a rank has failed."""
+        self._leave_at: float | None = None
+        """Time at which ranks that have ended the call leave the process group."""
+        self._may_debug = debug
+        """True until the first failure has been looked into."""
+        self._stop_grace = SESSION_GRACE if tree.setup.many_calls else 0.0
+
+    def begin(self) -> None:
+        """Send the call; a rank that is not up yet finds the call in its channel."""
+        self.tree.board.clear()
+        for rank in range(self.state.num_processes):
+            self.tree.send(rank, self._call, [] if self._parcel_fd is None else [self._parcel_fd])
+
+    def forget_outcomes(self, generation: int) -> None:
+        """Forget ranks that ended before the call began and have been replaced since."""
+        self.state.outcomes.clear()
+        self._fail_at = self._leave_at = None
+        self._call = dataclasses.replace(self._call, generation=generation)
+
+    @property
+    def call_id(self) -> int:
+        """The number of the call."""
+        return self._call.call_id
+
+    @property
+    def settled(self) -> bool:
+        """True once every rank has settled, or the tree is lost."""
+        return (self.state.all_settled and not self._is_to_debug) or self.state.tree_lost
+
+    @property
+    def is_ending(self) -> bool:
+        """True while the ranks are being stopped, or are about to be because a rank has failed."""
+        return self.ladder is not None or self._fail_at is not None or self.state.debugged is not None
+
+    @property
+    def _is_to_debug(self) -> bool:
+        """True if a failure waits to be looked into."""
+        return self._may_debug and self.ladder is None and self._fail_at is not None
+
+    def failure_to_debug(self) -> RankOutcome | None:
+        """Return the failure to debug: once, when the grace period is over; None before and afterwards."""
+        if not self._is_to_debug or (self._fail_at or 0.0) > time.monotonic():
+            return None
+        self._may_debug = False
+        return min(self.state.failures, key=lambda outcome: (_is_victim(outcome), outcome.time))
+
+    def begin_debugging(self, rank: int) -> None:
+        """Open the debugger in a rank that has failed; the others stay as they are, and clocks stop, until its end."""
+        self.state.debugged, self._fail_at = rank, None
+        self.pause(paused=True)
+        self.tree.send(rank, messages.DebugFailure())
+
+    def end_debugging(self, rank: int) -> None:
+        """Continue with the usual end of a failed run, if this is the rank that was debugged."""
+        if rank != self.state.debugged:
+            return
+        self.state.debugged = None
+        self.pause(paused=False)
+        self._fail_at = time.monotonic()
+
+    def fold(self, event: Event) -> None:
+        """Record an event of the process tree."""
+        self._note_activity(event)
+        match event:
+            case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
+                self.state.started.add(rank)
+            case FromRank(rank, messages.Returned() as record, fds) if record.call_id == self._call.call_id:
+                self._note_outcome(
+                    RankOutcome(rank=rank, time=record.time, returned=record, parcel_fd=fds[0] if fds else None)
+                )
+            case FromRank(rank, messages.Raised() as record, fds) if record.call_id == self._call.call_id:
+                self._note_outcome(
+                    RankOutcome(rank=rank, time=record.time, raised=record, parcel_fd=fds[0] if fds else None)
+                )
+            case RankLost(exited):
+                if not self.state.note_exit(exited):
+                    self._note_outcome(RankOutcome(rank=exited.rank, time=exited.time, exited=exited))
+            case messages.RankNotStarted():
+                self.state.not_started = self.state.not_started or event
+                self._note_outcome(RankOutcome(rank=event.rank, time=time.monotonic()))
+            case SupervisorLost() | NodeLost():
+                self.state.note_loss(event)
+            case FromRank(_, _, fds):
+                for fd in fds:
+                    os.close(fd)
+
+    def _note_activity(self, event: Event) -> None:
+        if isinstance(event, FromRank | Output):
+            self.note_activity()
+
+    def note_activity(self) -> None:
+        """Record that a rank sent something just now."""
+        self._active_at = time.monotonic()
+
+    def _note_outcome(self, outcome: RankOutcome) -> None:
+        asked_at = self.requests.stop_asked_at
+        stopping = asked_at if self.ladder is None or asked_at is not None else self.ladder.started
+        outcome.after_stop = stopping is not None and outcome.time >= stopping
+        outcome.pid = self.tree.pids.get(outcome.rank) if outcome.exited is None else outcome.exited.pid
+        self.state.replace(outcome)
+        if stopping is not None:
+            self._leave_in(self._stop_grace)
+        elif not (outcome.failed or self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
+            # Not with NCCL: collectives that the rank has begun may still be running on its GPU.
+            self._leave_in(RETURN_GRACE)
+        if not outcome.failed or stopping is not None:
+            return
+        grace = VICTIM_GRACE if outcome.raised is not None and is_secondary(outcome.raised.report) else SURE_GRACE
+        fail_at = time.monotonic() + grace
+        self._fail_at = fail_at if self._fail_at is None else min(self._fail_at, fail_at)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Begin to stop; with `at_once` go to the last rung."""
+        now = time.monotonic()
+        if self.ladder is None:
+            self.tree.board.ask_to_stop(together=False)
+            can_ask = self.requests.stop_asked_at is None and self.requests.can_ask(self.state.unsettled)
+            self._climb_onto(Ladder.start(now, USER_BUDGETS, can_ask=can_ask))
+        if at_once:
+            self.ladder.climb(now, to_top=True)  # type: ignore[union-attr]
+            self._send_signal()
+
+    def note_change(self, changed: messages.Changed) -> None:
+        """Stop the clocks while the ranks are paused."""
+        if self.requests.note_change(changed):
+            self.pause(paused=False)
+
+    def _climb_onto(self, ladder: Ladder) -> None:
+        self.ladder = ladder
+        if self.state.outcomes:
+            self._leave_in(self._stop_grace)
+        self._send_signal()
+
+    def _leave_in(self, seconds: float) -> None:
+        """Schedule that ranks that have ended the call leave the process group, unless all have ended it by then.
+
+        Peers that wait for such a rank in a collective then get an error instead of waiting.
+        """
+        at = time.monotonic() + seconds
+        self._leave_at = at if self._leave_at is None else min(self._leave_at, at)
+
+    def _leave(self) -> None:
+        self._leave_at = None
+        if self.state.unsettled:
+            for rank in self.state.outcomes.keys() - self.state.left:
+                self.tree.send(rank, messages.LeaveGroup())
+            self.state.left |= self.state.outcomes.keys()
+
+    def _send_signal(self) -> None:
+        assert self.ladder is not None
+        ranks, signum = self.state.unsettled, self.ladder.rung.signum
+        if signum is None or not ranks:
+            return
+        if signum == signal.SIGTERM and self.tree.setup.many_calls:
+            # The death of one rank releases all ranks that wait for it, and the others' memory is worth keeping.
+            ranks, signum = ranks[:1], signal.SIGKILL
+        if signum == signal.SIGKILL:
+            alive = self.tree.pids
+            self.state.doomed.update(rank for rank in ranks if rank in alive)
+            if not alive:
+                # No rank has been started yet: the fork server may still be importing torch.
+                self.tree.kill_supervisor()
+        self.tree.signal(ranks, signum)
+
+    def pause(self, *, paused: bool) -> None:
+        """Stop the clock of the time-out while a rank waits for the user's input, and start it again afterwards."""
+        now, paused = time.monotonic(), paused or self._is_held
+        if paused and self._paused_at is None:
+            self._paused_at = now
+        elif not paused and self._paused_at is not None:
+            if self._deadline is not None:
+                self._deadline += now - self._paused_at
+            self._paused_at = None
+
+    @property
+    def _is_held(self) -> bool:
+        """True while a debugger or a pause holds all ranks."""
+        return self.state.debugged is not None or self.requests.paused_after is not None
+
+    def next_deadline(self) -> float | None:
+        """Return the time at which `act` has something to do; None if it has nothing to do."""
+        moments: list[float | None] = [self._fail_at] if self.ladder is None else [self.ladder.deadline]
+        if self.state.debugged is None:
+            moments.append(self._leave_at)
+        if self.ladder is None:
+            moments.append(self._idle_at)
+            if self._paused_at is None:
+                moments.append(self._deadline)
+        known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
+        return min(known, default=None)
+
+    @property
+    def _idle_at(self) -> float:
+        """Time at which the run counts as idle; infinity until a rank runs the function: the start may take long."""
+        return self._active_at + self._idle_timeout if self.state.started else math.inf
+
+    def act(self, before_stop: Callable[[], Any]) -> None:
+        """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
+        now = time.monotonic()
+        nobody_looks = self.state.debugged is None or self.ladder is not None
+        if self._leave_at is not None and now >= self._leave_at and nobody_looks:
+            self._leave()
+        if self.ladder is not None:
+            if now >= self.ladder.deadline:
+                self.ladder.climb(now)
+                self._send_signal()
+        elif self._fail_at is not None and now >= self._fail_at and not self._may_debug:
+            if all(_is_victim(outcome) for outcome in self.state.failures):
+                before_stop()
+            self._climb_onto(Ladder.start(time.monotonic(), FAILURE_BUDGETS))
+        elif self._is_late(now):
+            self.timed_out = True
+            before_stop()
+            self._climb_onto(Ladder.start(time.monotonic(), USER_BUDGETS))
+
+    def _is_late(self, now: float) -> bool:
+        self.went_idle = now >= self._idle_at
+        has_aged = self._deadline is not None and self._paused_at is None and now >= self._deadline
+        return has_aged or self.went_idle
+
+    @property
+    def rung(self) -> Rung | None:
+        """The last rung that the stop needed; None if nothing was stopped."""
+        if self.ladder is None:
+            return None if self.requests.stop_asked_at is None else Rung.ASK
+        return self.ladder.rung
+
+
+def _is_victim(outcome: RankOutcome) -> bool:
+    return outcome.raised is not None and is_secondary(outcome.raised.report)

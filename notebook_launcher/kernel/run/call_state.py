@@ -1,0 +1,151 @@
+"""The state of one call on each rank, from the moment it is sent until every rank has settled.
+
+A rank has settled when it waits for the next call or its process has exited.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from notebook_launcher.engines.events import SupervisorLost
+from notebook_launcher.kernel.failures.culprit import is_victim_like
+
+if TYPE_CHECKING:
+    from notebook_launcher import messages
+    from notebook_launcher.engines.events import NodeLost
+    from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+
+__all__ = ["CallState"]
+
+IDLE = "is idle, so the collective never ends: interrupt the cell, and run it on all ranks"
+
+
+class CallState:
+    """State of each rank in one call.
+
+    Args:
+        num_processes: Number of ranks.
+        members: The ranks that the call is for; None: all.
+    """
+
+    def __init__(self, num_processes: int, members: tuple[int, ...] | None) -> None:
+        self.num_processes = num_processes
+        self.outcomes: dict[int, RankOutcome] = {}
+        """By rank, for each rank on which the call has ended."""
+        self.started: set[int] = set()
+        """The ranks that have begun the function."""
+        self.supervisor_lost: str | None = None
+        """The reason why the supervisor is gone; None while it lives."""
+        self.node_lost: NodeLost | None = None
+        """The first node that is gone; None on one machine, and while all nodes live."""
+        self.not_started: messages.RankNotStarted | None = None
+        """The first rank that could not be started."""
+        self.debugged: int | None = None
+        """The rank whose frames the user looks into; until the user leaves, no rank is stopped and no clock runs."""
+        self.left: set[int] = set()
+        """The ranks that were asked to leave the process group."""
+        self.doomed: set[int] = set()
+        """The ranks that were sent SIGKILL."""
+        self._members = members
+
+    @property
+    def sorted_outcomes(self) -> list[RankOutcome]:
+        """The outcomes in rank order."""
+        return [self.outcomes[rank] for rank in sorted(self.outcomes)]
+
+    def close(self) -> None:
+        """Close the parcels of outcomes that will not be read; idempotent."""
+        for outcome in self.outcomes.values():
+            outcome.close()
+
+    def replace(self, outcome: RankOutcome) -> None:
+        """Set the outcome of a rank, in place of an earlier outcome."""
+        if outcome.rank in self.outcomes:
+            self.outcomes[outcome.rank].close()
+        self.outcomes[outcome.rank] = outcome
+
+    def note_exit(self, exited: messages.RankExited) -> bool:
+        """Add the exit of a rank to its outcome; return False if the rank has none yet."""
+        known = self.outcomes.get(exited.rank)
+        if known is None:
+            return False
+        known.pid = exited.pid
+        if known.raised is not None and known.raised.is_spent:
+            known.was_removed = True
+        else:
+            known.exited = exited
+        return True
+
+    def note_loss(self, event: SupervisorLost | NodeLost) -> None:
+        """Note that the tree is of no further use."""
+        if isinstance(event, SupervisorLost):
+            self.supervisor_lost = event.reason or "its process ended"
+        else:
+            self.node_lost = self.node_lost or event
+
+    @property
+    def tree_lost(self) -> bool:
+        """True if the tree is of no further use, because its supervisor or a node is gone."""
+        return self.supervisor_lost is not None or self.node_lost is not None
+
+    @property
+    def failed(self) -> bool:
+        """True if a rank gave no value, or the tree was lost."""
+        return self.tree_lost or bool(self.failures)
+
+    @property
+    def failures(self) -> list[RankOutcome]:
+        """The outcomes of the ranks that gave no value."""
+        return [outcome for outcome in self.outcomes.values() if outcome.failed]
+
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """The ranks that have not settled."""
+        return tuple(rank for rank in range(self.num_processes) if not self._has_settled(rank))
+
+    @property
+    def all_settled(self) -> bool:
+        """True if all ranks have settled."""
+        # While the function runs, this is asked after each batch of events, of as many as a thousand ranks.
+        return len(self.outcomes) == self.num_processes and not self.unsettled
+
+    def _has_settled(self, rank: int) -> bool:
+        # A rank that was sent SIGKILL settles only when it has exited, even if it still sent its outcome.
+        if rank not in self.outcomes or rank == self.debugged:
+            return False
+        return rank not in self.doomed or self.outcomes[rank].is_over
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The ranks that run the function."""
+        return frozenset(self.started - self.outcomes.keys())
+
+    @property
+    def absent(self) -> dict[int, str]:
+        """The ranks that do not run the function, each with its state, such as `has returned`."""
+        outcomes = {rank: "has ended" if outcome.failed else "has returned" for rank, outcome in self.outcomes.items()}
+        everyone = set(range(self.num_processes))
+        late = everyone - self.started - self.outcomes.keys()
+        idle = everyone - set(self._members) if self._members is not None else set()
+        return dict.fromkeys(sorted(late), "has not started the function yet") | outcomes | dict.fromkeys(idle, IDLE)
+
+    @property
+    def broke_group(self) -> bool:
+        """True if a failure has cost the ranks their process group."""
+        return not self.kept_group and bool(self.failures)
+
+    @property
+    def kept_group(self) -> bool:
+        """True if all ranks still have the process group with which the call began, and are in step in it."""
+        states = [outcome.group for outcome in self.outcomes.values()]
+        if self.left or any(state is None or not state.is_kept for state in states):
+            return False
+        raised = [outcome.raised.report for outcome in self.outcomes.values() if outcome.raised is not None]
+        if not raised:
+            return True
+        num_calls: dict[str, set[int]] = {}
+        for state in states:
+            for name, number in (state.num_calls if state is not None else {}).items():
+                num_calls.setdefault(name, set()).add(number)
+        in_step = all(len(numbers) == 1 for numbers in num_calls.values())
+        return in_step and not any(is_victim_like(report) for report in raised)

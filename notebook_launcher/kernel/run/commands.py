@@ -1,0 +1,126 @@
+"""Commands to a run's thread, and the queue through which other threads send them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import queue
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher.kernel.run.questions import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from notebook_launcher.changes import Wanted
+    from notebook_launcher.kernel.inspection.profiles import Profile
+    from notebook_launcher.kernel.inspection.stacks import Stacks
+    from notebook_launcher.kernel.latch import Latch
+    from notebook_launcher.messages import ChangeAction, ChangeSource
+
+__all__ = [
+    "ChangeCommand",
+    "Command",
+    "CommandQueue",
+    "ProfileCommand",
+    "SampleCommand",
+    "SaveCommand",
+    "StacksCommand",
+    "StopCommand",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StopCommand:
+    """Stop the run."""
+
+    at_once: bool = False
+    """True to kill the ranks without asking them first."""
+    after_step: bool = False
+    """True to ask only: the ranks stop at their next step boundary, however long their present step takes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveCommand:
+    """Ask the ranks for a checkpoint."""
+
+    answer: Latch[bool]
+    """Set to True if an Accelerator will write the checkpoint; to None if the run is over."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StacksCommand:
+    """Read the stacks of all ranks."""
+
+    answer: Latch[Stacks]
+    """Set to the stacks; to None if the run is over."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChangeCommand:
+    """Ask the ranks to change settings, to pause or to resume, all after the same update."""
+
+    action: ChangeAction
+    values: dict[str, Wanted]
+    answer: Latch[bool]
+    """Set to True if an Accelerator will do it; to None if the run is over."""
+    source: ChangeSource = "code"
+    """Origin of the request."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampleCommand:
+    """Have all ranks write their stacks, and read what they have written since the sampling began."""
+
+    answer: Latch[dict[int, int] | dict[int, str]]
+    """Set to the positions in the ranks' files before they write, or to what they have written after `starts`."""
+    starts: dict[int, int] | None = None
+    """The positions at which the sampling began, to end it; None for one more sample."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProfileCommand:
+    """Profile the next updates on some ranks."""
+
+    updates: int
+    ranks: tuple[int, ...]
+    answer: Latch[Profile | str]
+    """Set to the profile, to the reason why there is none, or to None if the run is over."""
+
+
+Command = ProfileCommand | SampleCommand | StopCommand | SaveCommand | ChangeCommand | StacksCommand | Answer
+
+
+class CommandQueue:
+    """The commands that a run's thread has not carried out yet; any thread may add a command."""
+
+    def __init__(self) -> None:
+        self.stop_asked_at = math.inf
+        """Time of the first stop, by `time.monotonic()`; infinite if none was asked for."""
+        self.stops_at_once = False
+        """True once a stop asked to kill the ranks without asking them first."""
+        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """True once a stop was asked for, even before the run's thread has seen the command."""
+        return math.isfinite(self.stop_asked_at)
+
+    def put(self, command: Command) -> None:
+        """Add a command; from any thread."""
+        if isinstance(command, StopCommand):
+            self.stop_asked_at = min(self.stop_asked_at, time.monotonic())
+            self.stops_at_once = self.stops_at_once or command.at_once
+        self._queue.put(command)
+
+    def take_all(self) -> Iterator[Command]:
+        """Yield and remove the commands that are there; from the run's thread."""
+        while not self._queue.empty():
+            yield self._queue.get()
+
+    def refuse_all(self) -> None:
+        """Remove the commands that are there, and release the threads that wait for an answer; the run is over."""
+        for command in self.take_all():
+            if isinstance(command, (SaveCommand, ProfileCommand, SampleCommand, ChangeCommand, StacksCommand)):
+                command.answer.set(None)

@@ -1,0 +1,226 @@
+"""The conclusion of a run: the step from its last attempt to its outcome."""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from notebook_launcher import travel
+from notebook_launcher.errors import (
+    ConfigError,
+    InternalError,
+    RankFailedError,
+    ResourceError,
+    RunStoppedError,
+    RunTimeoutError,
+)
+from notebook_launcher.kernel.failures import culprit, failure_display
+from notebook_launcher.kernel.inspection.mismatches import suggestion
+from notebook_launcher.kernel.results import RankSummary, Results
+from notebook_launcher.kernel.run.outcome import RunOutcome
+from notebook_launcher.text import name_rank
+from notebook_launcher.units import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from notebook_launcher.kernel.hosting import Hosting, UnpacksException
+    from notebook_launcher.kernel.inspection.stacks import Stacks
+    from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.kernel.run.attempt import Attempt
+    from notebook_launcher.kernel.run.data import RunData
+    from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+    from notebook_launcher.messages import ExceptionReport, Failure
+
+__all__ = ["SettlesFolder", "conclude", "describe_failure", "fault_of_ours"]
+
+
+class SettlesFolder(Protocol):
+    """Protocol of the function that makes the folder of a run which has something to record."""
+
+    def __call__(self, *, failed: bool) -> Path | None:
+        """Return the run's folder; None if the run leaves none."""
+
+
+def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting | None = None) -> RunOutcome:
+    """Return the outcome of a run's last attempt; unpacks (in a host: keeps) and closes the attempt's parcels.
+
+    Args:
+        data: The run data.
+        settle_folder: Decides whether the run gets a folder, once it is known whether it failed, and returns it.
+        hosting: Parts that differ in a host; None in a kernel.
+    """
+    attempt, launched = data.attempt, data.launched
+    assert attempt is not None
+    asked_to_stop = data.commands.asked_to_stop
+    outcomes = attempt.state.sorted_outcomes
+    unpack_value = travel.unpack_value if hosting is None else hosting.keep_value
+    unpack_exception = _unpack_exception if hosting is None else hosting.keep_exception
+    values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)], unpack_value)
+    failures = _failures(data, outcomes)
+    last_values, victims = data.live.last_values, culprit.consequences(failures)
+    seconds = time.monotonic() - launched
+    error = _error(attempt, data.plan, failures, data.stacks, unpack_exception, asked_to_stop=asked_to_stop)
+    results = Results(
+        values,
+        num_processes=data.plan.num_processes,
+        ranks=[
+            _summary(outcome, victims, launched, last_values.get(outcome.rank, {}))
+            for outcome in outcomes
+            if outcome.failed or data.scope.includes(outcome.rank)
+        ],
+        members=data.scope.ranks,
+        unsent=unsent,
+        failures=failures,
+        seconds=seconds,
+        seed=data.plan.seed,
+        restarts=data.restarts,
+        stopped_by=attempt.rung.value if attempt.rung is not None and asked_to_stop else None,
+        timed_out=attempt.timed_out,
+        folder=settle_folder(failed=error is not None),
+    )
+    for outcome in outcomes:
+        outcome.close()
+    if error is None:
+        return RunOutcome(state="done", results=results, error=None)
+    failure_display.attach(error, failures, results)
+    stopped = isinstance(error, RunStoppedError)
+    return RunOutcome(state="stopped" if stopped else "failed", results=results, error=error)
+
+
+def describe_failure(data: RunData) -> str:
+    """Return how a run's last attempt failed, as `failed after 1.2 s on rank 1: ValueError: boom`.
+
+    Nothing is unpacked: a host has neither the modules nor the classes of the notebook.
+    """
+    assert data.attempt is not None
+    failures = _failures(data, data.attempt.state.sorted_outcomes)
+    return failure_display.failed_after(data.seconds, failures)
+
+
+def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float, folder: Path | None = None) -> RunOutcome:
+    """Return the outcome of a run that failed by a fault of this package, or for lack of memory or processes."""
+    error: Exception
+    if isinstance(fault, (ConfigError, ResourceError)):
+        # It is a ConfigError if a node that a restart needs does not come up.
+        error = fault
+    else:
+        error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")
+        error.__cause__ = fault
+    results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed, folder=folder)
+    return RunOutcome(state="failed", results=results, error=error)
+
+
+def _unpack_exception(fd: int, _report: ExceptionReport) -> BaseException | None:
+    return travel.unpack_exception(fd)
+
+
+def _rebuild(outcomes: list[RankOutcome], unpack: Callable[[int], Any]) -> tuple[dict[int, Any], dict[int, str]]:
+    """Return the values by rank, and by rank the reason why its value could not travel."""
+    values: dict[int, Any] = {}
+    unsent: dict[int, str] = {}
+    for outcome in outcomes:
+        if outcome.returned is None or outcome.parcel_fd is None:
+            if outcome.returned is not None:
+                unsent[outcome.rank] = outcome.returned.unsent
+            continue
+        fd, outcome.parcel_fd = outcome.parcel_fd, None
+        try:
+            values[outcome.rank] = unpack(fd)
+        except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
+            unsent[outcome.rank] = str(error)
+    return values, unsent
+
+
+def _failures(data: RunData, outcomes: list[RankOutcome]) -> tuple[Failure, ...]:
+    failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
+    return culprit.failures_of(failed, data.output.last_lines, data.plan.node_names)
+
+
+def _died_at_exit(outcome: RankOutcome) -> bool:
+    return (
+        outcome.returned is not None
+        and outcome.exited is not None
+        and outcome.exited.exitcode != 0
+        and not outcome.after_stop
+    )
+
+
+def _summary(
+    outcome: RankOutcome, victims: Mapping[int, int], launched: float, metrics: Mapping[str, float]
+) -> RankSummary:
+    record = outcome.returned or outcome.raised
+    peak = record.peak_rss if record is not None else outcome.exited.peak_rss if outcome.exited is not None else None
+    is_consequence = outcome.rank in victims
+    state: Any = (
+        "returned" if outcome.returned is not None else "stopped" if outcome.after_stop or is_consequence else "failed"
+    )
+    return RankSummary(
+        rank=outcome.rank, state=state, seconds=outcome.time - launched, peak_memory=peak, metrics=dict(metrics)
+    )
+
+
+def _error(
+    attempt: Attempt,
+    plan: Plan,
+    failures: tuple[Failure, ...],
+    stacks: Stacks | None,
+    unpack: UnpacksException,
+    *,
+    asked_to_stop: bool,
+) -> BaseException | None:
+    # A run that times out before it has a rank is ended by killing its supervisor.
+    if attempt.state.tree_lost and not attempt.timed_out:
+        return _loss(attempt, asked_to_stop=asked_to_stop)
+    if attempt.state.not_started is not None:
+        return _not_started_error(attempt.state.not_started, plan)
+    if attempt.timed_out:
+        if attempt.went_idle:
+            quiet = "no rank had written, reported or asked anything, or made an update, for"
+            msg = f"the run was stopped: {quiet} idle_timeout={plan.config.idle_timeout:g} s."
+        else:
+            msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
+            if not attempt.state.started:
+                msg += " No rank had begun the function yet: the first launch of a kernel imports torch."
+        return RunTimeoutError(_with_stacks(msg, stacks, plan))
+    real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
+    if not asked_to_stop:
+        real = real or list(failures)  # Nobody asked for an end, so a rank without a value is a failure.
+    if real:
+        first = attempt.state.outcomes[real[0].rank]
+        error = culprit.to_exception(first, real[0], plan.num_processes, unpack)
+        if stacks and real[0].victim and isinstance(error, RankFailedError):
+            error.args = (_with_stacks(str(error), stacks, plan),)
+        return error
+    if failures and asked_to_stop:
+        ranks = rank_list(failure.rank for failure in failures)
+        return RunStoppedError(f"the run was stopped before {ranks} returned")
+    return None
+
+
+def _loss(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
+    if attempt.state.node_lost is not None:
+        return culprit.node_lost(attempt.state.node_lost)
+    if asked_to_stop:
+        return RunStoppedError("the run was stopped before its ranks had started")
+    return culprit.internal(attempt.state.supervisor_lost or "")
+
+
+def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:
+    hint = suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend)
+    return "\n".join(filter(None, (message, hint, stacks.in_past_tense if stacks else "")))
+
+
+def _not_started_error(failed: Any, plan: Plan) -> ResourceError:
+    who = name_rank(failed.rank, plan.node_names[failed.rank] if plan.node_names else "", of=plan.num_processes)
+    msg = f"{who} could not be started: {failed.message}."
+    if failed.errno in (errno.EAGAIN, errno.ENOMEM):
+        msg += (
+            " The limit on processes may be reached (`ulimit -u`, or the container's pids limit). Use fewer ranks, or "
+            "stop other processes."
+        )
+    if failed.errno == errno.E2BIG:
+        msg += " The environment is too large for a new process: see os.environ and env=."
+    return ResourceError(failed.errno, msg)

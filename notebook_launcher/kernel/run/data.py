@@ -1,0 +1,134 @@
+"""Run data: everything that is known of one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher.history import run_folders
+from notebook_launcher.kernel.argument_text import describe_arguments
+from notebook_launcher.kernel.checks import name_of
+from notebook_launcher.kernel.display.output import RunOutput
+from notebook_launcher.kernel.gpu_meter import GpuMeter
+from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.kernel.run.commands import CommandQueue
+from notebook_launcher.kernel.run.kept_edits import RunEdits
+from notebook_launcher.kernel.run.live_values import LiveValues
+from notebook_launcher.kernel.usage_meter import UsageMeter
+
+if TYPE_CHECKING:
+    from notebook_launcher.history.schema import RunKind
+    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.hosting import Hosting
+    from notebook_launcher.kernel.inspection.hangs import Hang
+    from notebook_launcher.kernel.inspection.stacks import Stacks
+    from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.kernel.run.attempt import Attempt
+    from notebook_launcher.kernel.run.outcome import RunOutcome
+    from notebook_launcher.travel import FunctionCall
+
+__all__ = ["RunData"]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class RunData:
+    """Everything that is known of one run.
+
+    The run's thread alone writes it, except `commands`, `edits` and the view's part of `output`. `Run`, snapshots,
+    the line of progress and the conclusion read it, from any thread.
+    """
+
+    id: str
+    """Name of the run among all runs: the time, the function, six random digits."""
+    name: str
+    """Name of the function."""
+    arguments: dict[str, str]
+    """The function's arguments in a few words each, by name."""
+    plan: Plan
+    """The options, resolved against the machine."""
+    scope: CallScope
+    """The ranks that the call is for, and how its run is shown."""
+    kind: RunKind
+    """Origin of the run: a launch, or a session."""
+    launched: float
+    """Time of the launch by `time.monotonic()`, from which durations are measured."""
+    started: float
+    """Time of the launch by `time.time()`, for people."""
+    output: RunOutput
+    """The ranks' output on its way to the cell."""
+    live: LiveValues
+    """Metrics, progress and phases that the ranks reported."""
+    gpus: GpuMeter
+    """Memory and utilization of the ranks' GPUs."""
+    usage: UsageMeter
+    """Memory and load of the ranks over time."""
+    edits: RunEdits = dataclasses.field(default_factory=RunEdits)
+    """Name, tags and notes that the user gave while it went on; any thread writes them."""
+    commands: CommandQueue = dataclasses.field(default_factory=CommandQueue)
+    """Commands of other threads to the run's thread."""
+    over: Latch[None] = dataclasses.field(default_factory=Latch)
+    """Set when the run is over, after all other fields have their last values."""
+    attempt: Attempt | None = None
+    """The present attempt at the call, with each rank's outcome; None before the first one."""
+    restarts: int = 0
+    """Number of times that all ranks were started again after a failure."""
+    checkpoints: list[str] = dataclasses.field(default_factory=list)
+    """Folders of the checkpoints that the ranks have saved, the newest last, if the run is to resume from them."""
+    asking: set[int] = dataclasses.field(default_factory=set)
+    """The ranks that wait for the user's input."""
+    hang: Hang | None = None
+    """The ranks that wait in a collective which others have not entered; None if there are none."""
+    stacks: Stacks | None = None
+    """The last stacks that were read in this attempt."""
+    stopped_in: str = ""
+    """Sentence about where the ranks were when the user stopped the run; empty if no rank waited in a collective."""
+    outcome: RunOutcome | None = None
+    """The results, and the exception of a failure; None until the run is over."""
+
+    @classmethod
+    def of_call(
+        cls,
+        call: FunctionCall,
+        plan: Plan,
+        scope: CallScope,
+        *,
+        in_session: bool,
+        in_cell: bool,
+        hosting: Hosting | None = None,
+    ) -> RunData:
+        """Return the data of a run that begins now, in the thread whose cell gets the output."""
+        name = scope.name or plan.config.name or name_of(call.fn)
+        arguments = describe_arguments(*call) if scope.arguments is None else dict(scope.arguments)
+        launched, started = time.monotonic(), time.time()
+        run_id = run_folders.new_id(name, started)
+        kept_in = f"open_run({run_id!r}).logs(rank)" if in_cell and plan.config.runs_folder else "run.logs(rank)"
+        sink = None
+        if hosting is not None:
+            kept_in, sink = f"attach({run_id!r}).logs(rank)", hosting.sink
+        return cls(
+            id=run_id,
+            name=name,
+            arguments=arguments,
+            plan=plan,
+            scope=scope,
+            kind="run" if not in_session else "cell" if scope.is_brief else "call",
+            launched=launched,
+            started=started,
+            output=RunOutput(
+                plan.config,
+                plan.num_processes,
+                kept_in=kept_in,
+                displays=scope.displays,
+                sink=sink,
+                nodes=plan.node_names,
+            ),
+            live=LiveValues(launched, plan.num_processes),
+            gpus=GpuMeter(plan.gpus),
+            usage=UsageMeter(launched, plan.num_processes),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """The run's age; once it is over, its duration."""
+        return self.outcome.results.seconds if self.outcome is not None else time.monotonic() - self.launched

@@ -1,0 +1,520 @@
+"""A run: the handle on one launch of one function, which outlives the cell.
+
+The handle's methods read the run data (`data.py`), or send a command to the run's thread (`thread.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from notebook_launcher import travel
+from notebook_launcher.archive.edits import check_edits
+from notebook_launcher.changes import check_change, read_wanted
+from notebook_launcher.errors import CallOrderError
+from notebook_launcher.kernel import checks, fork_check, views
+from notebook_launcher.kernel.answers import check_answers
+from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.failures import failure_display
+from notebook_launcher.kernel.inspection.samples import Samples
+from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.kernel.run import snapshots
+from notebook_launcher.kernel.run.any_run import AnyRun, still_running
+from notebook_launcher.kernel.run.commands import (
+    ChangeCommand,
+    ProfileCommand,
+    SampleCommand,
+    SaveCommand,
+    StacksCommand,
+    StopCommand,
+)
+from notebook_launcher.kernel.run.thread import RunThread
+from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.travel.rank_function import RankFunction
+from notebook_launcher.units import format_seconds, plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from typing_extensions import Self
+
+    from notebook_launcher.changes import Wanted
+    from notebook_launcher.channel import AnonymousFile
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.engines.events import Event
+    from notebook_launcher.history.schema import (
+        MetricPoint,
+        RankPhases,
+        RankSnapshot,
+        RunChange,
+        RunPicture,
+        RunSnapshot,
+        RunState,
+    )
+    from notebook_launcher.kernel.hosting import Hosting
+    from notebook_launcher.kernel.inspection.profiles import Profile
+    from notebook_launcher.kernel.inspection.stacks import Stacks
+    from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run.commands import Command
+    from notebook_launcher.kernel.run.data import RunData
+    from notebook_launcher.kernel.run.outcome import RunOutcome
+    from notebook_launcher.messages import ChangeAction, ChangeSource
+
+__all__ = ["Run"]
+
+MAX_SAMPLING, MAX_RATE = 60.0, 100.0
+"""Seconds of sampling, and samples a second: each sample of a rank takes some kilobytes of memory."""
+MAX_PROFILED = 100
+"""Updates of a profile: the trace of a large model takes a megabyte or more for each."""
+TOO_LATE = "the run has just ended: its ranks are gone"
+
+T = TypeVar("T")
+
+
+def data_of(run: Run) -> RunData:
+    """Return the data of a run, for the session that the run belongs to; they are read once the run is over."""
+    return run._data  # noqa: SLF001 - `Run` is public, and its data are not
+
+
+class Run(AnyRun):
+    """One launch of one function: `launch(...)` returns it at once, `await run` waits and returns the results."""
+
+    def __init__(self, thread: RunThread) -> None:
+        self._thread = thread
+        """Takes commands."""
+        self._data = thread.data
+        """The run data, which this handle only reads."""
+
+    @classmethod
+    def start(
+        cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE
+    ) -> Run:
+        """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts."""
+        if isinstance(fn, RankFunction):  # This package's own call, which the check would cost 0.1 ms of a cell's 4.
+            args, kwargs = tuple(args), dict(kwargs or {})
+        else:
+            args, kwargs = checks.check_call(fn, args, kwargs)
+        if ranks.plan.config.debug:
+            check_answers("debug=True", in_cell=in_cell)
+        call, call_parcel = travel.FunctionCall(fn, args, kwargs), None
+        try:
+            if ranks.inherits_call:
+                ranks.plan = fork_check.adapt(ranks.plan)
+                ranks.start(call)
+            else:
+                call_parcel = travel.pack_call(*call, start=lambda: ranks.start(call))
+            thread = RunThread(ranks, call, call_parcel, scope, in_cell=in_cell)
+        except BaseException:
+            if call_parcel is not None:
+                call_parcel.close()
+            if not ranks.many_calls:
+                ranks.close()
+            raise
+        # From here on the run's thread closes the parcel and the ranks.
+        run = cls(thread)
+        if not in_cell:
+            run._thread.begin()
+            views.watch(run, run._data.output)
+        return run
+
+    @classmethod
+    def start_hosted(cls, ranks: Ranks, scope: CallScope, call_parcel: AnonymousFile, hosting: Hosting) -> Run:
+        """Begin a run in a host; a kernel has checked and packed its call, and `scope` describes it."""
+        call = travel.FunctionCall(_call_elsewhere, (), {})
+        ranks.start(call)
+        thread = RunThread(ranks, call, call_parcel, scope, in_cell=False, hosting=hosting)
+        thread.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
+        hosting.questions.connect(thread.command, thread.waits_for)
+        hosting.begin_in(thread.data.id, thread.make_folder())
+        thread.begin()
+        return cls(thread)
+
+    def __repr__(self) -> str:
+        data, num = self._data, self._data.plan.num_processes
+        return f"<Run of {data.name} on {plural(num, 'rank')}: {self.state}, {format_seconds(data.seconds)}>"
+
+    @property
+    def id(self) -> str:
+        """Identifier of the run: the time, the function, six random digits."""
+        return self._data.id
+
+    @property
+    def name(self) -> str:
+        """Name of the run: as edited, else as launched, else the function's name."""
+        return self._data.edits["name"] or self._data.name
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the run: as edited, else as launched."""
+        edited = self._data.edits["tags"]
+        return self.config.tags if edited is None else tuple(edited)
+
+    @property
+    def notes(self) -> str:
+        """Notes that `edit` has written; empty if there are none."""
+        return self._data.edits["notes"] or ""
+
+    def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
+        """Change the run's name, tags or notes, even after its end; None leaves each as it is.
+
+        Raises:
+            ConfigError: The name or a tag is not text.
+            OSError: The run's folder cannot be written.
+        """
+        self._data.edits.change(check_edits(name, tags, notes))
+
+    @property
+    def outcome(self) -> RunOutcome | None:
+        """The results and the exception, which this does not raise; None until the run is over."""
+        return self._data.outcome
+
+    @property
+    def last_line(self) -> str:
+        """The last line of a run's output, where a picture or a client shows it."""
+        return self._data.output.last_line
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options as given."""
+        return self._data.plan.config
+
+    @property
+    def state(self) -> RunState:
+        """`"starting"`, `"running"`, `"paused"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`.
+
+        The state is `"waiting"` while ranks have waited for longer than `hang_notice` in a collective which other
+        ranks have not entered; `run.snapshot().waiting` names the ranks and the collective.
+        """
+        return snapshots.state_of(self._data)
+
+    @property
+    def seed(self) -> int:
+        """The base seed: pass it as `seed=` to repeat the run."""
+        return self._data.plan.seed
+
+    @property
+    def ranks(self) -> tuple[RankSnapshot, ...]:
+        """Present state of each rank."""
+        return snapshots.take_rank_snapshots(self._data)
+
+    def snapshot(self) -> RunSnapshot:
+        """Return everything that is known of the run at this moment, as plain data."""
+        return snapshots.take_snapshot(self._data)
+
+    @property
+    def metrics(self) -> tuple[MetricPoint, ...]:
+        """Metrics that the ranks have reported so far, in the order of arrival."""
+        return tuple(self._data.live.metrics)
+
+    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
+        """Return the metrics reported after a position, and the next position; start with 0."""
+        return self._data.live.metrics_since(position)
+
+    @property
+    def pictures(self) -> tuple[RunPicture, ...]:
+        """Images and histograms that the ranks have reported so far, in the order of arrival."""
+        return tuple(self._data.live.pictures)
+
+    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
+        """Return the pictures reported after a position, and the next position; start with 0."""
+        return self._data.live.pictures_since(position)
+
+    @property
+    def phases(self) -> dict[int, RankPhases]:
+        """Time that each rank spent on each phase of training, as reported by its Accelerator."""
+        return self._data.live.phases
+
+    def logs(self, rank: int) -> str:
+        """Return everything that a rank has written to standard output and standard error so far."""
+        return self._data.output.text_of(self._check_rank(rank))
+
+    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
+        """Return the text that a rank wrote after a position, and the next position; start with 0."""
+        return self._data.output.text_since(self._check_rank(rank), position)
+
+    def _check_rank(self, rank: int) -> int:
+        num = self._data.plan.num_processes
+        if rank not in range(num):
+            msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
+            raise for_caller(LookupError(msg))
+        return rank
+
+    def stacks(self) -> Stacks:
+        """Return the stack of each rank: function, file, line, and which rank is missing from a collective.
+
+        Raises:
+            CallOrderError: The run is over, so there are no stacks.
+        """
+        self._check_goes_on("its ranks are gone, and so are their stacks")
+        command = StacksCommand(Latch())
+        return self._ask(command, command.answer)
+
+    def sample(self, seconds: float = 5.0, *, rate: float = 20.0) -> Samples:
+        """Sample the stacks of all ranks for a while, and return where their time went: a drawing in a cell.
+
+        The ranks write their stacks at a signal, as for `stacks()`. Each sample stops a rank for less than a
+        millisecond.
+
+        Args:
+            seconds: Duration, at most 60.
+            rate: Samples per second, at most 100.
+
+        Raises:
+            ValueError: The duration or the rate cannot work.
+            CallOrderError: The run is over, or ended meanwhile.
+        """
+        if not (_is_within(seconds, MAX_SAMPLING) and _is_within(rate, MAX_RATE)):
+            msg = (
+                f"sample(seconds={seconds!r}, rate={rate!r}): seconds must be a number, more than 0 and up to "
+                f"{MAX_SAMPLING:g}, and rate more than 0 and up to {MAX_RATE:g} per second."
+            )
+            raise for_caller(ValueError(msg))
+        self._check_goes_on("its ranks are gone, and so are their stacks")
+        starts, end = self._take_sample(None), time.monotonic() + seconds
+        while time.monotonic() < end and not self._data.over.wait(1 / rate):
+            self._take_sample(None)
+        return Samples.parse(self._take_sample(starts))
+
+    def profile(self, updates: int = 3, *, ranks: Sequence[int] = (0,)) -> Profile:
+        """Profile some updates with `torch.profiler` during the training; wait for the result.
+
+        The profile begins after an update, the same one on all chosen ranks, and lasts until `updates` further ones are
+        made. It ends earlier if the function ends. In a cell the result is a table of the operators that took most
+        time, with a link to the trace, which is a compressed Chrome trace in the run's folder. Profiled updates are
+        slower.
+
+        Args:
+            updates: Number of updates, at most 100: a trace has a line for each operator that ran.
+            ranks: The ranks to profile.
+
+        Raises:
+            ValueError: The number of updates or a rank cannot be.
+            CallOrderError: The run is over, or ended meanwhile; no Accelerator has made an update in the run yet; a
+                profile is under way already; or the function itself uses `torch.profiler` at the time.
+        """
+        if isinstance(updates, bool) or not isinstance(updates, int) or not 1 <= updates <= MAX_PROFILED:
+            msg = f"profile(updates={updates!r}): updates must be a whole number from 1 to {MAX_PROFILED}."
+            raise for_caller(ValueError(msg))
+        num = self._data.plan.num_processes
+        chosen = tuple(dict.fromkeys(ranks))
+        if not chosen or any(rank not in range(num) for rank in chosen):
+            msg = f"profile(ranks={ranks!r}): ranks must list ranks of this run, from 0 to {num - 1}."
+            raise for_caller(ValueError(msg))
+        self._check_goes_on("there is nothing left to profile")
+        command = ProfileCommand(updates, chosen, Latch())
+        answer = self._ask(command, command.answer)
+        if isinstance(answer, str):
+            raise CallOrderError(answer)
+        return answer
+
+    def _take_sample(self, starts: dict[int, Any] | None) -> dict[int, Any]:
+        command = SampleCommand(Latch(), starts)
+        return self._ask(command, command.answer)
+
+    def _ask(self, command: Command, answer: Latch[T]) -> T:
+        self._thread.command(command)
+        while not (answer.wait(AWAKE_EVERY) or self._data.over.is_set):
+            pass
+        if answer.value is None:
+            raise CallOrderError(TOO_LATE)
+        return answer.value
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """Call `callback(run)` in the run's thread once the run is over; immediately if the run is over already."""
+        self._data.over.call_when_set(lambda: callback(self))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run is over, at most `timeout` seconds; return True if the run is over."""
+        try:
+            return self._data.over.wait(timeout)
+        except KeyboardInterrupt as error:
+            failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.name} is still running")
+            raise
+
+    def result(self, timeout: float | None = None) -> Results:
+        """Wait for the results and return them.
+
+        Raises:
+            TimeoutError: The run is still running after `timeout` seconds.
+            BaseException: The exception with which the run failed, as `notebook_launch` raises it.
+        """
+        self._wait_for_end(timeout)
+        return self._outcome()
+
+    def _wait_for_end(self, timeout: float | None) -> None:
+        if not self.wait(timeout):
+            raise still_running(self, timeout)
+
+    def _check_goes_on(self, consequence: str) -> None:
+        if self._data.outcome is not None:
+            raise CallOrderError(f"the run is over ({self.state}): {consequence}")
+
+    def _outcome(self) -> Results:
+        outcome = self._data.outcome
+        assert outcome is not None
+        if outcome.error is not None:
+            failure_display.raise_in_cell(outcome.error)
+        return outcome.results
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of the run and return the exception with which it failed; None after a success."""
+        self._wait_for_end(timeout)
+        outcome = self._data.outcome
+        return None if outcome is None else outcome.error
+
+    def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
+        """Stop the run: ask, interrupt, SIGTERM, SIGKILL, together within 3 seconds. Idempotent.
+
+        Args:
+            wait: Wait until the run is over.
+            at_once: Kill the ranks without asking.
+            after_step: Only ask, and give the ranks as long as their present step takes. Ranks that make updates
+                with an `Accelerator` all stop after the same update; other ranks stop at their next `report` or
+                item of `track`. If no rank does any of these, the run is stopped as usual. Another `stop()` does
+                not wait for the step.
+
+        Returns:
+            The last rung that was needed, even if the stopped run is over: "ask", "interrupt",
+            "terminate" or "kill". None if the run ended by itself, or still runs because `wait` is False.
+        """
+        if self._data.outcome is not None:
+            return self._data.outcome.results.stopped_by
+        self._thread.command(StopCommand(at_once, after_step))
+        self._thread.begin()  # An interrupt may have prevented `begin`; without it, `over` would never be set.
+        if not wait:
+            return None
+        self.wait()
+        return self._data.outcome.results.stopped_by if self._data.outcome is not None else None
+
+    def save(self) -> None:
+        """Ask for a checkpoint: all ranks write it after the same update, and the training continues.
+
+        The first Accelerator that made an update writes the checkpoint with `save_state`, when its loop asks for the
+        next batch: to the next folder if `ProjectConfiguration(automatic_checkpoint_naming=True)`, else to
+        `checkpoints/update_<number>` in its project folder, or in the working directory. A line in the cell names
+        the folder.
+
+        Raises:
+            CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
+        """
+        self._check_goes_on("there is nothing left to save")
+        command = SaveCommand(Latch())
+        if not self._ask(command, command.answer):
+            raise CallOrderError(
+                "no Accelerator has made an update in this run yet, so it cannot be saved. Prepare the model and the "
+                "optimizer with Accelerator().prepare(...), or save in the function itself."
+            )
+
+    def set(self, **settings: float | str | None) -> None:
+        """Change settings during the training, on all ranks after the same update.
+
+        `run.set(lr=1e-4)` gives a value, `run.set(lr="x0.5", max_grad_norm=1.0)` a factor and a value. The first
+        Accelerator that made an update carries the change out before its next micro-batch. A line in the cell and
+        `run.changes` show it.
+
+        Args:
+            settings: New values, or factors such as `"x0.5"`. `lr`: the learning rate of each prepared optimizer's
+                first parameter group; other groups keep their ratios to it, and prepared schedulers their shape.
+                `max_grad_norm`: a number, or None for no clipping. `gradient_accumulation_steps`: a whole number, from
+                the next window on. All others: what the function offers by `tunable(...)`.
+
+        Raises:
+            ValueError: A setting is unknown, or a value cannot work. Nothing is changed.
+            CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
+        """
+        live = self._data.live
+        checked = {name: check_change(name, value, live.tunables, live.settings) for name, value in settings.items()}
+        if checked:
+            self._change("set", checked)
+
+    def set_from_page(self, name: str, text: str) -> None:
+        """Change one setting to the text that was typed into the monitor's field for it; errors as for `set`."""
+        live = self._data.live
+        self._change("set", {name: check_change(name, read_wanted(text), live.tunables, live.settings)}, "monitor")
+
+    def pause(self) -> None:
+        """Hold all ranks after the same update, until `run.resume()`; the time limit does not count meanwhile.
+
+        Settings can be changed, and checkpoints written, while the ranks are held. `run.state` is `"paused"` then.
+
+        Raises:
+            CallOrderError: As for `set`.
+        """
+        self._change("pause", {})
+
+    def resume(self) -> None:
+        """Let ranks train on that `run.pause()` holds.
+
+        Raises:
+            CallOrderError: As for `set`.
+        """
+        self._change("resume", {})
+
+    @property
+    def changes(self) -> tuple[RunChange, ...]:
+        """Settings that `set` has changed so far: name, values before and after, and the update."""
+        return self._data.live.changes
+
+    def _change(self, action: ChangeAction, values: dict[str, Wanted], source: ChangeSource = "code") -> None:
+        self._check_goes_on("there is nothing left to change")
+        command = ChangeCommand(action, values, Latch(), source)
+        if not self._ask(command, command.answer):
+            raise CallOrderError(
+                "no Accelerator has made an update in this run yet, so nothing can be changed. Prepare the model and "
+                "the optimizer with Accelerator().prepare(...), and try again after the first update."
+            )
+
+    def __await__(self) -> Generator[Any, None, Results]:
+        return self._wait_async().__await__()
+
+    async def _wait_async(self) -> Results:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        self._data.over.call_when_set(lambda: loop.call_soon_threadsafe(over.set))
+        try:
+            while not self._data.over.is_set:
+                # A kernel's interrupt cancels the cell's task from a signal handler, which does not wake the event
+                # loop (ipykernel 7.4). The cancellation takes effect when the loop wakes for another reason.
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(over.wait(), AWAKE_EVERY)
+            return self._outcome()
+        except asyncio.CancelledError:
+            # Cancelling the wait, as a kernel's interrupt does, ends the run, as it ends any awaited task. To cancel
+            # the wait alone, use `asyncio.shield`.
+            self.stop(wait=False)
+            raise
+
+    def wait_in_cell(self) -> Results:
+        """Begin the run, wait in the main thread and answer the ranks' questions; an interrupt stops the run."""
+        thread, data = self._thread, self._data
+        hidden = data.scope.is_aside
+        with contextlib.closing(views.RunView(self, data.output, is_raised=True, is_hidden=hidden)) as view:
+            try:
+                interrupted = thread.questions.answer_all(
+                    thread.begin,
+                    thread.command,
+                    lambda again: self.stop(wait=False, at_once=again),  # A second interrupt kills the ranks.
+                    view.step,
+                )
+            except KeyboardInterrupt:  # A further interrupt, while an earlier one was being handled.
+                self.stop(at_once=True)
+                interrupted = True
+        thread.join()
+        if not interrupted:
+            return self._outcome()
+        raise failure_display.interrupted(self.name, data.outcome)
+
+    def show_late_output(self, events: list[Event]) -> None:
+        """Show text that the ranks write after the run is over, while their session ends."""
+        self._data.output.show_late_output(events)
+
+
+def _is_within(value: object, most: float) -> bool:
+    """Return True if a value is a number above 0, up to a limit."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
+
+
+def _call_elsewhere() -> None:
+    """Stand in for the function of a hosted run, which only its ranks unpack."""

@@ -1,0 +1,249 @@
+"""The thread of one run, which alone writes the run data."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from notebook_launcher import travel
+from notebook_launcher.errors import ResourceError
+from notebook_launcher.history.recorder import Recorder
+from notebook_launcher.kernel.display.progress_line import QUIET
+from notebook_launcher.kernel.failures.failure_display import end_line
+from notebook_launcher.kernel.origin import Origin
+from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
+from notebook_launcher.kernel.run.data import RunData
+from notebook_launcher.kernel.run.loop import RunLoop
+from notebook_launcher.kernel.run.questions import Questions
+from notebook_launcher.kernel.run.snapshots import LiveRunReader
+from notebook_launcher.units import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from notebook_launcher.channel import AnonymousFile
+    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.hosting import Hosting
+    from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run.commands import Command
+    from notebook_launcher.kernel.run.outcome import RunOutcome
+    from notebook_launcher.kernel.run.questions import Question
+
+__all__ = ["RunThread", "runs_that_go_on"]
+
+
+class RunThread:
+    """Carries a run out in a thread of its own, and concludes it.
+
+    Args:
+        ranks: The ranks that serve the run; closed at its end unless they stay for further calls.
+        call: The function and its arguments.
+        call_parcel: The packed call; None if the ranks inherit the call by a fork.
+        scope: The ranks that the call is for, and how its run is shown.
+        in_cell: True if a cell waits for the run.
+        hosting: Parts that differ in a host; None in a kernel.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        call: travel.FunctionCall,
+        call_parcel: AnonymousFile | None,
+        scope: CallScope,
+        *,
+        in_cell: bool,
+        hosting: Hosting | None = None,
+    ) -> None:
+        self.data = data = RunData.of_call(
+            call, ranks.plan, scope, in_session=ranks.many_calls, in_cell=in_cell, hosting=hosting
+        )
+        """All that is known of the run."""
+        over = data.over
+        self.questions = Questions(lambda: over.is_set)
+        """Questions of ranks to the user. They know `over` and not `self`, which would be a reference cycle."""
+        self._ranks = ranks
+        self._call: travel.FunctionCall | None = call
+        """None once the run is over, so that a finished run keeps no data of the call."""
+        self._call_parcel = call_parcel
+        """None once the run is over, or if the ranks inherit the call."""
+        self._in_cell = in_cell
+        self._hosting = hosting
+        if not ranks.announced:
+            ranks.announced = True
+            data.output.headline(f"{data.name}: {data.plan.summary}")
+        function = call.fn
+        self._recorder = Recorder(
+            LiveRunReader(data),
+            None if scope.is_aside else data.plan.config.runs_folder,
+            data.launched,
+            data.output.warn,
+            origin=_begin_folder(data, function, hosting),
+        )
+        """Writes the run's folder; deleted when the run is over."""
+        _announce(data, call, call_parcel)
+        self._claim = threading.Lock()
+        """Held by the first thread that was started: `begin` may start another one after an interrupt."""
+        self._thread: threading.Thread | None = None
+        """The thread, once it runs."""
+        self._forgotten = weakref.finalize(self, _close_unless_shared, ranks)
+        """Closes the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""
+        self._forgotten.atexit = False
+
+    def make_folder(self) -> Path:
+        """Make the run's folder now, and not only after a second; return it.
+
+        The folder of a session's call stays empty until the call is found worth recording.
+
+        Raises:
+            OSError: The folder cannot be made.
+        """
+        return self._recorder.reserve_folder() if self._ranks.many_calls else self._recorder.make_folder()
+
+    def begin(self) -> None:
+        """Start the run's thread; call it again after an interrupt, which may have prevented the start.
+
+        Raises:
+            ResourceError: There is no room for a thread. The ranks are gone.
+        """
+        if self._thread is not None:
+            return
+        try:
+            _Thread(self).start()
+        except RuntimeError as error:
+            msg = (
+                f"the run's thread could not be started: {error}. The limit on processes, which counts threads, may be "
+                "reached (`ulimit -u`, or the container's pids limit), or the limit on memory (`ulimit -v`). Use "
+                "fewer ranks, or stop other processes."
+            )
+            failure = ResourceError(errno.EAGAIN, msg)
+            self._finish(self._fail(failure))
+            raise failure from error
+
+    def join(self) -> None:
+        """Wait until the thread of a run that is over has ended, too."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def command(self, command: Command) -> None:
+        """Send a command to the thread; from any thread. A command that comes after the end is refused."""
+        self.data.commands.put(command)
+        self._ranks.wake()
+
+    def waits_for(self, question: Question) -> bool:
+        """Return True if the rank that asked a question still waits for its answer."""
+        attempt = self.data.attempt
+        return attempt is not None and attempt.call_id == question.call_id and question.rank in self.data.asking
+
+    def carry_out(self) -> None:
+        """Carry out the run; in its thread."""
+        if not self._claim.acquire(blocking=False):
+            return  # `begin` was called again before the first thread reached this line.
+        self._thread = threading.current_thread()
+        try:
+            outcome = self._run_loop()
+        except BaseException as fault:  # noqa: BLE001 - our own fault must reach the cell, not vanish with the thread
+            outcome = self._fail(fault)
+        self._finish(outcome)
+
+    def _run_loop(self) -> RunOutcome:
+        parcel_fd = None if self._call_parcel is None else self._call_parcel.fileno()
+        loop = RunLoop(
+            self.data,
+            self._ranks,
+            self._call,
+            parcel_fd,
+            self.questions if self._hosting is None else self._hosting.questions,
+            self._recorder,
+            can_ask=self._in_cell or self._hosting is not None,
+        )
+        loop.run()
+        outcome = conclude(self.data, self._settle_folder, self._hosting)
+        unsent = outcome.results.unsent
+        for reason in dict.fromkeys(unsent.values()):
+            ranks = rank_list(rank for rank in unsent if unsent[rank] == reason)
+            self.data.output.notice(f"{ranks}: {reason} Everything else of the run is available.", "stderr")
+        return outcome
+
+    def _settle_folder(self, *, failed: bool) -> Path | None:
+        return self._recorder.settle(failed=failed, is_minor=self.data.scope.is_brief)
+
+    def _fail(self, fault: BaseException) -> RunOutcome:
+        with contextlib.suppress(Exception):
+            self._ranks.close()
+        seconds = time.monotonic() - self.data.launched
+        return fault_of_ours(fault, self.data.plan, seconds=seconds, folder=self._settle_folder(failed=True))
+
+    def _finish(self, outcome: RunOutcome) -> None:
+        data = self.data
+        try:
+            data.output.end("" if data.scope.is_brief and data.seconds < QUIET else self._last_line(outcome))
+        finally:
+            # Waiting threads must be released, whatever happens.
+            self._forgotten.detach()
+            if self._call_parcel is not None:
+                self._call_parcel.close()
+            self._call = self._call_parcel = None
+            data.outcome = outcome
+            data.commands.refuse_all()
+            data.gpus.close()
+            self._recorder.finish()
+            data.over.set()
+            self.questions.close()
+            del self._recorder  # Closes the files of the logs now, and not when the run is forgotten.
+
+    def _last_line(self, outcome: RunOutcome) -> str:
+        line = end_line(outcome, asked_to_stop=self.data.commands.asked_to_stop, is_raised=self._in_cell)
+        return f"{self.data.name}: {line}"
+
+
+class _Thread(threading.Thread):
+    """The thread of a run; it refers to the run only while the run goes on."""
+
+    def __init__(self, subject: RunThread) -> None:
+        super().__init__(name=f"notebook-launcher {subject.data.name}", daemon=True)
+        self.subject: RunThread | None = subject
+
+    def run(self) -> None:
+        assert self.subject is not None
+        try:
+            self.subject.carry_out()
+        finally:
+            self.subject = None
+
+
+def runs_that_go_on() -> list[RunThread]:
+    """Return the runs that go on in this process, in no order. The interpreter's list of threads has them."""
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
+    return [subject for thread in threads if (subject := thread.subject) is not None]
+
+
+def _begin_folder(data: RunData, function: object, hosting: Hosting | None) -> Callable[[Path], Origin]:
+    """Return the function that begins a run's new folder: its edits go there, and the files of its origin."""
+
+    def begin(folder: Path) -> Origin:
+        data.edits.keep_in(folder)
+        if hosting is None:
+            return Origin(function)
+        return Origin(function, source=hosting.source, environment=hosting.environment)
+
+    return begin
+
+
+def _announce(data: RunData, call: travel.FunctionCall, call_parcel: AnonymousFile | None) -> None:
+    """Show the notices about what the call takes along: random number generators, and modules that changed."""
+    if data.plan.num_processes > 1 and (notice := travel.describe_generators(*call)):
+        data.output.headline(notice)
+    if stale := travel.stale_modules(None if call_parcel is None else call_parcel.fileno()):
+        forked = data.plan.config.start_method == "fork"
+        version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
+        data.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
+
+
+def _close_unless_shared(ranks: Ranks) -> None:
+    if not ranks.many_calls:
+        ranks.close()

@@ -1,0 +1,43 @@
+"""Results of lookups among the members, kept for as long as the members stay as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from notebook_launcher.training.accumulation.member_kinds import Member
+
+__all__ = ["LookedUp", "Owned"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owned:
+    """The parameters that an optimizer updates, by member."""
+
+    sizes: tuple[int, ...]
+    """Number of parameters in each of the optimizer's groups when this was looked up."""
+    members: list[Member]
+    local: list[torch.Tensor]
+    """Parameters whose gradients nothing synchronises."""
+
+
+@dataclasses.dataclass(slots=True)
+class LookedUp:
+    """Results of lookups among the present members; `Members` replaces them when the members change.
+
+    The keys are ids of objects, so they do not travel to another process.
+    """
+
+    owned: dict[int, Owned] = dataclasses.field(default_factory=dict)
+    """By the id of an optimizer."""
+    blocks: dict[tuple[int, ...], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    """By the ids of the targets of `accumulate`: the targets, which are held so that no other object gets such an id,
+    and their `MicroBatchBlock`. Its type is not written here, because its module imports the members'."""
+    covered: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)
+    """By the ids of an optimizer and a window: True if the window's `accumulate` was given all of the optimizer's
+    members. Looking it up takes 2 us."""
+    has_sparse_gradients: bool | None = None
+    """True if members have sparse gradients; None if nobody has asked yet."""

@@ -1,0 +1,51 @@
+"""Errors of a machine that cannot hold the ranks, with the advice that fits what is used up."""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from notebook_launcher.engines import process_tree
+from notebook_launcher.engines.process_tree import ProcessTree
+from notebook_launcher.errors import ResourceError
+
+ADVICE = {
+    errno.EMFILE: "6 descriptors for each rank while it starts, and `ulimit -n` shows the limit: use fewer ranks, or",
+    errno.ENFILE: "`ulimit -n` shows the limit",
+    errno.ENOSPC: "Use fewer ranks, or free what is used up; doctor() shows the limits of this machine.",
+}
+
+
+def refusing(number: int) -> Any:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", ADVICE)
+def test_refused_start_of_ranks_names_their_number_and_the_limit(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(ProcessTree, "_open", refusing(number))
+    monkeypatch.setattr(ProcessTree, "close", lambda _: None)
+    setup: Any = SimpleNamespace(num_processes=4)
+    with pytest.raises(ResourceError) as caught:
+        ProcessTree(setup, refusing(number))
+    assert f"cannot start 4 ranks: {os.strerror(number)}. " in str(caught.value)
+    assert ADVICE[number] in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ADVICE)
+def test_refused_restart_names_the_rank_and_the_limit(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(ProcessTree, "_drop", lambda *_: None)
+    monkeypatch.setattr(process_tree, "RankPipes", refusing(number))
+    tree: Any = object.__new__(ProcessTree)
+    tree.setup = SimpleNamespace(num_processes=4)
+    with pytest.raises(ResourceError) as caught:
+        tree.replace(2)
+    expected = f"cannot restart rank 2 of 4, whose process has ended: {os.strerror(number)}. "
+    assert expected in str(caught.value)
+    assert ADVICE[number] in str(caught.value)

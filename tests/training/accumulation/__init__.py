@@ -1,0 +1,1 @@
+"""Tests of windows, weights, corrections and updates."""

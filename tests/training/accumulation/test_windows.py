@@ -1,0 +1,358 @@
+"""Beginnings and ends of windows, whatever the loop does, on one process."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import notebook_launcher
+from notebook_launcher import GradientAccumulationPlugin
+from notebook_launcher.training.accumulation.windows import Window
+from tests.support.toy_training import full_gradient, make_model
+from tests.support.toy_windows import Training, mse
+
+
+def test_optimizer_steps_only_where_the_window_ends():
+    training = Training(steps=3)
+    before = {name: value.clone() for name, value in training.model.state_dict().items()}
+    assert [training.micro_batch(row) for row in range(2)] == [False, False]
+    torch.testing.assert_close(training.model.state_dict(), before)
+    assert training.micro_batch(2)
+    assert not torch.equal(training.model.state_dict()["0.weight"], before["0.weight"])
+
+
+def test_gradients_of_a_window_left_by_break_are_dropped():
+    training = Training(steps=4)
+    for _ in training.loader:
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(100 * training.loss(0))
+        break
+    with pytest.warns(UserWarning, match="a window of 4 micro-batches was left after 1"):
+        for at, _ in enumerate(training.loader):
+            with training.accelerator.accumulate(training.model):
+                training.accelerator.backward(training.loss(at))
+            if training.accelerator.sync_gradients:
+                break
+    training.expect_gradient_of(0, 1, 2, 3)
+
+
+def test_exception_before_the_backward_takes_the_micro_batch_back():
+    training = Training(steps=2)
+    with pytest.raises(ZeroDivisionError), training.accelerator.accumulate(training.model):
+        _ = 1 / 0
+    for row in range(2):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(row))
+    assert training.accelerator.sync_gradients
+    training.expect_gradient_of(0, 1)
+
+
+def test_exception_inside_the_backward_drops_the_window():
+    training = Training(steps=2)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), training.accelerator.accumulate(training.model):
+        loss = training.loss(7)
+        hook = training.model[0].bias.register_hook(fail)
+        training.accelerator.backward(loss)
+    hook.remove()
+    with pytest.warns(UserWarning, match="its gradients were dropped"):
+        for row in range(2):
+            with training.accelerator.accumulate(training.model):
+                training.accelerator.backward(training.loss(row))
+    training.expect_gradient_of(0, 1)
+
+
+def test_evaluation_in_the_middle_of_a_window_changes_nothing():
+    training = Training(steps=4)
+    other = training.accelerator.prepare(DataLoader(TensorDataset(training.inputs), 3))
+    ends = []
+    for at, _ in enumerate(training.loader):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(at))
+            for _ in other:
+                pass
+        ends.append(training.accelerator.sync_gradients)
+        if ends[-1]:
+            break
+    assert ends == [False, False, False, True]
+    training.expect_gradient_of(0, 1, 2, 3)
+
+
+def test_windows_may_span_epochs():
+    plugin = GradientAccumulationPlugin(num_steps=3, sync_with_dataloader=False)
+    training = Training(steps=None, num_samples=4, gradient_accumulation_plugin=plugin)
+    ends = [training.micro_batch(0) for _ in range(3) for _ in training.loader]
+    assert ends == [False, False, True] * 4
+
+
+def test_two_sets_of_models_have_windows_of_their_own():
+    training = Training(steps=2)
+    critic = make_model(seed=1)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    critic, optimizer = training.accelerator.prepare(critic, optimizer)
+    before = critic[0].weight.clone()
+    for row in range(2):
+        with training.accelerator.accumulate(training.model):
+            training.accelerator.backward(training.loss(row))
+        first = training.accelerator.sync_gradients
+        with training.accelerator.accumulate(critic):
+            training.accelerator.backward(mse(critic(training.inputs[:1]), training.targets[:1]))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert first == training.accelerator.sync_gradients == (row == 1)
+        assert torch.equal(before, critic[0].weight) == (row == 0)
+    training.expect_gradient_of(0, 1)
+
+
+def test_zero_grad_at_the_top_of_the_block_keeps_the_window():
+    training = Training(steps=3)
+    for row in range(3):
+        with training.accelerator.accumulate(training.model):
+            training.optimizer.zero_grad()
+            training.accelerator.backward(training.loss(row))
+    training.expect_gradient_of(0, 1, 2)
+    training.optimizer.step()
+    with training.accelerator.accumulate(training.model):
+        training.optimizer.zero_grad()
+        assert training.model[0].weight.grad is None, "the last window's gradients are cleared"
+
+
+def test_loop_without_accumulate_steps_after_a_window_that_was_left():
+    training = Training(steps=1)
+    training.accelerator.gradient_accumulation_steps = 4
+    for _ in training.loader:
+        training.micro_batch(0)
+        break
+    assert not training.accelerator.sync_gradients
+    for _ in training.loader:
+        assert training.accelerator.sync_gradients
+        break
+
+
+def test_weight_for_some_micro_batches_only_is_refused():
+    training = Training(steps=2)
+    with training.accelerator.accumulate(training.model):
+        training.accelerator.backward(training.loss(0), weight=3)
+    with (
+        pytest.raises(ValueError, match="got no weight= after micro-batches of the same window got one"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "kwargs", "error", "message"),
+    [
+        ("vector", {}, ValueError, r"a loss of shape \(2,\): a gradient needs one number. Take loss.mean\(\)"),
+        ("text", {}, TypeError, r"backward\(str\): pass the loss, a tensor"),
+        ("loss", {"weight": "many"}, TypeError, "weight='many' is not a number"),
+        ("loss", {"weight": -1}, ValueError, "weight=-1 must be 0 or more"),
+        ("loss", {"reduction": "max"}, ValueError, "reduction='max' is unknown. It can be 'mean' or 'sum'"),
+        ("loss", {"reduction": "sum"}, ValueError, "reduction='sum' needs weight="),
+    ],
+)
+def test_backward_refuses_what_is_not_a_scalar_loss(loss, kwargs, error, message):
+    training = Training()
+    losses: dict[str, Any] = {"vector": torch.ones(2, requires_grad=True), "text": "loss", "loss": training.loss(0)}
+    with pytest.raises(error, match=message), training.accelerator.accumulate(training.model):
+        training.accelerator.backward(losses[loss], **kwargs)
+
+
+def test_weight_outside_of_accumulate_is_refused():
+    training = Training(steps=4)
+    with pytest.raises(ValueError, match=r"weight=2\) outside of accumulate\(\) with gradient_accumulation_steps=4"):
+        training.accelerator.backward(training.loss(0), weight=2)
+
+
+def test_accumulate_refuses_what_has_no_parameters():
+    training = Training()
+    with pytest.raises(TypeError, match=r"accumulate\(str\): expected the models"):
+        training.accelerator.accumulate("model")
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clearing_the_model_inside_a_window_is_refused(set_to_none):
+    training = Training(steps=3)
+    training.micro_batch(0)
+    with (
+        pytest.raises(RuntimeError, match=r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.model.zero_grad(set_to_none=set_to_none)
+        training.accelerator.backward(training.loss(1))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clearing_the_model_at_the_end_of_a_block_is_refused(set_to_none):
+    training = Training(steps=3)
+    with training.accelerator.accumulate(training.model):
+        training.accelerator.backward(training.loss(0))
+        training.model.zero_grad(set_to_none=set_to_none)
+    with (
+        pytest.raises(RuntimeError, match=r"gradients of 1 earlier micro-batches .* cleared, by model.zero_grad\(\)"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(1))
+
+
+@pytest.mark.parametrize(("steps", "num_samples"), [(1, 5), (4, 15), (2, 3)])
+@pytest.mark.filterwarnings("ignore:two backwards:UserWarning")
+def test_second_backward_of_a_short_window_weighs_as_much_as_the_first(steps, num_samples):
+    training = Training(steps=steps, num_samples=num_samples, batch_size=3)
+    for inputs, targets in training.loader:
+        with training.accelerator.accumulate(training.model):
+            output = training.model(inputs)
+            training.accelerator.backward(mse(output, targets) / 4, retain_graph=True)
+            training.accelerator.backward(mse(output, targets) * 3 / 4)
+            if training.accelerator.sync_gradients:
+                gathered = training.grads()
+                training.optimizer.zero_grad()
+    last = list(range((num_samples - 1) // (3 * steps) * 3 * steps, num_samples))
+    expected = full_gradient(training.model.state_dict(), training.inputs[last], training.targets[last])
+    for mine, wanted in zip(gathered, expected, strict=True):
+        torch.testing.assert_close(mine, wanted)
+
+
+def test_two_backwards_in_one_block_add_up():
+    training = Training(steps=1)
+    with (
+        pytest.warns(UserWarning, match=r"two backwards in one accumulate\(\)"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(0))
+        training.accelerator.backward(training.loss(1))
+    first, second = (
+        full_gradient(training.model.state_dict(), training.inputs[[row]], training.targets[[row]]) for row in (0, 1)
+    )
+    for mine, one, two in zip(training.grads(), first, second, strict=True):
+        torch.testing.assert_close(mine, one + two)
+
+
+def test_weights_that_change_inside_a_window_warn():
+    training = Training(steps=4)
+    raw = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    with training.accelerator.accumulate(training.model):
+        training.accelerator.backward(training.loss(0))
+    raw.step()
+    with pytest.warns(UserWarning, match="the weights changed inside a window"):
+        training.micro_batch(1)
+
+
+def test_step_of_an_unprepared_optimizer_inside_a_block_warns():
+    training = Training(steps=4)
+    raw = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    with (
+        pytest.warns(UserWarning, match="the weights changed inside a window"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.accelerator.backward(training.loss(0))
+        raw.step()
+
+
+def test_gradients_that_a_window_begins_with_warn():
+    training = Training(steps=4)
+    training.loss(0).backward()
+    with pytest.warns(UserWarning, match="a window began with gradients that its models had already"):
+        training.micro_batch(1)
+
+
+def test_gradients_that_another_loss_adds_inside_a_window_warn():
+    training = Training(steps=4)
+    training.micro_batch(0)
+    (-100 * training.loss(0)).backward()  # As the loss of a generator through its discriminator.
+    with pytest.warns(UserWarning, match="gradients were changed between two micro-batches of a window"):
+        training.micro_batch(1)
+
+
+def test_backward_of_torch_alone_warns():
+    training = Training(steps=4)
+    with training.accelerator.accumulate(training.model):
+        training.loss(0).backward()
+        with pytest.warns(UserWarning, match=r"called no accelerator.backward\(loss\)"):
+            training.optimizer.step()
+
+
+def test_closure_in_a_window_of_several_micro_batches_is_refused():
+    training = Training(steps=4)
+    with (
+        pytest.raises(ValueError, match=r"step\(closure\) in a window of 4 micro-batches"),
+        training.accelerator.accumulate(training.model),
+    ):
+        training.optimizer.step(lambda: training.loss(0))
+
+
+def test_two_accelerators_share_no_state():
+    first, second = Training(steps=4), Training(steps=1, mixed_precision="bf16")
+    assert not first.micro_batch(0)
+    assert second.micro_batch(0)
+    assert not first.accelerator.sync_gradients
+    assert (first.accelerator.mixed_precision, second.accelerator.mixed_precision) == ("no", "bf16")
+
+
+def test_steps_set_inside_a_window_hold_from_the_next_on():
+    training = Training(steps=2)
+    ends = [training.micro_batch(0)]
+    training.accelerator.gradient_accumulation_steps = 3
+    ends += [training.micro_batch(row) for row in range(1, 8)]
+    assert ends == [False, True, False, False, True, False, False, True]
+
+
+def test_two_open_windows_are_saved_and_restored(tmp_path):
+    def start() -> tuple[Training, Any, Any]:
+        training = Training(steps=4)
+        critic = make_model(seed=1)
+        return training, *training.accelerator.prepare(critic, torch.optim.SGD(critic.parameters(), lr=0.1))
+
+    def micro_batch(training: Training, critic: Any, optimizer: Any, row: int) -> None:
+        training.micro_batch(row)
+        for _ in range(2):  # so that its window is another number of micro-batches in
+            with training.accelerator.accumulate(critic):
+                training.accelerator.backward(mse(critic(training.inputs[[row]]), training.targets[[row]]))
+                optimizer.step()
+                optimizer.zero_grad()
+
+    through, resumed = start(), start()
+    for row in range(5):
+        micro_batch(*through, row)
+        if row == 4:
+            through[0].accelerator.save_state(tmp_path / "state")
+    resumed[0].accelerator.load_state(tmp_path / "state")
+    resumed[0].optimizer.zero_grad()  # drops nothing that was loaded
+    for row in range(5, 8):
+        micro_batch(*through, row)
+        micro_batch(*resumed, row)
+    for one, other in zip(through[:2], resumed[:2], strict=True):
+        models = (part.model if isinstance(part, Training) else part for part in (one, other))
+        torch.testing.assert_close(*(model.state_dict() for model in models), rtol=0, atol=0)
+
+
+def test_reset_window_is_as_new():
+    window, new = Window(), Window()
+    names = [field.name for field in dataclasses.fields(Window)]
+    of_models = {"members", "key", "_parameters", "is_broken", "iteration", "num_drawn", "weight_versions"}
+    for name in set(names) - of_models:
+        setattr(window, name, [7] if name == "joined" else 7)
+    window.reset()
+    assert [getattr(window, name) for name in names] == [getattr(new, name) for name in names]
+
+
+def test_no_other_module_writes_the_fields_of_a_window():
+    fields = {field.name for field in dataclasses.fields(Window)}
+    training = Path(notebook_launcher.__file__).parent / "training"
+    written = {
+        f"{path.name}:{node.lineno}"
+        for path in training.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in fields
+        if isinstance(node.value, ast.Name) and node.value.id in ("window", "other")  # as variables are named there
+    }
+    assert written == set()

@@ -1,0 +1,1 @@
+"""Tests of prepared loaders: shares, rounds, positions."""

@@ -1,0 +1,1 @@
+"""Tests of sharded models, tensor parallelism and the settings of DeepSpeed."""

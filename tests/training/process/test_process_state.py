@@ -1,0 +1,409 @@
+"""Place of a process among its peers, and calls that only some of them make."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections import deque
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+
+from notebook_launcher import notebook_launch
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.training.plugins import DistributedType
+from notebook_launcher.training.process.environment import ProcessPlace, flag, read_place
+from notebook_launcher.training.process.process_state import ProcessState
+from notebook_launcher.training.process.splitting import split
+from tests.support.toy_training import session_fixture
+
+ROOT = Path(__file__).resolve().parents[3]
+TORCHRUN = {
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "1",
+}
+
+
+pair = session_fixture(2)
+
+
+trio = session_fixture(3)
+
+
+# Alone
+
+
+def test_single_process_is_main_and_last(capsys):
+    state = ProcessState(cpu=True)
+    assert (state.num_processes, state.process_index, state.local_process_index) == (1, 0, 0)
+    assert state.distributed_type is DistributedType.NO
+    assert (state.device, state.backend) == (torch.device("cpu"), None)
+    assert state.is_main_process
+    assert state.is_local_main_process
+    assert state.is_last_process
+    assert state.initialized
+    assert not state.use_distributed
+    state.print("hello", end="!")
+    assert capsys.readouterr().out == "hello!"
+
+
+def test_single_process_does_not_wait():
+    state = ProcessState(cpu=True)
+    state.wait_for_everyone()
+    state.destroy_process_group()
+    with state.main_process_first(), state.local_main_process_first():
+        assert not dist.is_initialized()
+
+
+def test_single_process_runs_functions_of_any_rank():
+    state = ProcessState(cpu=True)
+    on_third = state.on_process(process_index=2)
+    decorators = [state.on_main_process, state.on_local_main_process, state.on_last_process, on_third]
+    assert [decorate(lambda: 1)() for decorate in decorators] == [1] * 4
+
+
+def test_single_process_gets_the_whole_collection():
+    inputs = object()
+    with ProcessState(cpu=True).split_between_processes(inputs) as mine:
+        assert mine is inputs
+
+
+def test_repr_names_rank_and_device():
+    assert repr(ProcessState(cpu=True)) == (
+        "Distributed environment: DistributedType.NO\nNum processes: 1\nProcess index: 0\n"
+        "Local process index: 0\nDevice: cpu\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("on_process", "process_index"), ("on_local_process", "local_process_index")]
+)
+def test_decorator_without_a_process_is_refused(name, where):
+    with pytest.raises(ValueError, match=f"{where} is missing: name the process"):
+        getattr(ProcessState(cpu=True), name)(print)
+
+
+# Variables
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({}, ProcessPlace(rank=2, num_processes=4, local_rank=1, num_local=2)),
+        (
+            {"LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""},
+            ProcessPlace(rank=2, num_processes=4, local_rank=2, num_local=None),
+        ),
+        ({"WORLD_SIZE": ""}, None),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, ProcessPlace(rank=0, num_processes=1, local_rank=1, num_local=2)),
+        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": ""}, None),
+        ({"WORLD_SIZE": "1", "MASTER_PORT": ""}, None),
+    ],
+)
+def test_place_is_read_from_torchrun_s_variables(changes, place):
+    assert read_place(TORCHRUN | changes) == place
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"MASTER_PORT": ""}, r"WORLD_SIZE=4 makes .* part of 4, but MASTER_PORT is not set\."),
+        ({"RANK": "", "MASTER_ADDR": ""}, r"but RANK and MASTER_ADDR are not set\. notebook_launch"),
+        ({"RANK": "4"}, r"RANK=4 with WORLD_SIZE=4: it must be 0 to 3\."),
+        ({"RANK": "first"}, r"RANK='first' must be a whole number"),
+    ],
+)
+def test_variables_that_cannot_work_are_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        read_place(TORCHRUN | changes)
+
+
+def test_stale_world_size_in_a_single_process_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"RANK and MASTER_ADDR and MASTER_PORT are not set.*os\.environ\.pop"):
+        ProcessState(cpu=True)
+
+
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
+def test_flag_reads_common_spellings(text, on):
+    assert flag({"X": text}, "X") is on
+
+
+def test_debug_mode_comes_from_the_environment(monkeypatch):
+    assert not ProcessState(cpu=True).debug
+    monkeypatch.setenv("ACCELERATE_DEBUG_MODE", "true")
+    assert ProcessState(cpu=True).debug
+
+
+# Shares
+
+
+@pytest.mark.parametrize(
+    "make", [list, tuple, deque, torch.tensor, np.array, pd.Series], ids=lambda make: make.__name__
+)
+@pytest.mark.parametrize(
+    ("length", "num_processes", "shares", "padded"),
+    [
+        (5, 2, [[0, 1, 2], [3, 4]], [[0, 1, 2], [3, 4, 4]]),
+        (4, 2, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
+        (2, 3, [[0], [1], []], [[0], [1], [1]]),
+        (7, 3, [[0, 1, 2], [3, 4], [5, 6]], [[0, 1, 2], [3, 4, 6], [5, 6, 6]]),
+        (0, 2, [[], []], [[], []]),
+    ],
+)
+def test_shares_follow_each_other_and_are_padded_with_the_last_item(make, length, num_processes, shares, padded):
+    inputs = make(list(range(length)))
+    for pad, expected in ((False, shares), (True, padded)):
+        found = [split(inputs, rank, num_processes, pad=pad) for rank in range(num_processes)]
+        assert [list(share) for share in found] == expected
+        assert {type(share) for share in found} <= {type(inputs), list}
+
+
+def test_mapping_is_split_value_by_value_and_stays_as_it_was():
+    inputs = {"prompts": ["a", "b", "c"], "deep": {"x": torch.arange(3), "frame": pd.DataFrame({"n": [1, 2, 3]})}}
+    share = split(inputs, 1, 2, pad=True)
+    assert share["prompts"] == ["c", "c"]
+    assert share["deep"]["x"].tolist() == [2, 2]
+    assert share["deep"]["frame"]["n"].tolist() == [3, 3]
+    assert inputs["prompts"] == ["a", "b", "c"]
+    assert split({}, 0, 2) == {}
+
+
+class Rows:
+    """As much of a `datasets.Dataset` as is used."""
+
+    column_names = ("n",)
+
+    def __init__(self, rows: list[int]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, indices: list[int]) -> Rows:
+        return Rows([self.rows[at] for at in indices])
+
+
+def test_data_set_selects_its_rows():
+    assert split(Rows([1, 2, 3]), 1, 2, pad=True).rows == [3, 3]
+
+
+def test_mapping_of_unequal_values_is_refused():
+    with pytest.raises(ValueError, match=r"differ in length \('a': 2, 'b': 1\)"):
+        split({"a": [1, 2], "b": [1]}, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what"),
+    [
+        ("text", "'text', a str"),
+        (5, "5, a int"),
+        ({1}, r"\{1\}, a set"),
+        (torch.tensor(1), "a tensor without dimensions"),
+    ],
+)
+def test_value_without_items_is_refused(inputs, what):
+    with pytest.raises(TypeError, match=f"split_between_processes got {what}.* no items to share out"):
+        split(inputs, 0, 2)
+
+
+def test_shares_are_those_of_accelerate(trio):
+    def compare():
+        from accelerate import PartialState
+
+        states = [ProcessState(), PartialState(cpu=True)]
+        found = []
+        for inputs in ([*range(7)], [1, 2], {"a": [*range(4)], "b": torch.arange(4)}):
+            for pad in (False, True):
+                for state in states:
+                    # Accelerate pads a tensor by a collective, and changes the dictionary that it is given.
+                    with state.split_between_processes(
+                        dict(inputs) if isinstance(inputs, dict) else inputs, pad
+                    ) as mine:
+                        found.append(mine)
+        return found
+
+    for found in trio.run(compare):
+        torch.testing.assert_close(found[::2], found[1::2])
+
+
+# Ranks
+
+
+def test_rank_adopts_the_group_that_is_up(trio):
+    def look():
+        group = dist.group.WORLD
+        state = ProcessState()
+        assert dist.group.WORLD is group
+        flags = state.is_main_process, state.is_local_main_process, state.is_last_process, state.use_distributed
+        return state.process_index, state.local_process_index, flags, repr(state)
+
+    text = (
+        "Distributed environment: DistributedType.MULTI_CPU  Backend: gloo\nNum processes: 3\nProcess index: {0}\n"
+        "Local process index: {0}\nDevice: cpu\n"
+    )
+    assert list(trio.run(look)) == [
+        (rank, rank, (rank == 0, rank == 0, rank == 2, True), text.format(rank)) for rank in range(3)
+    ]
+
+
+def test_rank_without_a_group_joins_the_others():
+    def join():
+        assert not dist.is_initialized()
+        state = ProcessState(timeout=timedelta(seconds=20))
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        state.destroy_process_group()
+        return state.num_processes, total.item(), dist.is_initialized()
+
+    assert list(notebook_launch(join, 2, backend=None, output="none")) == [(2, 2.0, False)] * 2
+
+
+def test_launch_of_one_rank_has_one_process():
+    def look():
+        state = ProcessState()
+        return str(state.distributed_type), state.use_distributed, state.backend
+
+    assert list(notebook_launch(look, 1, output="none")) == [("DistributedType.NO", False, "gloo")]
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.6"), reason="gloo of torch 2.6 keeps a group's first timeout")
+def test_timeout_holds_for_the_group_that_is_up():
+    def wait():
+        state = ProcessState(timeout=timedelta(seconds=0.2))
+        store = dist.distributed_c10d._get_default_store()
+        if state.is_main_process:
+            with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+                state.wait_for_everyone()
+            store.set("told", "")
+        else:
+            # A rank that returned would close its connections, which is another error for its peer.
+            store.wait(["told"], timedelta(seconds=60))
+
+    notebook_launch(wait, 2, output="none")
+
+
+def test_backend_given_after_init_process_group_warns(pair):
+    def late():
+        with pytest.warns(UserWarning, match=r"backend='nccl' has no effect: .* uses 'gloo'"):
+            return ProcessState(backend="nccl").backend
+
+    assert list(pair.run(late)) == ["gloo"] * 2
+
+
+def test_decorator_chooses_the_rank_that_runs_the_function(trio):
+    def work(value):
+        """Double."""
+        return 2 * value
+
+    def call():
+        state = ProcessState()
+        functions = [
+            state.on_main_process(work),
+            state.on_main_process()(work),
+            state.on_local_main_process(work),
+            state.on_last_process(work),
+            state.on_process(work, process_index=1),
+            state.on_process(process_index=1)(work),
+            state.on_local_process(work, local_process_index=1),
+            state.on_process(work, process_index=7),
+        ]
+        assert {(function.__name__, function.__doc__) for function in functions} == {("work", "Double.")}
+        return [function(1) for function in functions]
+
+    assert list(trio.run(call)) == [
+        [2, 2, 2, None, None, None, None, None],
+        [None, None, None, None, 2, 2, 2, None],
+        [None, None, None, 2, None, None, None, None],
+    ]
+
+
+def test_only_the_first_process_prints(pair, capfd):
+    results = notebook_launch(lambda: ProcessState().print("hello", ProcessState().process_index), 2)
+    assert len(results) == 2
+    assert [line for line in capfd.readouterr().out.splitlines() if "hello" in line] == ["[rank 0] hello 0"]
+
+
+@pytest.mark.parametrize("which", ["main_process_first", "local_main_process_first"])
+def test_first_process_goes_first(trio, tmp_path, which):
+    def enter():
+        state = ProcessState()
+        with getattr(state, which)():
+            found = sorted(path.name for path in tmp_path.iterdir())
+            (tmp_path / str(state.process_index)).touch()
+        return found
+
+    first, *others = trio.run(enter)
+    assert first == []
+    assert all("0" in found for found in others)
+
+
+def test_error_of_the_first_process_lets_the_others_in(trio):
+    def enter():
+        state = ProcessState()
+        with contextlib.suppress(ValueError), state.main_process_first():
+            if state.is_main_process:
+                int("boom")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+
+    assert list(trio.run(enter)) == [3.0] * 3
+
+
+def test_everyone_is_waited_for(pair, tmp_path):
+    def meet():
+        state = ProcessState()
+        if state.process_index == 1:
+            (tmp_path / "done").touch()
+        state.wait_for_everyone()
+        return (tmp_path / "done").exists()
+
+    assert list(pair.run(meet)) == [True, True]
+
+
+PROGRAM = """
+import torch.distributed as dist
+from notebook_launcher.training.recording.logging import get_logger
+from notebook_launcher.training.device_memory import find_executable_batch_size
+from notebook_launcher.training.operations import gather_object
+from notebook_launcher.training.process.process_state import ProcessState
+
+state = ProcessState(cpu=True)
+
+@find_executable_batch_size(starting_batch_size=4)
+def train(size):
+    if size > 2 and state.is_last_process:
+        raise MemoryError
+    state.wait_for_everyone()
+    return size
+
+size = train()
+everyone = gather_object([(state.process_index, state.local_process_index, size)])
+get_logger("program").warning("%s %s", state.backend, everyone)
+state.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_process_state_works_under_torchrun(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=50, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "RANK" in line and "gloo" in line]
+    assert said == ["[RANK 0] gloo [(0, 0, 2), (1, 1, 2)]"]

@@ -1,0 +1,352 @@
+"""Phases of a rank's time: records of the rank, and their sums in the run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from notebook_launcher import Session, launch, messages, reporting
+from notebook_launcher.history.schema import MAX_SPANS, RankPhases
+from notebook_launcher.kernel.run.live_values import LiveValues
+from notebook_launcher.training.recording import phases
+from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
+from tests.support.toy_training import session_fixture
+
+session = session_fixture(2)
+
+
+class Line:
+    """A clock whose time is set by hand, and what it sends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.sent: list[Any] = []
+        monkeypatch.setattr(phases, "_now", lambda: self.now)
+        self.clock = PhaseClock(self.sent.append)
+        self.clock.mark(None)
+
+    def spend(self, **seconds: float) -> None:
+        for phase, duration in seconds.items():
+            self.now += duration
+            self.clock.mark(phase)  # type: ignore[arg-type] # a keyword is any string
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Line:
+    return Line(monkeypatch)
+
+
+def test_spans_follow_each_other(line: Line) -> None:
+    line.spend(data=0.25, forward=0.5)
+    line.now += 8  # Nobody's.
+    line.clock.mark(None)
+    line.spend(step=0.125)
+    line.now += 4  # Nobody's either.
+    line.clock.end_window(32.0, micro_batches=2)
+    line.spend(sync=1.0)
+    line.clock.flush()
+    seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    counts: dict[str, int] = dict.fromkeys(PHASES, 0)
+    for record in line.sent:
+        for phase in PHASES:
+            seconds[phase] += record.seconds[phase]
+            counts[phase] += record.counts[phase]
+    assert seconds == {"data": 0.25, "forward": 0.5, "backward": 0.0, "sync": 1.0, "step": 0.125}
+    assert counts == {"data": 1, "forward": 1, "backward": 0, "sync": 1, "step": 1}
+    assert [span for record in line.sent for span in record.spans] == [
+        ("data", 100.0, 0.25),
+        ("forward", 100.25, 0.5),
+        ("step", 108.75, 0.125),
+        ("sync", 112.875, 1.0),
+    ]
+    assert sum(record.windows for record in line.sent) == 1
+    assert sum(record.micro_batches for record in line.sent) == 2
+    assert sum(record.samples for record in line.sent) == 32.0
+
+
+def test_records_are_few_and_bounded_and_lose_nothing_of_the_sums(line: Line) -> None:
+    for _ in range(1000):
+        line.spend(forward=2**-10, backward=2**-10)
+        line.clock.end_window(1.0)
+    assert len(line.sent) == 9  # 1.95 s
+    line.clock.flush()
+    assert max(len(record.spans) for record in line.sent) == 64
+    assert sum(record.seconds["forward"] for record in line.sent) == 1000 * 2**-10
+    assert sum(record.counts["backward"] for record in line.sent) == 1000
+    assert sum(record.windows for record in line.sent) == 1000
+    newest = line.sent[-1].spans[-1]
+    assert newest == ("backward", line.now - 2**-10, 2**-10)
+    starts = [start for record in line.sent for _, start, _ in record.spans]
+    assert starts == sorted(set(starts))
+
+
+def test_flush_without_news_sends_nothing(line: Line) -> None:
+    line.clock.flush()
+    assert line.sent == []
+    line.clock.mark(None)
+    line.spend(data=0.1)
+    line.clock.flush()
+    line.clock.flush()
+    assert len(line.sent) == 1
+
+
+def test_time_between_two_calls_belongs_to_no_phase(line: Line) -> None:
+    line.clock.flush()
+    line.spend(data=60.0, forward=0.5)
+    line.clock.flush()
+    (record,) = line.sent
+    assert (record.seconds["data"], record.seconds["forward"]) == (0.0, 0.5)
+
+
+def synced_backward(line: Line, *, computing: float, waiting: float) -> bool:
+    """Spend a backward that waits for the ranks; return whether it was watched."""
+    watched = line.clock.begin_backward(syncs=True)
+    line.now += computing
+    if watched:
+        line.clock.mark_computed()
+    line.now += waiting
+    line.clock.end_backward(synced=True)
+    return watched
+
+
+def test_wait_for_the_ranks_is_measured_now_and_then_and_taken_to_be_the_same_between(line: Line) -> None:
+    assert synced_backward(line, computing=0.03, waiting=0.01)
+    assert not synced_backward(line, computing=0.05, waiting=0.03)
+    line.now += 0.1
+    assert synced_backward(line, computing=0.02, waiting=0.02)
+    assert not line.clock.begin_backward(syncs=False)
+    line.now += 0.5
+    line.clock.end_backward(synced=False)
+    line.clock.flush()
+    seconds, counts = ({phase: sum(getattr(record, what)[phase] for record in line.sent) for phase in PHASES}
+                       for what in ("seconds", "counts"))  # fmt: skip
+    assert seconds["sync"] == pytest.approx(0.01 + 0.02 + 0.02)
+    assert seconds["backward"] == pytest.approx(0.03 + 0.06 + 0.02 + 0.5)
+    assert (counts["backward"], counts["sync"]) == (4, 3)
+
+
+def test_backward_that_failed_is_not_mistaken_for_the_next(line: Line) -> None:
+    assert line.clock.begin_backward(syncs=True)
+    line.clock.mark_computed()
+    line.now += 0.05  # Then it fails.
+    assert not synced_backward(line, computing=0.01, waiting=0.01)
+    line.clock.flush()
+    assert all(seconds >= 0 for record in line.sent for _, _, seconds in record.spans)
+
+
+def test_backward_outside_of_windows_is_measured(line: Line) -> None:
+    for _ in range(35):
+        synced_backward(line, computing=0.01, waiting=0.01)
+    assert len(line.sent) == 3  # 0.7 s
+
+
+def test_no_clock_without_a_launcher() -> None:
+    assert make_clock() is None
+    reporting.progress(1, 2)
+
+
+def test_mark_costs_little() -> None:
+    clock = PhaseClock(lambda _record: None)
+
+    def micro_batch() -> None:
+        for phase in PHASES:
+            clock.mark(phase)
+        clock.end_window(32.0)
+
+    best = float("inf")
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(1000):
+            micro_batch()
+        best = min(best, (time.perf_counter() - began) / 1000)
+    assert best < 10e-6
+
+
+def record_of(**fields: Any) -> messages.Phases:
+    given = {"time": 12.0, "windows": 1, "micro_batches": 2, "samples": 8.0, "fullest": (2, 8.0), "num_fullest": 1}
+    return messages.Phases(**{**given, "counts": {}, "seconds": {}, "spans": (), **fields})
+
+
+def test_kernel_sums_up_and_keeps_the_newest_spans() -> None:
+    live = LiveValues(launched=10.0)
+    spans = tuple(("forward", 10.0 + at, 0.5) for at in range(64))
+    for _ in range(100):
+        live.fold(1, record_of(seconds={"forward": 3.0, "data": 1.0}, counts={"forward": 64, "data": 1}, spans=spans))
+    known = live.phases[1]
+    assert (known.windows, known.micro_batches, known.samples) == (100, 200, 800.0)
+    assert (known.seconds, known.counts) == ({"forward": 300.0, "data": 100.0}, {"forward": 6400, "data": 100})
+    assert known.shares == {"forward": 0.75, "data": 0.25}
+    assert len(known.spans) == MAX_SPANS
+    assert (known.spans[-1].phase, known.spans[-1].start, known.spans[-1].seconds) == ("forward", 63.0, 0.5)
+
+
+def test_ranks_that_do_not_come_back_leave_the_phases_and_the_metrics() -> None:
+    live = LiveValues(launched=0.0)
+    for rank in (0, 1):
+        live.fold(rank, record_of(seconds={"forward": 3.0}, counts={"forward": 1}, spans=()))
+        live.fold(rank, messages.Metrics(values={"loss": 1.0}, step=1, time=1.0))
+    live.note_fewer_ranks(2, 1, seconds=4.0)
+    assert list(live.phases) == list(live.last_values) == list(live.last_steps) == [0]
+    assert live.samples_per_second(1) is None
+    assert [(change.name, change.before, change.after) for change in live.changes] == [("num_processes", 2, 1)]
+
+
+def test_fullest_windows_are_counted(line: Line) -> None:
+    live = LiveValues(launched=0.0)
+    for micro_batches, samples in [(3, 192.0), (4, 256.0), (4, 240.0), (4, 256.0), (1, 999.0)]:
+        line.clock.end_window(samples, micro_batches)
+        line.clock.flush()  # Each in a record of its own,
+    for _ in range(2):
+        line.clock.end_window(256.0, 4)
+    line.clock.flush()  # or several in one.
+    for record in line.sent:
+        live.fold(0, record)
+    assert (live.phases[0].fullest, live.phases[0].num_fullest, live.phases[0].windows) == ((4, 256.0), 4, 7)
+
+
+def test_shares_without_marks_are_empty() -> None:
+    assert RankPhases(seconds={"data": 0.0}).shares == {"data": 0.0}
+
+
+def train(num_windows: int) -> None:
+    import os
+    import time
+
+    from notebook_launcher.training.recording.phases import make_clock
+
+    clock = make_clock()
+    assert clock is not None
+    assert clock is make_clock()
+    for _ in range(num_windows):
+        clock.mark("data")  # At first it only begins to measure.
+        time.sleep(0.002 * (1 + int(os.environ["RANK"])))
+        clock.mark("forward")
+        clock.mark("backward")
+        clock.mark("step")
+        clock.end_window(4.0, micro_batches=2)
+    clock.mark("data")
+
+
+def test_run_knows_each_ranks_phases(session: Session) -> None:
+    for num_windows in (3, 20):  # The second run knows nothing of the first.
+        run = session.launch(train, args=(num_windows,))
+        run.result()
+        assert sorted(run.phases) == [0, 1]
+        for rank, known in run.phases.items():
+            assert (known.windows, known.micro_batches, known.samples) == (
+                num_windows,
+                2 * num_windows,
+                4.0 * num_windows,
+            )
+            assert known.counts == {
+                "data": num_windows,
+                "forward": num_windows,
+                "backward": num_windows,
+                "sync": 0,
+                "step": num_windows,
+            }
+            assert known.seconds["forward"] > 0.002 * (1 + rank) * num_windows
+            assert known.shares["forward"] > 0.5
+            assert all(span.start > 0 for span in known.spans)
+
+
+def fail_in_forward() -> None:
+    from notebook_launcher.training.recording.phases import make_clock
+
+    clock = make_clock()
+    assert clock is not None
+    clock.mark("data")
+    clock.mark("forward")
+    raise ValueError("boom")
+
+
+def test_function_that_fails_reports_its_phases(session: Session) -> None:
+    run = session.launch(fail_in_forward)
+    with pytest.raises(ValueError, match="boom"):
+        run.result()
+    assert all(known.counts["forward"] == 1 for known in run.phases.values())
+
+
+def loop(total: int | None) -> None:
+    from notebook_launcher import reporting
+
+    for done in range(1, 1001):
+        reporting.progress(done, total)
+
+
+@pytest.mark.parametrize("total", [1000, None])
+def test_loop_that_cannot_be_wrapped_reports_its_progress(total: int | None) -> None:
+    run = launch(loop, 1, args=(total,), output="none")
+    run.result()
+    (rank,) = run.ranks
+    assert (rank.done, rank.total) == ((1000, 1000) if total else (rank.done, None))
+    assert rank.done
+
+
+def loop_until_stopped() -> None:
+    import itertools
+
+    from notebook_launcher import reporting
+
+    for done in itertools.count(1):
+        reporting.progress(done)
+
+
+def test_progress_loop_stops_between_two_items(session: Session) -> None:
+    run = session.launch(loop_until_stopped)
+    while not all(rank.done for rank in run.ranks):
+        run.wait(0.01)
+    assert run.stop() == "ask"
+
+
+def test_prepared_loader_reports_its_progress() -> None:
+    def train() -> None:
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.ones(12, 1)), batch_size=2)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for (inputs,) in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(inputs).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+
+    run = launch(train, 2, output="none")
+    run.result()
+    assert [(rank.done, rank.total) for rank in run.ranks] == [(3, 3), (3, 3)]
+    for told in run.phases.values():
+        assert (told.windows, told.micro_batches, told.samples) == (2, 3, 12)
+        assert told.counts == {"data": 3, "forward": 3, "backward": 3, "sync": 2, "step": 2}
+
+
+@pytest.mark.parametrize(("around", "num_syncs"), [("nothing", 4), ("backward", 4), ("both", 2)])
+def test_loop_without_windows_counts_the_backwards_that_waited_for_the_ranks(around: str, num_syncs: int) -> None:
+    def train() -> None:
+        import contextlib
+
+        import torch
+
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+        model = accelerator.prepare(torch.nn.Linear(1, 1))
+        for _ in range(2):
+            for alone in (True, False):
+                no_sync = accelerator.no_sync if alone else lambda _: contextlib.nullcontext()
+                with no_sync(model) if around == "both" else contextlib.nullcontext():
+                    loss = model(torch.ones(2, 1)).mean()
+                    with no_sync(model) if around == "backward" else contextlib.nullcontext():
+                        accelerator.backward(loss)
+
+    run = launch(train, 2, output="none")
+    run.result()
+    for told in run.phases.values():
+        assert told.counts["sync"] == num_syncs
