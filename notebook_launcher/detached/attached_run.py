@@ -208,7 +208,7 @@ class AttachedRun(AnyRun):
         self._command("pause")
 
     def resume(self) -> None:
-        """Let ranks train on that `run.pause()` holds."""
+        """Continue the training of a paused run."""
         self._command("resume")
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:

@@ -109,14 +109,13 @@ class PendingProfile:
     answer: Latch[Profile | str]
     records: dict[int, messages.Profiled] = dataclasses.field(default_factory=dict)
 
-    def note(self, record: messages.Profiled) -> bool:
-        """Add the result of a rank; return True if all are there, and the answer was given."""
+    def note(self, record: messages.Profiled) -> None:
+        """Add the result of a rank, and give the answer once all are there."""
         self.records[record.rank] = record
         if self.records.keys() != set(self.ranks):
-            return False
+            return
         empty = [one for one in self.records.values() if not one.operators]
         if len(empty) == len(self.ranks):
             self.answer.set(f"rank {empty[0].rank}: {empty[0].problem or 'nothing was recorded'}")
         else:
             self.answer.set(Profile(self.records[rank] for rank in sorted(self.records)))
-        return True

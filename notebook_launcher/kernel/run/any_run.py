@@ -103,7 +103,7 @@ class AnyRun(RunReader, Protocol):
         """Hold all ranks after the same update."""
 
     def resume(self) -> None:
-        """Let ranks train on that `pause` holds."""
+        """Continue the training of a paused run."""
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
         """Stop the run; return the last rung that was needed."""

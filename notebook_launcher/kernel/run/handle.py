@@ -446,7 +446,7 @@ class Run(AnyRun):
         self._change("pause", {})
 
     def resume(self) -> None:
-        """Let ranks train on that `run.pause()` holds.
+        """Continue the training of a paused run.
 
         Raises:
             CallOrderError: As for `set`.

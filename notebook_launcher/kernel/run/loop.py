@@ -327,8 +327,15 @@ class RunLoop:
                 if line := describe_change(record):
                     data.output.notice(line)
                 self._recorder.note()
-            case messages.Profiled() if self._profile is not None and self._profile.note(record):
-                self._profile = None
+            case messages.Profiled():
+                self._note_profile(record)
+
+    def _note_profile(self, record: messages.Profiled) -> None:
+        if self._profile is None:
+            return
+        self._profile.note(record)
+        if self._profile.answer.is_set:
+            self._profile = None
 
     def _debug(self, failure: RankOutcome, attempt: Attempt) -> None:
         """Let the user look into the frames of the rank that failed first, before the others are stopped."""
