@@ -15,7 +15,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.command_line.field_help import field_help
-from notebook_launcher.command_line.parser import Once, Parser
+from notebook_launcher.command_line.parser import Once, Parser, words_of
 from notebook_launcher.command_line.sharding_options import DYNAMO, SWITCHES
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
@@ -237,7 +237,7 @@ def _add(group: Any, *names: str, short: Sequence[str] = (), **how: Any) -> argp
 def _value(field: dataclasses.Field[Any], text: Any) -> Any:
     """Return the value that a text means for a field; `LaunchConfig` refuses a text that means none."""
     if not isinstance(text, str):
-        return _environment(text) if field.name == "env" else text
+        return _environment(text) if field.name == "env" else words_of(text) if field.name == "tags" else text
     if field.name == "devices":
         return devices_of(text)
     if field.name == "monitor":

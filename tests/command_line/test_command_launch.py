@@ -274,6 +274,11 @@ def test_numbers_of_options_reach_the_launch_as_they_were_typed():
     assert options.words == ["-n", "3"]
 
 
+def test_tags_may_be_separated_by_commas():
+    options = make_parser().parse_args(["launch", "--tags", "a,b", "--tag", "c d", "x.py"])
+    assert given_options(options)["tags"] == ["a", "b", "c d"]
+
+
 def test_settings_file_that_cannot_be_launched_names_the_way_around(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     file = tmp_path / "accelerate/default_config.yaml"
