@@ -210,6 +210,12 @@ def test_spaces_beside_a_comma_separate_nothing(notebook: Kernel) -> None:
     assert run_cell(notebook, "%%ranks 0, 1 -p spaced , apart\nspaced, apart").stdout == "[all] (1, 2)\n"
 
 
+def test_working_directory_of_the_ranks_changes_with_its_magic(notebook: Kernel) -> None:
+    assert run_cell(notebook, "%%ranks\nimport os\n%cd -q /\nos.getcwd()").stdout == "[all] '/'\n"
+    assert run_cell(notebook, "%%ranks\n%cd -q -\nos.getcwd() == '/'").stdout == "[all] False\n"
+    assert "_dh" not in run_cell(notebook, "session.who()").stdout
+
+
 def test_matplotlib_magic_of_notebooks_changes_nothing_on_ranks(notebook: Kernel) -> None:
     code = "%%ranks\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([rank, 1]);"
     outcome = run_cell(notebook, code)
@@ -220,6 +226,10 @@ def test_name_that_only_the_notebook_has_comes_with_advice(notebook: Kernel) -> 
     run_cell(notebook, "only_here = 1")
     assert "`%%ranks --push only_here` sends it first" in notebook.execute("%%ranks\nonly_here").traceback
     assert "--push" not in notebook.execute("%%ranks\nnowhere_at_all").traceback
+    run_cell(notebook, "import json, os.path as paths, os.path")
+    advice = "json is imported in the notebook, but not on the ranks. Write `import json` in their cell."
+    assert advice in notebook.execute("%%ranks\njson.loads('1')").traceback
+    assert "Write `import posixpath as paths` in" in notebook.execute("%%ranks\npaths.sep").traceback
 
 
 def test_rich_output_of_the_chosen_rank_or_of_all(notebook: Kernel) -> None:

@@ -323,6 +323,10 @@ def _push_hint(error: NameError) -> str:
     if match[1] in ("exit", "quit"):
         return "An exception ends a cell on the ranks, and `session.close()` ends the ranks."
     name = match[1]
+    value = vars(sys.modules["__main__"])[name]
+    if isinstance(value, types.ModuleType):
+        module = value.__name__ if value.__name__ == name else f"{value.__name__} as {name}"
+        return f"{name} is imported in the notebook, but not on the ranks. Write `import {module}` in their cell."
     return f"{name} is defined in the notebook, but not on the ranks. `%%ranks --push {name}` sends it first."
 
 
