@@ -296,8 +296,10 @@ def as_typed(error: ConfigError, given: Mapping[str, Any], typed: Mapping[str, t
     names = [name, "processes_per_node"] if name == "num_processes" else [name]
     found = next((typed[name] for name in names if name in typed), None)
     words = str(error)
-    start = f"{name}={given.get(name)!r}"
-    if found is None or not words.startswith(start):
+    value = given.get(name)
+    forms = [value, list(value)] if isinstance(value, tuple) else [value]  # Messages show several values as a list.
+    start = next((start for form in forms if words.startswith(start := f"{name}={form!r}")), None)
+    if found is None or start is None:
         return error
     return ConfigError(" ".join(found) + words.removeprefix(start).replace("None", "none"), field=name)
 
