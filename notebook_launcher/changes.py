@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 __all__ = ["ACCELERATOR_SETTINGS", "SettingKind", "Wanted", "apply_change", "check_change", "read_wanted"]
 
@@ -28,38 +28,33 @@ FACTOR = re.compile(r"\s*[x*]\s*(?P<factor>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
 
 
 def check_change(
-    name: str, wanted: object, tunables: Collection[str], present: Mapping[str, float | None] | None = None
+    name: str, wanted: object, tunables: Mapping[str, float], present: Mapping[str, float | None] | None = None
 ) -> Wanted:
     """Return a change that can be sent to the ranks.
 
     Args:
         name: The setting.
         wanted: A number, a factor such as `"x0.5"`, or None for `max_grad_norm`.
-        tunables: Settings that the function offers by `tunable(...)`.
+        tunables: Settings that the function offers by `tunable(...)`, with their values, whose types stay.
         present: The last known values of the Accelerator's settings.
 
     Raises:
         ValueError: There is no such setting, or the value cannot work; the message names what to type.
     """
     kind = ACCELERATOR_SETTINGS.get(name)
-    if kind is None and name not in tunables:
-        offered = ", ".join([*ACCELERATOR_SETTINGS, *sorted(tunables)])
-        raise for_caller(ValueError(f"{name}={wanted!r}: this run offers {offered}."))
+    if kind is None:
+        return _check_tunable(name, wanted, tunables)
     if kind == "count":
         if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
             raise for_caller(ValueError(f"{name}={wanted!r} must be a whole number, 1 or more."))
         return wanted
     if wanted is None and kind == "optional":
         return None
-    if isinstance(wanted, str) and (found := FACTOR.fullmatch(wanted)):
-        number = _number(found["factor"])
-    else:
-        number = wanted if isinstance(wanted, (int, float)) else None
-    fits = kind is None or (number is not None and number > 0 and not isinstance(wanted, bool))
-    if number is None or not fits or not math.isfinite(number):
-        least = "a number" if kind is None else "a number, more than 0"
+    number = _number_in(wanted)
+    if number is None or number <= 0:
         none = ", or None for no clipping" if kind == "optional" else ""
-        raise for_caller(ValueError(f'{name}={wanted!r} must be {least}, or a factor such as "x0.5"{none}.'))
+        msg = f'{name}={wanted!r} must be a number, more than 0, or a factor such as "x0.5"{none}.'
+        raise for_caller(ValueError(msg))
     if isinstance(wanted, str) and present and present.get(name, number) is None:
         msg = f"{name}={wanted!r} is a factor, but {name} is none, and has no value. Give a number."
         raise for_caller(ValueError(msg))
@@ -88,8 +83,29 @@ def apply_change(before: float, wanted: Wanted) -> float:
     return wanted
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
+def _check_tunable(name: str, wanted: object, tunables: Mapping[str, float]) -> Wanted:
+    if name not in tunables:
+        offered = ", ".join([*ACCELERATOR_SETTINGS, *sorted(tunables)])
+        raise for_caller(ValueError(f"{name}={wanted!r}: this run offers {offered}."))
+    number, offered_as = _number_in(wanted), type(tunables[name])
+    if offered_as is bool:
+        fits, words = isinstance(wanted, (int, float)) and wanted in (0, 1), "True or False"
+    elif offered_as is int:
+        fits = number is not None and (isinstance(wanted, str) or number == int(number))
+        words = 'a whole number, or a factor such as "x0.5"'
+    else:
+        fits, words = number is not None, 'a number, or a factor such as "x0.5"'
+    if not fits:
+        raise for_caller(ValueError(f"{name}={wanted!r} must be {words}."))
+    return wanted  # type: ignore[return-value]
+
+
+def _number_in(wanted: object) -> float | None:
+    """Return a wanted number, or that of a factor; None if there is none, or none that is finite."""
+    number: object = wanted
+    if isinstance(wanted, str) and (found := FACTOR.fullmatch(wanted)):
+        with contextlib.suppress(ValueError):
+            number = float(found["factor"])
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
         return None
+    return number

@@ -242,6 +242,10 @@ class RecordedRun:
             raise CallOrderError(f"the run {self.id} is {self.state}, so its folder cannot be deleted. Stop it first.")
         run_folders.remove(self._folder)
 
+    def log_order(self, num_pieces: int) -> tuple[tuple[int, int], ...]:  # noqa: ARG002
+        """Return nothing: a run folder has a log of each rank, and not their order."""
+        return ()
+
     def _tail(self, rank: int) -> str:
         path = self._folder / run_folders.log_name(rank)
         try:

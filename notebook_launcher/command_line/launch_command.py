@@ -49,7 +49,11 @@ def _run(options: argparse.Namespace) -> int:
     script.check()
     for ignored, reason in without_effect(options).items():
         _say(f"ignored: {ignored} ({reason})")
-    return _launch(script, options.words, config)
+    try:
+        return _launch(script, options.words, config)
+    except ConfigError as error:
+        given = given_options(options, has_engine=config.engine is not None)
+        raise as_typed(error, given, vars(options).get("typed", {})) from None
 
 
 def _config(options: argparse.Namespace) -> LaunchConfig:
@@ -116,7 +120,7 @@ def _launch(script: Any, words: Sequence[str], config: LaunchConfig) -> int:
 def _report(error: Exception) -> int:
     """Show a failure as a notebook's cell would; return the exit status."""
     story = vars(error).get("_render_traceback_")
-    if story is None and not isinstance(error, LaunchError):
+    if story is None and (isinstance(error, ConfigError) or not isinstance(error, LaunchError)):
         raise error
     _show("\n".join(story()) if story is not None else f"{type(error).__name__}: {error}")
     code = error.exitcode if isinstance(error, RankFailedError) else None

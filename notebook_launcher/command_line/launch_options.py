@@ -15,7 +15,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.command_line.field_help import field_help
-from notebook_launcher.command_line.parser import Once, Parser
+from notebook_launcher.command_line.parser import Once, Parser, words_of
 from notebook_launcher.command_line.sharding_options import DYNAMO, SWITCHES
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
@@ -237,7 +237,7 @@ def _add(group: Any, *names: str, short: Sequence[str] = (), **how: Any) -> argp
 def _value(field: dataclasses.Field[Any], text: Any) -> Any:
     """Return the value that a text means for a field; `LaunchConfig` refuses a text that means none."""
     if not isinstance(text, str):
-        return _environment(text) if field.name == "env" else text
+        return _environment(text) if field.name == "env" else words_of(text) if field.name == "tags" else text
     if field.name == "devices":
         return devices_of(text)
     if field.name == "monitor":
@@ -296,8 +296,10 @@ def as_typed(error: ConfigError, given: Mapping[str, Any], typed: Mapping[str, t
     names = [name, "processes_per_node"] if name == "num_processes" else [name]
     found = next((typed[name] for name in names if name in typed), None)
     words = str(error)
-    start = f"{name}={given.get(name)!r}"
-    if found is None or not words.startswith(start):
+    value = given.get(name)
+    forms = [value, list(value)] if isinstance(value, tuple) else [value]  # Messages show several values as a list.
+    start = next((start for form in forms if words.startswith(start := f"{name}={form!r}")), None)
+    if found is None or start is None:
         return error
     return ConfigError(" ".join(found) + words.removeprefix(start).replace("None", "none"), field=name)
 

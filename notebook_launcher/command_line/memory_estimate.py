@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
 import sys
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.text import did_you_mean
+from notebook_launcher.text import did_you_mean, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,10 +107,34 @@ def _of_class(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.
         close = "" if found is None else did_you_mean(name.rpartition(".")[2], dir(found))
         hint = close or "Write it as package.module:Class, with a module that can be imported from here."
         raise ConfigError(f"{target}: {error}. {hint}") from error
+    _check_call(target, found, arguments)
     model = found(**arguments)
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"{target} made a {type(model).__name__}, which is not a torch.nn.Module.")
     return name, model
+
+
+def _check_call(target: str, found: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if what was named cannot be called with these arguments."""
+    if isinstance(found, types.ModuleType):
+        raise ConfigError(f"{target} is a module. Name a class in it: {found.__name__}:Class.")
+    if not callable(found):
+        raise ConfigError(f"{target} is {type_of(found)}, which makes no model. Name a class.")
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # Classes in C may have none.
+        return
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    known = [one.name for one in by_name]
+    unknown = [] if takes_any else [name for name in arguments if name not in known]
+    if unknown:
+        hint = did_you_mean(unknown[0], known) or f"It takes {', '.join(known) or 'none'}."
+        raise ConfigError(f"{target} takes no argument {unknown[0]}. {hint}")
+    missing = [one.name for one in by_name if one.default is one.empty and one.name not in arguments]
+    if missing:
+        pattern = ", ".join(f'"{name}": ...' for name in missing)
+        raise ConfigError(f"{target} needs {' and '.join(missing)}. Pass them: --args '{{{pattern}}}'.")
 
 
 def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.Module]:
@@ -121,9 +147,11 @@ def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, t
     path = Path(target).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
-        values = json.loads(file.read_text(encoding="utf-8"))
-        if "model_type" not in values:
-            raise ConfigError(f"{file} has no model_type, so it is not a configuration of Transformers.")
+        values = _read_configuration(file)
+        if values["model_type"] not in transformers.CONFIG_MAPPING:
+            kind = values["model_type"]
+            hint = did_you_mean(str(kind), transformers.CONFIG_MAPPING) or "A newer Transformers may have it."
+            raise ConfigError(f"{file}: Transformers has no model type {kind!r}. {hint}")
         config = transformers.AutoConfig.for_model(**{**values, **arguments})
         architecture = getattr(transformers, next(iter(values.get("architectures") or ()), ""), None)
         if architecture is not None:
@@ -141,3 +169,13 @@ def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, t
     make: Any = transformers.AutoModel.from_config
     model: torch.nn.Module = make(config)
     return type(model).__name__, model
+
+
+def _read_configuration(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}.") from error
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise ConfigError(f"{file} has no model_type, so it is not a configuration of Transformers.")
+    return values

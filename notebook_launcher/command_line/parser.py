@@ -13,7 +13,7 @@ from notebook_launcher.text import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Formatter", "Once", "Parser", "choice", "number", "whole_number"]
+__all__ = ["Formatter", "Once", "Parser", "choice", "number", "whole_number", "words_of"]
 
 MISSING = "the following arguments are required: "
 """The beginning of argparse's own words for missing arguments."""
@@ -144,6 +144,11 @@ def number(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) or not float(text):
         raise ValueError("type a number above 0")
     return float(text)
+
+
+def words_of(texts: Sequence[str]) -> list[str]:
+    """Return the words of an option that takes several, each of which may also be typed as `a,b`."""
+    return [word.strip() for text in texts for word in text.split(",") if word.strip()]
 
 
 def choice(known: Sequence[str]) -> Callable[[str], str]:

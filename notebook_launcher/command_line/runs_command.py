@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.command_line.command import Command
-from notebook_launcher.command_line.parser import Parser, choice, number, whole_number
+from notebook_launcher.command_line.parser import Parser, choice, number, whole_number, words_of
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -139,7 +139,8 @@ def _edit(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.opening import open_run
 
     run = open_run(options.run, options.folder)
-    run.edit(name=options.name, tags=options.tags, notes=options.notes)
+    tags = None if options.tags is None else words_of(options.tags)
+    run.edit(name=options.name, tags=tags, notes=options.notes)
     print(f"{run.id}: {run.name}; tags: {', '.join(run.tags) or 'none'}; notes: {run.notes or 'none'}")  # noqa: T201
     return 0
 

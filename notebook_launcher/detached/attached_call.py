@@ -22,6 +22,7 @@ __all__ = ["AttachedCall"]
 
 NOTHING: dict[str, Any] = {
     "logs": "",
+    "log_order": [],
     "metrics": (),
     "pictures": (),
     "metrics_since": ([], 0),

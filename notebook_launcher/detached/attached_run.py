@@ -176,6 +176,11 @@ class AttachedRun(AnyRun):
         answer: tuple[str, int] = self._ask("logs_since", rank, position)
         return answer
 
+    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
+        """Return the rank and the end of the newest pieces of output of all ranks, in the order of their arrival."""
+        answer: list[tuple[int, int]] = self._ask("log_order", num_pieces)
+        return answer
+
     def stacks(self) -> Stacks:
         """Return the stack of each rank, as `Run.stacks`."""
         answer: Stacks = self._command("stacks")

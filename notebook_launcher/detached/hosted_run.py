@@ -34,8 +34,8 @@ GOODBYE = 5.0
 """Seconds after the end of the run for which clients may fetch the rest of its output. Its ending is in the folder."""
 
 METHODS = frozenset(
-    {"edit", "logs", "logs_since", "metrics_since", "pause", "pictures_since", "profile", "resume", "sample", "save"}
-    | {"set", "snapshot", "stacks", "stop", "set_from_page"}
+    {"edit", "log_order", "logs", "logs_since", "metrics_since", "pause", "pictures_since", "profile", "resume"}
+    | {"sample", "save", "set", "set_from_page", "snapshot", "stacks", "stop"}
 )
 ATTRIBUTES = frozenset({"changes", "config", "metrics", "notes", "phases", "pictures", "ranks", "tags"})
 """Attributes of the run that a client may read, by name."""

@@ -27,8 +27,8 @@ __all__ = [
     "SessionState",
 ]
 
-PROTOCOL = 4
-"""Number of this protocol. It changes with every record here, and a host and a client of different numbers part."""
+PROTOCOL = 5
+"""Number of this protocol. It changes with every record and method; a host and a client of different numbers part."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

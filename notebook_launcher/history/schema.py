@@ -291,3 +291,9 @@ class RunReader(Protocol):
 
         A position counts bytes. For a position beyond the end, the text is empty and the next position is the end.
         """
+
+    def log_order(self, num_pieces: int) -> Sequence[tuple[int, int]]:
+        """Return the newest pieces of output of all ranks in the order of their arrival; none if it is not known.
+
+        A piece is a rank and the position in its log up to which this piece goes, from the end of the one before.
+        """

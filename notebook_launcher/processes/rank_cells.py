@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import io
+import os
 import sys
 import token
 import tokenize
@@ -55,6 +56,7 @@ def shell_of_rank() -> Any:
             main = sys.modules["__main__"]
             if shell.user_ns is not main.__dict__:
                 shell.user_module, shell.user_ns = main, main.__dict__
+                shell.user_ns.setdefault("_dh", [os.getcwd()])  # where `%cd` keeps the folders
                 shell.set_hook("show_in_pager", _print_page, 0)
             return shell
     return None

@@ -42,7 +42,7 @@ class Script:
         if self.is_module:
             if self.target.endswith(".py") and path.is_file():
                 raise ConfigError(f"-m {self.target}: this is a file. Leave -m out, or name the module: -m {path.stem}")
-            if not _exists(self.target.partition(".")[0]):
+            if not _exists(self.target.partition(".")[0], *_first_paths(os.getcwd())):
                 close = did_you_mean(self.target, (module.name for module in pkgutil.iter_modules([os.getcwd()])))
                 hint = close or "Name it as after `python -m`: package.module."
                 raise ConfigError(
@@ -95,18 +95,23 @@ def _programs(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.py"))
 
 
-def _exists(name: str) -> bool:
+def _exists(name: str, *folders: str) -> bool:
+    """Return True if there is a module of this name on the path, or in one of the folders."""
     try:
-        return importlib.util.find_spec(name) is not None
+        return bool(importlib.util.find_spec(name) or PathFinder.find_spec(name, folders))
     except (ImportError, ValueError, AttributeError):
         return False
 
 
 def _set_first_path(folder: str) -> None:
-    # The launcher's own first entry is its working directory, or the folder of its console script. With
-    # PYTHONSAFEPATH it has none, and the program gets none.
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[:1] = [folder]
+    # The launcher's own first entry is its working directory, or the folder of its console script.
+    found = _first_paths(folder)
+    sys.path[: len(found)] = found
+
+
+def _first_paths(folder: str) -> list[str]:
+    """Return the first entry of a program's path; with PYTHONSAFEPATH there is none, as the launcher has none."""
+    return [] if getattr(sys.flags, "safe_path", False) else [folder]
 
 
 def _find_program(name: str) -> ModuleSpec:

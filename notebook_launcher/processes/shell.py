@@ -107,6 +107,9 @@ class RankShell(interactiveshell.InteractiveShell):
     def init_completer(self) -> None:
         """Build no completer, because no user types in a rank."""
 
+    def enable_gui(self, gui: Any = None) -> None:
+        """Start no event loop: `%matplotlib inline`, with which notebooks begin, asks for one."""
+
     def init_display_pub(self) -> None:
         """Publish by records."""
         self.display_pub = _publisher(self)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import LaunchConfig, RecordedRun, launch, report, runs
+from notebook_launcher import LaunchConfig, RecordedRun, launch, open_run, report, runs
 from notebook_launcher.command_line.program import main
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import origin
@@ -92,6 +92,8 @@ def test_runs_are_edited_from_the_command_line(home, tmp_path, capsys):
     assert "a, b" in capsys.readouterr().out
     assert main(["runs", "show", "last"]) == 0
     assert "notes: good" in capsys.readouterr().out
+    assert main(["runs", "edit", "last", "--tags", "b,c,", "d"]) == 0
+    assert open_run("last").tags == ("b", "c", "d")
 
 
 def test_live_run_is_edited_before_and_after_its_folder_exists(home):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,6 +116,27 @@ def test_module_of_a_package_runs_and_its_exit_status_is_returned(script, tmp_pa
     assert facts["argv"] == [str(package / "__main__.py"), "--lr", "0.1"]
     assert (facts["spec"], facts["package"], facts["path"]) == ("package.__main__", "package", str(tmp_path))
     assert "sys.exit(7)" in done.stderr
+
+
+def test_console_script_finds_modules_of_the_working_directory(tmp_path):
+    # Its own folder is the first on the path, as pip writes it; that of `python -m` is the working directory.
+    program = tmp_path / "bin/notebook-launcher"
+    program.parent.mkdir()
+    program.write_text("import sys\nfrom notebook_launcher.command_line.program import main\nsys.exit(main())\n")
+    package = tmp_path / "here/package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "tool.py").write_text("import sys\nprint('runs', sys.argv[1:], __package__)\n")
+    for name in ("package.tool", "packag"):
+        words = [sys.executable, str(program), "launch", "-n", "1", "--cpu", "-m", name, "x"]
+        done = subprocess.run(
+            words, cwd=package.parent, env=surroundings(tmp_path), capture_output=True, text=True, check=False
+        )
+        if name == "packag":
+            assert "there is no module 'packag' in" in done.stderr
+            assert "Did you mean package?" in done.stderr
+        else:
+            assert "runs ['x'] package\n" in done.stdout, done.stderr
 
 
 def test_exception_of_one_rank_is_shown_once_with_the_lines_of_the_script(tmp_path):
@@ -247,6 +269,13 @@ def test_words_that_cannot_work_are_refused_before_anything_starts(words, messag
     assert message in shown
 
 
+def test_option_that_the_machine_cannot_fulfil_is_named_as_typed(tmp_path):
+    (tmp_path / "x.py").touch()
+    done = type_command("launch", "--gpu_ids", "0,1", "x.py", cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 2
+    assert done.stderr.startswith("notebook-launcher launch: --gpu_ids 0,1: no GPU found")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -272,6 +301,11 @@ def test_numbers_of_options_reach_the_launch_as_they_were_typed():
     )
     assert given_options(options) == {"num_processes": 2, "timeout": None, "nodes": 1}
     assert options.words == ["-n", "3"]
+
+
+def test_tags_may_be_separated_by_commas():
+    options = make_parser().parse_args(["launch", "--tags", "a,b", "--tag", "c d", "x.py"])
+    assert given_options(options)["tags"] == ["a", "b", "c d"]
 
 
 def test_settings_file_that_cannot_be_launched_names_the_way_around(tmp_path, monkeypatch, capsys):

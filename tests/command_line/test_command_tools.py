@@ -325,6 +325,12 @@ def test_estimate_reads_configurations_without_a_download(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("GPT2LMHeadModel: ")
     assert main(["estimate-memory", "gpt2", "--args", '{"n_layer": 1}']) == 0
     assert capsys.readouterr().out.startswith("GPT2Model: ")
+    (tmp_path / "config.json").write_text('{"model_type": "gtp2"}')
+    with pytest.raises(ConfigError, match=r"Transformers has no model type 'gtp2'\. Did you mean gpt2"):
+        memory_estimate.make_model(str(tmp_path), {})
+    (tmp_path / "config.json").write_text("{bad")
+    with pytest.raises(ConfigError, match=r"config\.json is not JSON: Expecting property name"):
+        memory_estimate.make_model(str(tmp_path), {})
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="has no model_type, so it is not a configuration of Transformers"):
         memory_estimate.make_model(str(tmp_path), {})
@@ -337,7 +343,15 @@ def test_estimate_reads_configurations_without_a_download(tmp_path, capsys):
         (["torch.nn:Linaer"], "module 'torch.nn' has no attribute 'Linaer'. Did you mean Linear"),
         (["no_module:Model"], "No module named 'no_module'"),
         (["json:JSONDecoder"], "made a JSONDecoder, which is not a torch.nn.Module."),
-        (["torch.nn:Linear"], "torch.nn:Linear cannot be made on the meta device: TypeError"),
+        (["torch.nn:Linear"], 'needs in_features and out_features. Pass them: --args \'{"in_features": ..., '),
+        (["torch.nn:Linear", "--args", '{"in_feature": 1}'], "takes no argument in_feature. Did you mean in_features?"),
+        (
+            ["torch.nn:Linear", "--args", '{"xyz": 1}'],
+            "no argument xyz. It takes in_features, out_features, bias",
+        ),
+        (["torch.nn:Linear", "--args", '{"in_features": "a", "out_features": 1}'], "on the meta device: TypeError"),
+        (["json:decoder"], "json:decoder is a module. Name a class in it: json.decoder:Class."),
+        (["json:__all__"], "json:__all__ is a list, which makes no model."),
         (["torch.nn:Linear", "--args", "[]"], "write an object of names and values"),
         (["torch.nn:Linear", "--args", "{width: 1}"], "Write JSON, with names in double quotes."),
         (["torch.nn:Linear", "-n", "0"], "-n 0: type a whole number, 1 or more."),

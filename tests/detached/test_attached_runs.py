@@ -127,6 +127,7 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
     assert other.seed == 3
     assert other.config.num_processes == 2
     assert other.logs_since(1, 0)[0] == other.logs(1)
+    assert dict(other.log_order(9))[1] == len(other.logs(1))
     assert other.snapshot().arguments == {"gate": repr(str(gate))}
     assert all(rank.pid for rank in other.ranks)
     assert "wait_for" in str(run.stacks())
@@ -327,7 +328,7 @@ def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, mon
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 4"):
+        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 5"):
             door.greet(ours)
         monkeypatch.setattr("os.getuid", lambda: 1_000_000)
         with pytest.raises(PermissionError, match="belongs to user"):
@@ -341,7 +342,7 @@ def test_a_host_of_another_version_is_refused_at_once(home: Path, gate: Path, mo
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
     with monkeypatch.context() as patched:
         patched.setattr(door, "GREETING", b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=r"host speaks protocol 4.*attach with the version that launched"):
+        with pytest.raises(CallOrderError, match=r"host speaks protocol 5.*attach with the version that launched"):
             attach(run.id, show=False)
     run.stop()
 

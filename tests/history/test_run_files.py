@@ -87,6 +87,9 @@ class Log:
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         return self.log.since(position)
 
+    def log_order(self, num_pieces: int) -> Any:
+        raise NotImplementedError
+
     def snapshot(self) -> Any:
         raise NotImplementedError
 

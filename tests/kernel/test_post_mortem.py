@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.programs import end, read_until, surroundings
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.kernels import Kernel, Outcome
 
@@ -202,3 +208,26 @@ def test_rank_that_dies_in_the_debugger_is_started_again(session: Kernel) -> Non
     outcome, _ = answered(session, "session.debug()", "import os; os._exit(3)")
     assert "rank 1 died in the debugger" in str(outcome.error)
     assert session.execute("print(len(session.run(pid)))").stdout == "2\n"
+
+
+def test_debug_magic_in_the_ipython_of_a_terminal(tmp_path: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        environment = {**surroundings(tmp_path), "IPYTHONDIR": str(tmp_path / "ipython")}
+        os.execve(sys.executable, [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner"], environment)
+    cell = "%%ranks\nfactor = 7\n1 / 0"
+    for prompt, line in [
+        (b"In [1]: ", "%load_ext notebook_launcher"),
+        (b"In [2]: ", "%ranks 2 devices=cpu"),
+        (b"In [3]: ", f"get_ipython().run_cell({cell!r}) and None"),
+        (b"In [4]: ", "%debug"),
+        (b" pdb) ", "p factor * 2"),
+    ]:
+        read_until(terminal, prompt)
+        os.write(terminal, f"{line}\n".encode())
+    read_until(terminal, b"14")
+    os.write(terminal, b"q\n")
+    read_until(terminal, b"In [5]: ")
+    os.write(terminal, b"exit\n")
+    assert end(pid, terminal) == 0

@@ -198,12 +198,38 @@ def test_mistakes_are_explained(notebook: Kernel) -> None:
     )
     assert "Pass the code as text" in (notebook.execute("session.execute(print)").error or "")
     assert "pass the name as text" in (notebook.execute("session[0]").error or "")
+    assert "pull() names no variable. Write session.pull('x')." in (notebook.execute("session.pull()").error or "")
+    for values in ("1", "[('x', 1)]", "'x'"):
+        assert "pass names and values: session.push(x=1)" in (notebook.execute(f"session.push({values})").error or "")
+    for line in ("--nothing", "0 1", "-h"):
+        assert "`%%ranks?` lists the options." in notebook.execute(f"%%ranks {line}\n1").stderr
+
+
+def test_spaces_beside_a_comma_separate_nothing(notebook: Kernel) -> None:
+    run_cell(notebook, "spaced, apart = 1, 2")
+    assert run_cell(notebook, "%%ranks 0, 1 -p spaced , apart\nspaced, apart").stdout == "[all] (1, 2)\n"
+
+
+def test_working_directory_of_the_ranks_changes_with_its_magic(notebook: Kernel) -> None:
+    assert run_cell(notebook, "%%ranks\nimport os\n%cd -q /\nos.getcwd()").stdout == "[all] '/'\n"
+    assert run_cell(notebook, "%%ranks\n%cd -q -\nos.getcwd() == '/'").stdout == "[all] False\n"
+    assert "_dh" not in run_cell(notebook, "session.who()").stdout
+
+
+def test_matplotlib_magic_of_notebooks_changes_nothing_on_ranks(notebook: Kernel) -> None:
+    code = "%%ranks\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([rank, 1]);"
+    outcome = run_cell(notebook, code)
+    assert sum("image/png" in one["data"] for one in outcome.displays) == 1
 
 
 def test_name_that_only_the_notebook_has_comes_with_advice(notebook: Kernel) -> None:
     run_cell(notebook, "only_here = 1")
     assert "`%%ranks --push only_here` sends it first" in notebook.execute("%%ranks\nonly_here").traceback
     assert "--push" not in notebook.execute("%%ranks\nnowhere_at_all").traceback
+    run_cell(notebook, "import json, os.path as paths, os.path")
+    advice = "json is imported in the notebook, but not on the ranks. Write `import json` in their cell."
+    assert advice in notebook.execute("%%ranks\njson.loads('1')").traceback
+    assert "Write `import posixpath as paths` in" in notebook.execute("%%ranks\npaths.sep").traceback
 
 
 def test_rich_output_of_the_chosen_rank_or_of_all(notebook: Kernel) -> None:
@@ -262,6 +288,13 @@ def test_names_of_the_ranks_complete_inside_their_cells_alone(notebook: Kernel) 
     assert "'some_key" in (run_cell(notebook, "completed('%%ranks\\nunusual_name[')").result or "")
     assert run_cell(notebook, "completed('unusual_n')").result == "[]"
     assert run_cell(notebook, "completed('%%ranks\\nonly_h')").result == r"['%%ranks\nonly_h']"
+    # The first line may name another session.
+    run_cell(notebook, "other = Session(1, devices='cpu'); other.execute('rare_name = 1')")
+    assert run_cell(notebook, "completed('%%ranks -s other\\nrare_n')").result == r"['%%ranks -s other\nrare_name']"
+    inspected = "get_ipython().kernel.do_inspect('%%ranks 0 --session other\\nrare_name', 30)['found']"
+    assert run_cell(notebook, inspected).result == "True"
+    assert "unusual_name" in (run_cell(notebook, "completed('%%ranks -s \\nunusual_n')").result or "")
+    run_cell(notebook, "other.close()")
     # A busy rank is not asked.
     run_cell(notebook, "session.complete('unusual_n', 9); busy = session.launch(lambda: __import__('time').sleep(9))")
     assert "unusual_name" in (run_cell(notebook, "completed('%%ranks\\nunus')").result or "")
@@ -309,6 +342,8 @@ def test_extension_starts_and_ends_ranks_of_its_own(notebook: Kernel) -> None:
     assert run_cell(notebook, "%ranks 2 devices=cpu output=all").stdout.startswith("2 ranks: <Session of 2 CPU ranks")
     assert "[all] 3" in run_cell(notebook, "%%ranks\n1 + 2").stdout
     assert (notebook.execute("%ranks many").stderr or "").startswith("UsageError: %ranks many: write `%ranks 4`")
+    assert "unknown option sed=" in (notebook.execute("%ranks 2 sed=1").error or "")
+    assert "[all] 3" in run_cell(notebook, "%%ranks\n1 + 2").stdout
     run_cell(notebook, "%ranks close")
     assert notebook.execute("%%ranks\n1").stderr.startswith("UsageError: no session is active.")
     assert "no session is active" in run_cell(notebook, "%ranks").stdout

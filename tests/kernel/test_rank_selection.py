@@ -33,6 +33,11 @@ def test_rank_that_does_not_exist_is_refused_with_those_that_do(named: object) -
         selected_ranks(named, 4)
 
 
+def test_range_that_runs_backwards_is_refused_with_the_one_that_is_meant() -> None:
+    with pytest.raises(ConfigError, match=r"ranks='0,3-1': 3-1 is empty\. Did you mean 1-3\?"):
+        selected_ranks("0,3-1", 4)
+
+
 @pytest.mark.parametrize("named", ["some", "1-", 1.5, [True], "1;2"])
 def test_unclear_ranks_are_refused_with_examples(named: object) -> None:
     with pytest.raises(ConfigError, match=r"names no ranks\. Write a rank \(2\)"):

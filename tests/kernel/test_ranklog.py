@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from notebook_launcher.kernel.display import ranklog
+from notebook_launcher.kernel.display import log_order, ranklog
 from notebook_launcher.kernel.display.console import RankLog
 from tests.support.console_cell import Cell
 
@@ -18,6 +18,20 @@ def test_log_keeps_both_streams_in_order_of_arrival():
     cell.feed("E\n", stream="stderr")
     cell.feed("b\n")
     assert cell.console.logs[0].text() == "aE\nb\n"
+
+
+def test_order_of_arrival_is_known_for_the_newest_output():
+    cell = Cell(num_processes=3, output="rank0")
+    cell.feed("old\n", rank=2)
+    for number in range(2 * log_order.MAX_PIECES):
+        cell.feed(f"é {number}\n", rank=number % 2)
+    cell.feed("")
+    cell.feed("a", rank=1)
+    cell.feed("b\n", rank=1, stream="stderr")
+    ends = [len(log.text().encode()) for log in cell.console.logs]
+    before = ends[1] - len("ab\n") - len(f"é {2 * log_order.MAX_PIECES - 1}\n".encode())
+    assert cell.console.order.pieces(3) == [(1, before), (0, ends[0]), (1, ends[1])]
+    assert len(cell.console.order.pieces(10**9)) == log_order.MAX_PIECES
 
 
 @pytest.mark.parametrize("num_lines", [0, 1, 3, 5000, 10**6])

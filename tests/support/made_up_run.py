@@ -47,6 +47,9 @@ class Reader:
         text = self.logs.get(rank, "")
         return text[position:], len(text)
 
+    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
+        return []
+
     def report(self, step: int, rank: int = 0, /, **values: float) -> None:
         self.metrics.append(MetricPoint(rank=rank, step=step, time=0.0, values=values))
 

@@ -140,6 +140,9 @@ def test_run_without_an_update_cannot_change() -> None:
         run.pause()
 
 
+OFFERED = {"temperature": 0.7, "layers": 3, "noisy": True}
+
+
 @pytest.mark.parametrize(
     ("name", "wanted", "words"),
     [
@@ -154,12 +157,26 @@ def test_run_without_an_update_cannot_change() -> None:
         ("max_grad_norm", 0, "or None for no clipping"),
         ("gradient_accumulation_steps", "x2", "must be a whole number, 1 or more"),
         ("gradient_accumulation_steps", 0, "must be a whole number"),
-        ("temprature", 1, "this run offers lr, max_grad_norm, gradient_accumulation_steps, temperature"),
+        ("temprature", 1, "this run offers lr, max_grad_norm, gradient_accumulation_steps, layers, noisy, temperature"),
+        ("temperature", None, r"temperature=None must be a number, or a factor such as \"x0.5\"\."),
+        ("temperature", True, "must be a number, or a factor"),
+        ("layers", 2.5, r"layers=2.5 must be a whole number, or a factor such as \"x0.5\"\."),
+        ("layers", False, "must be a whole number, or a factor"),
+        ("noisy", 3, r"noisy=3 must be True or False\."),
+        ("noisy", "x2", "must be True or False"),
     ],
 )
 def test_impossible_changes_are_refused(name: str, wanted: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check_change(name, wanted, {"temperature"})
+        check_change(name, wanted, OFFERED)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("temperature", -2), ("temperature", "x0"), ("layers", 4.0), ("layers", "x0.5"), ("noisy", False), ("noisy", 1)],
+)
+def test_values_of_the_offered_type_are_accepted(name: str, wanted: Any) -> None:
+    assert check_change(name, wanted, OFFERED) == wanted
 
 
 def test_factor_of_a_setting_that_is_none_is_refused_in_code_and_in_the_monitor(run: Run) -> None:
@@ -183,7 +200,7 @@ def test_factor_of_a_setting_that_is_none_is_refused_in_code_and_in_the_monitor(
 
 @pytest.mark.parametrize(("wanted", "after"), [(3, 3), ("x0.5", 2.0), (" *1e-1", 0.4), ("x 2", 8.0)])
 def test_factors_multiply(wanted: Any, after: float) -> None:
-    assert apply_change(4.0, check_change("lr", wanted, ())) == pytest.approx(after)
+    assert apply_change(4.0, check_change("lr", wanted, {})) == pytest.approx(after)
 
 
 def test_every_setting_in_the_table_is_shown_and_can_be_changed() -> None:

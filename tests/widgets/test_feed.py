@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from notebook_launcher import Accelerator, launch
+from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.schema import RankFailure, RankPhases, RankSnapshot, RunChange, RunSetting
+from notebook_launcher.kernel.display.log_order import MAX_PIECES
 from notebook_launcher.widgets.monitor.feed import Feed
+from tests.support.console_cell import Cell
 from tests.support.made_up_run import Reader
+
+if TYPE_CHECKING:
+    from notebook_launcher.kernel.display.console import Console
 
 SCRIPT = "<script>alert('\"')</script>\x1b[31m"
 
@@ -34,6 +40,24 @@ def train_steps() -> str:
             accelerator.log({"loss": loss.item(), "broken": math.nan})
     print("trained")
     return "weights"
+
+
+class ConsoleReader(Reader):
+    """A run whose logs are those of a console."""
+
+    def __init__(self, console: Console, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.console = console
+
+    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
+        return self.console.logs[rank].since(position)
+
+    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
+        return self.console.order.pieces(num_pieces)
+
+
+def texts(message: Any) -> list[tuple[int, str]]:
+    return [(log["rank"], log["text"]) for log in message["logs"]]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +119,35 @@ def test_updates_add_up_to_a_reset() -> None:
     whole = Feed(reader).reset()
     assert curves == {(curve["name"], curve["rank"]): curve["steps"] for curve in whole["curves"]}
     assert logs == {log["rank"]: log["text"] for log in whole["logs"]}
+
+
+def test_logs_come_in_the_order_of_their_arrival_at_first_and_later() -> None:
+    console = Cell(num_processes=4)
+    reader = ConsoleReader(console.console, ranks=tuple(RankSnapshot(rank=rank) for rank in range(4)))
+    for rank, text in [(3, "a\n"), (1, "b\n"), (3, "é\n"), (1, "d"), (0, "e\n"), (1, "d\n")]:
+        console.feed(text, rank)
+    feed = Feed(reader)
+    expected = [(3, "a\n"), (1, "b\n"), (3, "é\n"), (1, "d"), (0, "e\n"), (1, "d\n")]
+    assert texts(feed.reset()) == expected
+    for rank, text in [(2, "f\n"), (0, "g\n"), (2, "h\n")]:
+        console.feed(text, rank)
+    assert texts(feed.update()) == [(2, "f\n"), (0, "g\n"), (2, "h\n")]
+    assert texts(feed.reset()) == [*expected, (2, "f\n"), (0, "g\n"), (2, "h\n")]
+
+
+def test_output_from_before_the_known_order_comes_first() -> None:
+    console = Cell(num_processes=3)
+    reader = ConsoleReader(console.console, ranks=tuple(RankSnapshot(rank=rank) for rank in range(3)))
+    console.feed("quiet\n", 2)
+    for number in range(2 * MAX_PIECES):
+        console.feed(f"{number}\n", number % 2)
+    found = texts(Feed(reader).reset())
+    assert found[0] == (2, "quiet\n")
+    assert [text for _, text in found[3:]] == [f"{number}\n" for number in range(MAX_PIECES + 2, 2 * MAX_PIECES)]
+    lines = {rank: "".join(text for one, text in found if one == rank).splitlines() for rank in range(2)}
+    assert all(
+        lines[rank] == [str(number) for number in range(rank, 2 * MAX_PIECES, 2)][-LIMITS.lines + 1 :] for rank in lines
+    )
 
 
 def test_no_news_is_no_message_but_the_age_once_a_second() -> None:

@@ -39,6 +39,8 @@ NEW_SPANS = 2000
 BYTES = 400_000
 ALL_BYTES = 2_000_000
 NEW_BYTES = 100_000
+NEW_PIECES = 500
+"""Pieces of the ranks' output whose order an update knows; a piece ends where another rank's output begins."""
 FAR = 1 << 40
 """A position beyond the end of any log."""
 
@@ -161,9 +163,9 @@ class LogFeed:
         self._positions: dict[int, int] = {}
 
     def tails(self, num_ranks: int) -> list[Item]:
-        """Return the last lines of each rank."""
+        """Return the last lines of each rank, as far as it is known in the order of their arrival."""
         limit = min(BYTES, ALL_BYTES // max(1, num_ranks))
-        logs = []
+        texts = {}
         for rank in range(num_ranks):
             start = max(0, self._end(rank) - limit)
             text, self._positions[rank] = self._reader.logs_since(rank, start)
@@ -171,15 +173,30 @@ class LogFeed:
                 text = text.partition("\n")[2]
             if text:
                 # Not splitlines, which would count each redraw of a progress bar as a line.
-                logs.append({"rank": rank, "text": "\n".join(text.split("\n")[-LIMITS.lines :])})
-        return logs
+                texts[rank] = "\n".join(text.split("\n")[-LIMITS.lines :])
+        return self._in_order(texts, LIMITS.lines)
 
     def news(self, num_ranks: int) -> list[Item]:
         """Return the text that was written since the last message; of a flood, the end."""
         ends = {rank: self._end(rank) for rank in range(num_ranks)}
         waiting = [rank for rank, end in ends.items() if end > self._positions.get(rank, 0)]
         limit = NEW_BYTES // max(1, len(waiting))
-        return [{"rank": rank, "text": self._read(rank, ends[rank], limit)} for rank in waiting]
+        return self._in_order({rank: self._read(rank, ends[rank], limit) for rank in waiting}, NEW_PIECES)
+
+    def _in_order(self, texts: Mapping[int, str], num_pieces: int) -> list[Item]:
+        """Cut texts, each of which is the end of what was read of a rank's log, into items in the order of arrival."""
+        order = self._reader.log_order(num_pieces) if len(texts) > 1 else ()
+        # Positions count bytes. They are counted from the end, because the beginning may be a notice.
+        rest = {rank: text.encode("utf-8", "replace") for rank, text in texts.items()}
+        known = {rank for rank, _ in order}
+        pieces = [(rank, rest.pop(rank)) for rank in texts if rank not in known]
+        for rank, end in order:
+            if rank in rest and (left := max(0, self._positions[rank] - end)) < len(rest[rank]):
+                cut = len(rest[rank]) - left
+                pieces.append((rank, rest[rank][:cut]))
+                rest[rank] = rest[rank][cut:]
+        pieces += rest.items()  # Arrived after the order was asked for.
+        return [{"rank": rank, "text": data.decode("utf-8", "replace")} for rank, data in pieces if data]
 
     def _read(self, rank: int, end: int, limit: int) -> str:
         begin = self._positions.get(rank, 0)

@@ -23,6 +23,7 @@ __all__ = ["RankMagics", "install", "uninstall"]
 NAME = "ranks"
 TARGET = re.compile(r"(?:^|\s)([A-Za-z_]\w*)\s*=(?!=)\s*(.*)$", re.DOTALL)
 """`x = expression` at the end of the line of `%%ranks`."""
+COMMA = re.compile(r"\s*,\s*")
 NO_SESSION = "no session is active. `%ranks 4` starts one with 4 ranks; session.activate() uses an open session."
 
 
@@ -92,7 +93,10 @@ class RankMagics:
         if kernel is not None:
             vars(kernel).pop("do_inspect", None)
 
-    def _session_at_hand(self) -> Any:
+    def _session_at_hand(self, line: str) -> Any:
+        """Return the session of a cell with this text behind `%%ranks`; None if there is none."""
+        with contextlib.suppress(UsageError, ValueError):  # The line is being typed.
+            return self._session(self._options(_split_target(line)[0]).session)
         return self.active
 
     def retire(self) -> None:
@@ -119,7 +123,7 @@ class RankMagics:
             -q --quiet            show no values
         """
         options_text, target, expression = _split_target(line)
-        options = self._parser.parse_argstring(options_text) if options_text.strip() else self._no_options
+        options = self._options(options_text)
         session = self._session(options.session)
         code = f"{cell}\n{expression}" if expression and cell.strip() else expression or cell
         results = session.execute_cell(
@@ -150,11 +154,19 @@ class RankMagics:
             return self.retire()
         if not words[0].isdigit() or not all("=" in word for word in words[1:]):
             raise UsageError(f"%ranks {line}: write `%ranks 4`, `%ranks 4 devices=cpu seed=1`, or `%ranks close`.")
-        self.retire()
         options = {name: _value(text) for name, _, text in (word.partition("=") for word in words[1:])}
-        session = self._make_session(int(words[0]), **options)
+        session = self._make_session(int(words[0]), **options)  # Before the end of the present one: it may be refused.
+        self.retire()
         self.active = self._own = session.__enter__()
         return _say(f"{plural(session.num_processes, 'rank')}: {session!r}")
+
+    def _options(self, text: str) -> Any:
+        if not text.strip():
+            return self._no_options
+        try:
+            return self._parser.parse_argstring(COMMA.sub(",", text))
+        except UsageError as error:
+            raise UsageError(f"{error}. `%%ranks?` lists the options.") from None
 
     def _session(self, name: str | None) -> Any:
         if name is None:

@@ -13,19 +13,22 @@ IDENTIFIER = "notebook_launcher.ranks"
 MAGIC = "%%ranks"
 
 
-def cell_matcher(session: Callable[[], Any]) -> Callable[[Any], dict[str, Any]]:
+def cell_matcher(session: Callable[[str], Any]) -> Callable[[Any], dict[str, Any]]:
     """Return a matcher for IPython's completer: the ranks' completions inside the body of a `%%ranks` cell.
 
-    `session` returns the active session, or None. Raises ImportError before IPython 8.6, which has no such matchers.
+    `session` returns the session of a cell with this text behind `%%ranks`, or None. Raises ImportError before
+    IPython 8.6, which has no such matchers.
     """
     from IPython.core.completer import SimpleCompletion, context_matcher
 
     @context_matcher(identifier=IDENTIFIER, priority=100)  # type: ignore[untyped-decorator]
     def matcher(context: Any) -> dict[str, Any]:
-        active = session()
-        if active is None or not context.full_text.startswith(MAGIC) or context.cursor_line == 0:
-            return {"completions": []}
         lines = context.full_text.split("\n")
+        if not lines[0].startswith(MAGIC) or context.cursor_line == 0:
+            return {"completions": []}
+        active = session(lines[0].removeprefix(MAGIC))
+        if active is None:
+            return {"completions": []}
         body = "\n".join(lines[1:])
         offset = sum(len(line) + 1 for line in lines[1 : context.cursor_line]) + context.cursor_position
         found = active.complete(body, offset)
@@ -42,12 +45,13 @@ def cell_matcher(session: Callable[[], Any]) -> Callable[[Any], dict[str, Any]]:
     return matcher  # type: ignore[no-any-return]
 
 
-def inspecting(original: Callable[..., Any], session: Callable[[], Any]) -> Callable[..., Any]:
+def inspecting(original: Callable[..., Any], session: Callable[[str], Any]) -> Callable[..., Any]:
     """Return a `do_inspect` for ipykernel that answers inside `%%ranks` cells by the objects of the ranks."""
 
     def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, *args: Any, **options: Any) -> Any:
-        active = session()
-        if active is None or not code.startswith(MAGIC):
+        line = code.partition("\n")[0]
+        active = session(line.removeprefix(MAGIC)) if line.startswith(MAGIC) else None
+        if active is None:
             return original(code, cursor_pos, detail_level, *args, **options)
         from IPython.utils.tokenutil import token_at_cursor
 

@@ -46,6 +46,8 @@ def _numbers_in(text: str, ranks: object) -> list[int]:
         if match is None:
             raise _unclear(ranks)
         first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"ranks={ranks!r}: {part} is empty. Did you mean {last}-{first}?")
         numbers += range(first, last + 1)
     return numbers
 

@@ -7,7 +7,9 @@ import itertools
 import keyword
 import re
 import sys
+import types
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError
@@ -25,7 +27,7 @@ from notebook_launcher.travel.rank_function import CellRequest, RankFunction
 from notebook_launcher.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.attached_call import AttachedCall
@@ -182,6 +184,8 @@ class SessionCells(ABC):
 
         Large tensors and arrays are copied once into memory that all ranks map.
         """
+        if not isinstance(values, (Mapping, types.NoneType)):
+            raise ConfigError(f"push({values!r}): pass names and values: session.push(x=1) or push({{'x': 1}}).")
         members = selected_ranks(ranks, self.num_processes)
         self._call_in_ranks(NAMES, "push", _checked_names({**(values or {}), **named}), ranks=members)
 
@@ -192,9 +196,11 @@ class SessionCells(ABC):
         travel costs no other: asking for it raises `ReturnValueError`.
 
         Raises:
-            ConfigError: An expression is not text.
+            ConfigError: There is no expression, or one is not text.
             Exception: Error of the expression's evaluation, such as a NameError.
         """
+        if not expressions:
+            raise ConfigError("pull() names no variable. Write session.pull('x').")
         for expression in expressions:
             if not isinstance(expression, str):
                 raise ConfigError(f"pull({expression!r}): pass the name as text: session.pull('x').")
@@ -317,6 +323,10 @@ def _push_hint(error: NameError) -> str:
     if match[1] in ("exit", "quit"):
         return "An exception ends a cell on the ranks, and `session.close()` ends the ranks."
     name = match[1]
+    value = vars(sys.modules["__main__"])[name]
+    if isinstance(value, types.ModuleType):
+        module = value.__name__ if value.__name__ == name else f"{value.__name__} as {name}"
+        return f"{name} is imported in the notebook, but not on the ranks. Write `import {module}` in their cell."
     return f"{name} is defined in the notebook, but not on the ranks. `%%ranks --push {name}` sends it first."
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.kernel.display.backlog import Backlog
 from notebook_launcher.kernel.display.folding import fold, label
+from notebook_launcher.kernel.display.log_order import LogOrder
 from notebook_launcher.kernel.display.ranklog import RankLog
 from notebook_launcher.kernel.display.room import LIVE_LINES, Room
 from notebook_launcher.kernel.display.screen import Lines, Screen
@@ -69,7 +70,7 @@ class _Source:
 
 
 class Console:
-    """The output of all ranks of one run. Not thread-safe, except for `logs`.
+    """The output of all ranks of one run. Not thread-safe, except for `logs` and `order`.
 
     Args:
         num_processes: Number of ranks.
@@ -89,6 +90,8 @@ class Console:
     ) -> None:
         self.logs = tuple(RankLog() for _ in range(num_processes))
         """By rank: its whole output."""
+        self.order = LogOrder()
+        """The order in which the newest output of all ranks arrived."""
         self._shown = frozenset(range({"all": num_processes, "rank0": 1, "none": 0}[output]))
         """The ranks whose lines are shown."""
         self._is_labelled = num_processes > 1
@@ -207,7 +210,8 @@ class Console:
         return messages
 
     def _add_text(self, rank: int, stream: Stream, source: _Source, text: str) -> None:
-        self.logs[rank].write(text)
+        if text:
+            self.order.add(rank, self.logs[rank].write(text))
         if text and rank in self._shown:
             self._is_pending = True
             lines = source.screen.write(text)

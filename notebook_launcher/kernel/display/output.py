@@ -89,6 +89,10 @@ class RunOutput:
         """Return the output of a rank after a position, and the next position."""
         return self._console.logs[rank].since(position)
 
+    def text_order(self, num_pieces: int) -> list[tuple[int, int]]:
+        """Return the rank and the end of the newest pieces of output, in the order of their arrival."""
+        return self._console.order.pieces(num_pieces)
+
     def last_lines(self, rank: int, num_lines: int) -> tuple[str, ...]:
         """Return the last lines of a rank's output."""
         return self._console.logs[rank].tail(num_lines)

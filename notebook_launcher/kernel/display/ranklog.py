@@ -34,12 +34,13 @@ class RankLog:
         self._can_spill = True
         """False once a write to the file has failed."""
 
-    def write(self, text: str) -> None:
-        """Add text."""
+    def write(self, text: str) -> int:
+        """Add text; return the position of its end."""
         with self._lock:
             self._memory += text.encode("utf-8", "replace")
             if len(self._memory) > SPOOL_LIMIT and self._can_spill:
                 self._spill()
+            return self._in_file + len(self._memory)
 
     def text(self) -> str:
         """Return all of it, as it was printed."""

@@ -235,6 +235,10 @@ class Run(AnyRun):
         """Return the text that a rank wrote after a position, and the next position; start with 0."""
         return self._data.output.text_since(self._check_rank(rank), position)
 
+    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
+        """Return the rank and the end of the newest pieces of output of all ranks, in the order of their arrival."""
+        return self._data.output.text_order(num_pieces)
+
     def _check_rank(self, rank: int) -> int:
         num = self._data.plan.num_processes
         if rank not in range(num):

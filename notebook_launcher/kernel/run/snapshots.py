@@ -52,6 +52,10 @@ class LiveRunReader:
         """Return the output of a rank after a position, and the next position."""
         return self.data.output.text_since(rank, position)
 
+    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
+        """Return the rank and the end of the newest pieces of output of all ranks, in the order of their arrival."""
+        return self.data.output.text_order(num_pieces)
+
 
 def state_of(data: RunData) -> RunState:
     """Return `"starting"`, `"running"`, `"waiting"`, `"paused"`, `"stopping"`, `"done"`, `"failed"` or `"stopped"`."""
