@@ -46,7 +46,7 @@ def test_million_lines_do_not_stall_the_run(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("[(500000, True), (500000, True)]\n")
     assert " of ranks 0, 1 left out here; run.logs(rank) has all ..." in outcome.stdout
     assert len(outcome.streams) < 10 + 5 * seconds
-    assert 5_000 < outcome.stdout.count("\n") < 10_000
+    assert 2_000 < outcome.stdout.count("\n") < 10_000  # Equal lines of both ranks are one line here.
     assert sum(len(json.dumps(text)) for _, text in outcome.streams) < 1_000_000
     assert any("more lines; the newest:\n" in content["data"]["text/plain"] for content in outcome.updates)
 

@@ -47,7 +47,8 @@ def _no_run(run: Any, place: int) -> str:
         hint = "Pass the runs one by one: compare(*runs)."
     elif callable(run):
         hint = "Pass the run, not the function: run = launch(function, 2)."
-    return f"argument {place} of compare() is not a run: {one_line(repr(run), 80)} ({type(run).__name__}). {hint}"
+    kind = "type" if isinstance(run, type) else type(run).__name__
+    return f"argument {place} of compare() is not a run: {one_line(repr(run), 80)} ({kind}). {hint}"
 
 
 def _snapshot_of(results: Results, place: int) -> RunSnapshot:
