@@ -9,6 +9,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import ipywidgets
 import nbclient
 import nbformat
 import pytest
@@ -169,6 +170,23 @@ def test_monitor_option_takes_three_values(value: Any) -> None:
 def test_monitor_of_something_else_raises_type_error() -> None:
     with pytest.raises(TypeError, match=r"Monitor\(3\): not a run. Pass what launch\(...\) returned"):
         Monitor(3)  # type: ignore[arg-type]
+
+
+def test_hello_that_comes_as_soon_as_the_comm_is_open_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = launch(print, 1, output="none")
+    run.wait()
+    open_comm = ipywidgets.Widget.open
+
+    def open_and_answer(widget: Any) -> None:
+        open_comm(widget)
+        widget._handle_custom_msg({"type": "hello"}, [])
+
+    monkeypatch.setattr(ipywidgets.Widget, "open", open_and_answer)
+    sent: list[Any] = []
+    monkeypatch.setattr(Monitor, "send", lambda _, message: sent.append(message["type"]))
+    with contextlib.closing(Monitor(run)) as monitor:
+        assert monitor.was_seen
+        assert sent == ["reset"]
 
 
 def test_closed_monitor_is_freed_with_its_last_reference() -> None:

@@ -112,11 +112,12 @@ class Monitor(anywidget.AnyWidget):
         """True if a picture of the run replaces the monitor once the run is over."""
         self.explorable_since = 0.0
         """Monotonic time of the run's end if the monitor stays open after the run, else 0."""
-        super().__init__(title=getattr(run, "name", "") or run.snapshot().name, key=uuid.uuid4().hex, **traits)
         self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
         # A strong reference would make a cycle; without a cycle, the run's files are closed with its last reader.
         receive = weakref.WeakMethod(self._receive)
+        # Before the comm opens: a panel makes its monitor in a thread, so the page's hello may be handled at once.
         self.on_msg(lambda _, content, __: (receive() or id)(content))
+        super().__init__(title=getattr(run, "name", "") or run.snapshot().name, key=uuid.uuid4().hex, **traits)
         if self.is_live:
             self._comm_id = self.comm.comm_id
             self._tap = open_tap(self._comm_id, self._receive)
