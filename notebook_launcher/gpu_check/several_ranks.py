@@ -198,15 +198,18 @@ def _train_sharded() -> float:
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer = accelerator.prepare(model, optimizer)
     batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
-    losses = []
-    for _ in range(4):
-        loss = mean_loss(model, batch)
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss))
+    losses = [_update(accelerator, model, optimizer, batch) for _ in range(4)]
     assert losses[-1] < losses[0], f"losses {losses}"
     return losses[-1]
+
+
+def _update(accelerator: Any, model: Any, optimizer: Any, batch: Any) -> float:
+    """Make one update, and return the loss before it."""
+    loss = mean_loss(model, batch)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss)
 
 
 def _skip_where_cpus_cannot_shard(hardware: Hardware) -> None:
@@ -234,11 +237,7 @@ def _train_by_option(folder: str) -> list[float]:
     batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
     losses = []
     for number in range(4):
-        loss = mean_loss(model, batch)
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(_update(accelerator, model, optimizer, batch))
         if number == 1:
             accelerator.save_state(folder)
         if number == 2:
