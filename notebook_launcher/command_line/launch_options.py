@@ -79,6 +79,10 @@ REFUSED = {
     "mpirun": f"ranks are not started by mpirun here; {ELSEWHERE}",
     "aws": f"nothing is launched in a cloud; {ELSEWHERE}",
     "dynamo": "only --dynamo_backend is supported: for others, call torch.compile(model, ...) in the script",
+    **dict.fromkeys(
+        ("log_with", "project_dir", "report_to"),
+        "it belongs to the script: `Accelerator(log_with=..., project_dir=...)`, or an option written after the script",
+    ),
     "no_python": "ranks are Python processes: name a script, or a module with -m",
 }
 """Options that cannot work, each with the reason; `--fp8_backend` is refused as `fp8`."""
@@ -97,7 +101,7 @@ def add_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     for field in _fields().values():
         added += _add_field(group, field, texts.get(field.name, ""))
     added += [
-        _add(group, "cpu", action="store_true", help="the same as --devices cpu"),
+        _add(group, "cpu", "use_cpu", action="store_true", help="the same as --devices cpu"),
         _add(group, "multi_gpu", action="store_true", help="fail if there is no GPU, instead of using CPU ranks"),
         _add(group, "debug", action="store_true", help="compare shapes of tensors before each collective operation"),
         _add(group, "num_machines", "nnodes", metavar="N", help="with --engine: the same as --nodes; else 1"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.parser import Parser, choice, number, whole_number, words_of
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from notebook_launcher.archive.listing import RunList
+    from notebook_launcher.history.schema import RunSnapshot
 
 __all__ = ["COMMAND"]
 
@@ -39,6 +42,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     one = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
     one.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
     one.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
+    one.add_argument("--all", action="store_true", help="list all options, also those with their default")
     one = actions.add_parser("compare", help="settings, speed, memory and last metrics of several runs", parents=[here])
     one.add_argument("runs", nargs="+", metavar="ID", help="ids, beginnings of ids, or `last`")
     one = actions.add_parser("edit", help="change the name, tags or notes of a run", parents=[here])
@@ -105,11 +109,26 @@ def _show(options: argparse.Namespace) -> int:
     lines += [f"name: {run.name}", *([f"notes: {run.notes}"] if run.notes else [])]
     if commit := run.environment.get("git", {}).get("commit"):
         lines.append(f"git commit: {commit}")
-    lines += [f"{name}: {value}" for name, value in plain_settings(snapshot).items()]
+    settings = plain_settings(snapshot)
+    defaults = {} if options.all else _default_settings(snapshot)
+    chosen = {name: value for name, value in settings.items() if defaults.get(name) != value}
+    lines += [f"{name}: {value}" for name, value in chosen.items()]
+    if num_left_out := len(settings) - len(chosen):
+        lines.append(f"{plural(num_left_out, 'option')} with the default: --all lists them too")
     for rank in _ranks(options.logs, snapshot.num_processes):
         lines += ["", f"rank {rank}:", *run.logs(rank).splitlines()]
     print("\n".join(lines))  # noqa: T201 - this is what the command is for
     return 0
+
+
+def _default_settings(snapshot: RunSnapshot) -> dict[str, str]:
+    """Return the settings of a run whose options all have their defaults."""
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.drawing.sections import plain_settings
+
+    defaults = LaunchConfig()
+    config = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
+    return plain_settings(dataclasses.replace(snapshot, arguments={}, config=config))
 
 
 def _ranks(chosen: str | None, num_processes: int) -> range:
@@ -149,7 +168,7 @@ def _delete(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.listing import RunList, runs
     from notebook_launcher.archive.opening import open_run
     from notebook_launcher.drawing.tables import terminal_width
-    from notebook_launcher.units import format_bytes, plural
+    from notebook_launcher.units import format_bytes
 
     every = runs(options.folder)
     if options.runs:

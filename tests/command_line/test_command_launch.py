@@ -248,6 +248,8 @@ def test_options_about_sharding_are_the_variables_of_accelerate(words, env):
         (["-n", "2"], "SCRIPT is missing: type `notebook-launcher launch [OPTIONS] SCRIPT [ARGUMENTS]`."),
         (["-n"], "-n/--num_processes/--num-processes: expected one argument. `notebook-launcher launch --help`"),
         (["--cpu", "--gpu_ids", "0", "."], "--cpu and --devices 0 exclude each other"),
+        (["--use_cpu", "--devices", "0", "."], "--cpu and --devices 0 exclude each other"),
+        (["--log_with", "wandb", "x.py"], "--log_with: it belongs to the script: `Accelerator(log_with=..., project_"),
         (["--nnodes", "2", "x.py"], "--num_machines 2: a launch from here takes one machine"),
         (["--env", "NAME", "x.py"], "--env NAME: write --env NAME=VALUE."),
         (["--config_file", "no.yaml", "x.py"], "no.yaml cannot be read"),

@@ -160,6 +160,15 @@ def test_one_run_is_shown_with_its_folder_and_output(some_runs, capsys):
     assert capsys.readouterr().out.startswith("2 runs compared\n")
 
 
+def test_show_leaves_out_options_with_their_default(home, capsys):
+    make_run(home, 1, config={"num_processes": 2, "max_restarts": 0, "tags": []}, arguments={"lr": "0.1"})
+    assert main(["runs", "show", "last"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith("\narguments.lr: 0.1\nnum_processes: 2\n2 options with the default: --all lists them too\n")
+    assert main(["runs", "show", "last", "--all"]) == 0
+    assert capsys.readouterr().out.endswith("\nnum_processes: 2\nmax_restarts: 0\ntags: []\n")
+
+
 def test_words_of_runs_that_cannot_work_are_refused(some_runs, tmp_path, capsys):
     for words, message in [
         (["show", "2026"], "3 runs in"),

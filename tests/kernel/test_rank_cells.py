@@ -65,6 +65,9 @@ def test_assignment_brings_all_values_into_the_notebook(notebook: Kernel) -> Non
     assert run_cell(notebook, "got[:]").result == "[0, 2]"
     run_cell(notebook, "%%ranks 1 later =\nhalf = rank / 2\nhalf")
     assert run_cell(notebook, "later.returned").result == "{1: 0.5}"
+    refused = notebook.execute("%%ranks got = 1; other = 2").stderr
+    assert refused.startswith("UsageError: got = 1; other = 2: the line of %%ranks assigns one expression.")
+    assert run_cell(notebook, "got[:]").result == "[0, 2]"
 
 
 def test_push_and_pull_move_tensors(notebook: Kernel) -> None:

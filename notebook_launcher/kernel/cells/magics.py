@@ -123,6 +123,7 @@ class RankMagics:
             -q --quiet            show no values
         """
         options_text, target, expression = _split_target(line)
+        _check_expression(target, expression)
         options = self._options(options_text)
         session = self._session(options.session)
         code = f"{cell}\n{expression}" if expression and cell.strip() else expression or cell
@@ -209,6 +210,21 @@ def _split_target(line: str) -> tuple[str, str | None, str]:
     """Return the options, the variable that gets the values, and the expression on the line."""
     match = TARGET.search(line)
     return (line, None, "") if match is None else (line[: match.start()], match[1], match[2])
+
+
+def _check_expression(target: str | None, text: str) -> None:
+    """Raise `UsageError` if the line of a cell assigns anything but one expression: the variable would be None."""
+    if not text:
+        return
+    with contextlib.suppress(SyntaxError):  # The ranks report it, with the place; magics are no Python either.
+        match ast.parse(text).body:
+            case [ast.Expr()]:
+                return
+            case _:
+                raise UsageError(
+                    f"{target} = {text}: the line of %%ranks assigns one expression. Write statements below the line, "
+                    f"and the expression behind {target} ="
+                )
 
 
 def _allow_no_body(lines: list[str]) -> list[str]:
