@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,24 +29,20 @@ def test_demo_prints_documented_weight_for_every_combination():
     assert {word for row in table for word in row.split()[2:]} == {"2.04000"}
 
 
+OTHER_TABLE = """
+print("processes  accumulation     with  without  documented")
+for processes, steps in [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)]:
+    print(processes, steps, "3.06000  3.06000  2.04000")
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("good", "bad", "said"),
-    [
-        (
-            'DOCUMENTED = \\"2.04000\\"',
-            'DOCUMENTED = \\"3.06000\\"; LEARNING_RATE = 0.03',
-            "Not 9 rows of 2.04000",
-        ),
-        ("import torch", "import os; os._exit(1)", "failed"),
-    ],
+    ("source", "said"), [(OTHER_TABLE, "Not 9 rows of 2.04000"), ("import os; os._exit(1)", "failed")]
 )
-def test_demo_exits_with_1_if_tutorial_fails(tmp_path, good, bad, said):
-    for path in (ROOT / "notebooks").glob("*.*"):
-        shutil.copy(path, tmp_path)
-    notebook = tmp_path / "01_gradient_accumulation.ipynb"
-    text = notebook.read_text(encoding="utf-8")
-    assert good in text
-    notebook.write_text(text.replace(good, bad), encoding="utf-8")
+def test_demo_exits_with_1_if_tutorial_fails_or_prints_other_weights(tmp_path, source, said):
+    shutil.copy(ROOT / "notebooks/demo.py", tmp_path)
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["table"]})
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "01_gradient_accumulation.ipynb")
     demo = run_demo(tmp_path)
     assert (demo.returncode, said in demo.stderr) == (1, True), demo.stderr
