@@ -112,6 +112,8 @@ class StartSupervisor:
 
     is_interactive: bool
     """True if a person at a prompt launches, who will launch again."""
+    uses_compiler: bool
+    """True if the ranks will import torch's compiler, which the fork server then imports first."""
 
 
 # kernel -> supervisor
@@ -149,6 +151,8 @@ class StartHost:
     """Module whose `main` is the host's life, because the fork server's layer does not know what a host is."""
     is_interactive: bool
     """True if a person at a prompt launches, who will launch again."""
+    uses_compiler: bool
+    """True if the ranks will import torch's compiler, which the fork server then imports first."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

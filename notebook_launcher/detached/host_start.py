@@ -58,7 +58,8 @@ def start_detached(
         surroundings=plan.setup(many_calls=False),
     )
     with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel:
-        return AttachedRun(Path(hand_over(order, parcel.fileno()).folder))
+        ready = hand_over(order, parcel.fileno(), call=travel.FunctionCall(fn, args, kwargs))
+        return AttachedRun(Path(ready.folder))
 
 
 def checked(config: LaunchConfig) -> LaunchConfig:
@@ -77,13 +78,19 @@ def checked(config: LaunchConfig) -> LaunchConfig:
     return config if config.timeout is not None else dataclasses.replace(config, timeout=MAX_AGE)
 
 
-def hand_over(order: HostOrder | SessionOrder, *fds: int) -> HostReady:
-    """Start a host and return its answer to an order; raises what it refuses the order by, and `ResourceError`."""
+def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionCall | None = None) -> HostReady:
+    """Start a host and return its answer to an order; raises what it refuses the order by, and `ResourceError`.
+
+    Args:
+        order: What the host conducts.
+        fds: Descriptors beside the order.
+        call: The call of a run, for the fork server to prepare for; None for a session.
+    """
     ours, theirs = channel_pair()
     errors = -1
     try:
         with theirs:
-            errors = start_host(HOST, theirs.fileno(), order.surroundings.environ)
+            errors = start_host(HOST, theirs.fileno(), order.surroundings.environ, call)
         with contextlib.suppress(BrokenPipeError):
             ours.send(order, fds)
         match ours.receive():

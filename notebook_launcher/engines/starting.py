@@ -97,20 +97,20 @@ class ForkServer:
         with theirs:
             self._process = _popen("forkserver", theirs.fileno(), self._errors, {**others, **settings})
 
-    def starter(self, environ: Mapping[str, str]) -> Starter:
-        """Return a starter of supervisors with this environment."""
+    def starter(self, environ: Mapping[str, str], *, uses_compiler: bool = False) -> Starter:
+        """Return a starter of supervisors with this environment, whose ranks may import torch's compiler."""
 
         def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
             del kernel_fds  # A fork of the fork server does not have the kernel's descriptors.
-            return self._start_supervisor(sock, environ)
+            return self._start_supervisor(sock, environ, uses_compiler=uses_compiler)
 
         return starter
 
-    def _start_supervisor(self, sock: socket.socket, environ: Mapping[str, str]) -> Supervisor:
+    def _start_supervisor(self, sock: socket.socket, environ: Mapping[str, str], *, uses_compiler: bool) -> Supervisor:
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:
-                request = messages.StartSupervisor(is_interactive=_is_interactive())
+                request = messages.StartSupervisor(is_interactive=_is_interactive(), uses_compiler=uses_compiler)
                 self._send(request, [sock.fileno(), reaped_w], environ)
                 errors = os.dup(self._errors)
         except BaseException:
@@ -122,9 +122,9 @@ class ForkServer:
         wait_reaped = _reaper(lambda: os.read(reaped_r, 1), [reaped_r, errors])
         return Supervisor(wait_reaped, lambda: _read_tail(errors), self.stop)
 
-    def start_host(self, module: str, host_fd: int, environ: Mapping[str, str]) -> int:
+    def start_host(self, module: str, host_fd: int, environ: Mapping[str, str], *, uses_compiler: bool = False) -> int:
         """Fork a host, whose life is `main` of a module; return a descriptor of its standard error."""
-        request = messages.StartHost(module=module, is_interactive=_is_interactive())
+        request = messages.StartHost(module=module, is_interactive=_is_interactive(), uses_compiler=uses_compiler)
         with self._lock:
             self._send(request, [host_fd], environ)
             return os.dup(self._errors)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_server, fork_starter, start_by_spawn
+from notebook_launcher.travel.compiler_use import uses_compiler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +25,7 @@ def start_here(setup: messages.Setup, call: FunctionCall | None = None) -> Proce
 
     Args:
         setup: The settings of all ranks.
-        call: The first call, which ranks inherit that are forked from this process.
+        call: The first call, which ranks inherit that are forked from this process; None if it is not known yet.
     """
     return ProcessTree(setup, _starter(setup, call))
 
@@ -35,7 +36,11 @@ def _starter(setup: messages.Setup, call: FunctionCall | None) -> Starter:
         return fork_starter(call)
     if setup.start_method == "spawn":
         return start_by_spawn
-    return fork_server().starter(setup.environ)
+    return fork_server().starter(setup.environ, uses_compiler=_uses_compiler(call))
+
+
+def _uses_compiler(call: FunctionCall | None) -> bool:
+    return call is not None and uses_compiler(call)
 
 
 def warm_up() -> None:
@@ -43,18 +48,19 @@ def warm_up() -> None:
     fork_server().start(os.environ)
 
 
-def start_host(module: str, host_fd: int, environ: Mapping[str, str]) -> int:
+def start_host(module: str, host_fd: int, environ: Mapping[str, str], call: FunctionCall | None = None) -> int:
     """Fork the host of a detached run from the fork server; return a descriptor of its standard error.
 
     Args:
         module: Module whose `main` the host calls, with the descriptor and a fork server of its own.
         host_fd: Descriptor of the host's channel.
         environ: The host's environment.
+        call: The call of the host's run; None for a session.
 
     Raises:
         ResourceError: The fork server did not start.
     """
-    return fork_server().start_host(module, host_fd, environ)
+    return fork_server().start_host(module, host_fd, environ, uses_compiler=_uses_compiler(call))
 
 
 def adopt(channel: Channel, pid: int, environ: Mapping[str, str]) -> None:

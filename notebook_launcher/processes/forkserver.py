@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+COMPILER = "torch._dynamo"
 PREPARED = (
-    "torch._dynamo",
+    COMPILER,
     "torch.utils.data",
     "notebook_launcher.training.accelerator",
     "notebook_launcher.detached.host",
@@ -89,12 +90,26 @@ def _import_now() -> None:
     inherited.forget_exit_handlers()
 
 
+def _import_compiler() -> None:
+    """Import torch's compiler before the ranks are forked, which would all import it at the same time."""
+    if COMPILER in sys.modules:
+        return
+    with _garbage_left():
+        _import_for_ranks(COMPILER)
+        _empty_tables()
+        inherited.forget_exit_handlers()
+
+
+def _import_for_ranks(name: str) -> None:
+    with contextlib.suppress(Exception):  # A rank imports a module by itself if the import fails here.
+        importlib.import_module(name)
+
+
 def _do_chores(launches: LaunchClock) -> None:
     """Do the work that makes later launches faster and takes too long for a launch to wait for."""
     with _garbage_left(), _making_way(launches):
         for name in PREPARED:
-            with contextlib.suppress(Exception):  # A rank imports a module by itself if the import fails here.
-                importlib.import_module(name)
+            _import_for_ranks(name)
         _empty_tables()
         inherited.forget_exit_handlers()
     pages.collapse()
@@ -233,6 +248,8 @@ class _Server:
         # A script may launch only once, and its ranks would share the cores with 1.6 s of work for nothing.
         self._expects_launches = request.is_interactive or self._has_launched
         self._has_launched = True
+        if request.uses_compiler and self._has_chores:
+            _import_compiler()
 
     def _on_kernel_gone(self) -> None:
         if self._server >= 0:  # This is the deputy: the server may be in the middle of its chores.

@@ -1,0 +1,100 @@
+"""The fork server imports torch's compiler before the ranks of a first call that will need it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import pytest
+import torch
+
+from notebook_launcher import notebook_launch
+from notebook_launcher.engines.starting import fork_server
+from notebook_launcher.travel import FunctionCall
+from notebook_launcher.travel.compiler_use import uses_compiler
+
+Wrapped = torch.nn.parallel.DistributedDataParallel
+
+
+def make_optimizer():
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+def import_inside():
+    from torch.optim import AdamW
+
+    return AdamW
+
+
+def call_a_helper():
+    return [make_optimizer() for _ in range(2)]
+
+
+def use_another_name(model):
+    return Wrapped(model)
+
+
+def call_what_is_given(loop):
+    return loop()
+
+
+def add():
+    return torch.ones(2).sum() + torch.nn.functional.relu(torch.ones(1))
+
+
+class Trainer:
+    def train(self):
+        return make_optimizer()
+
+
+class Adder:
+    def run(self):
+        return add()
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "uses"),
+    [
+        (make_optimizer, (), True),
+        (import_inside, (), True),
+        (call_a_helper, (), True),
+        (use_another_name, (None,), True),
+        (functools.partial(call_what_is_given, make_optimizer), (), True),
+        (call_what_is_given, (make_optimizer,), True),
+        (lambda: [call_a_helper() for _ in range(2)], (), True),
+        (Trainer().train, (), True),
+        (lambda: Adder().run(), (), False),
+        (add, (), False),
+        (call_what_is_given, (add,), False),
+        (functools.partial(max, 1, 2), (), False),
+        (print, ([1, 2],), False),
+    ],
+)
+def test_names_of_a_call_tell_whether_it_makes_an_optimizer(fn, args, uses):
+    assert uses_compiler(FunctionCall(fn, args, {})) is uses
+
+
+def test_captured_functions_are_looked_at_and_unset_variables_are_not():
+    inner = make_optimizer
+
+    def outer():
+        return inner() or unset
+
+    if not fork_server:
+        unset = 1
+    assert uses_compiler(FunctionCall(outer, (), {}))
+
+
+def has_compiler_at_first():
+    return "torch._dynamo" in sys.modules, make_optimizer is None
+
+
+def has_compiler():
+    return "torch._dynamo" in sys.modules
+
+
+def test_ranks_of_a_first_call_that_trains_find_the_compiler_imported():
+    fork_server().stop()
+    assert notebook_launch(has_compiler, 2, devices="cpu", output="none")[:] == [False, False]
+    fork_server().stop()
+    assert notebook_launch(has_compiler_at_first, 2, devices="cpu", output="none")[:] == [(True, False)] * 2
