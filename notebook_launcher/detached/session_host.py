@@ -22,8 +22,8 @@ from notebook_launcher.kernel.failures.post_mortem import frames_to_debug
 from notebook_launcher.kernel.gpu_meter import GpuMeter
 from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.ranks import Ranks
+from notebook_launcher.kernel.run.exits import EXIT_BUDGET
 from notebook_launcher.kernel.run.handle import data_of
-from notebook_launcher.kernel.run.loop import EXIT_BUDGET
 from notebook_launcher.kernel.run.snapshots import config_as_json
 from notebook_launcher.travel import cells
 from notebook_launcher.units import format_seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,8 @@ from notebook_launcher.units import format_bytes, format_count, format_seconds, 
 
 if TYPE_CHECKING:
     from notebook_launcher import messages
-    from notebook_launcher.kernel.latch import Latch
 
-__all__ = ["PendingProfile", "Profile"]
+__all__ = ["Profile"]
 
 SHOWN = 12
 """Operators of a rank that a table shows."""
@@ -99,23 +97,3 @@ def _rank_html(record: messages.Profiled) -> str:
     # As IPython's FileLink: front ends find a path relative to the notebook.
     link = f'<a href="{escape(os.path.relpath(path))}" download>{escape(path.name)}</a>'
     return f"{table}<div>Trace: {link} ({size}). {VIEWER}</div>{note_html(record.problem)}"
-
-
-@dataclasses.dataclass(slots=True)
-class PendingProfile:
-    """A profile that some ranks have not delivered yet."""
-
-    ranks: tuple[int, ...]
-    answer: Latch[Profile | str]
-    records: dict[int, messages.Profiled] = dataclasses.field(default_factory=dict)
-
-    def note(self, record: messages.Profiled) -> None:
-        """Add the result of a rank, and give the answer once all are there."""
-        self.records[record.rank] = record
-        if self.records.keys() != set(self.ranks):
-            return
-        empty = [one for one in self.records.values() if not one.operators]
-        if len(empty) == len(self.ranks):
-            self.answer.set(f"rank {empty[0].rank}: {empty[0].problem or 'nothing was recorded'}")
-        else:
-            self.answer.set(Profile(self.records[rank] for rank in sorted(self.records)))

@@ -17,9 +17,9 @@ from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.origin import Origin
 from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.run.data import RunData
+from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.loop import RunLoop
 from notebook_launcher.kernel.run.questions import Questions
-from notebook_launcher.kernel.run.snapshots import LiveRunReader
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
