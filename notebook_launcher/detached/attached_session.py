@@ -169,14 +169,14 @@ class AttachedSession(SessionCells):
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> AttachedCall:
         del in_cell
-        args, kwargs = checks.check_call(fn, args, kwargs)
+        call = checks.check_call(fn, args, kwargs)
         displays = scope.displays
         if scope.arguments is None:
             scope = dataclasses.replace(
-                scope, name=scope.name or checks.name_of(fn), arguments=describe_arguments(fn, args, kwargs)
+                scope, name=scope.name or checks.name_of(fn), arguments=describe_arguments(*call)
             )
         begin = Begin(scope=scope, source=source_of(fn), places=cells.places())
-        with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel, self._connected() as connection:
+        with contextlib.closing(travel.pack_call(call)) as parcel, self._connected() as connection:
             ready = connection.hand_over(begin, parcel.fileno())
         self._latest = AttachedCall(Path(ready.folder), self._config, displays, self._magic.install)
         return self._latest

@@ -47,17 +47,17 @@ def start_detached(
     """
     config = checked(config)
     plan = make_plan(config)
-    args, kwargs = check_call(fn, args, kwargs)
+    call = check_call(fn, args, kwargs)
     order = HostOrder(
         plan=plan,
         name=config.name or name_of(fn),
-        arguments=describe_arguments(fn, args, kwargs),
+        arguments=describe_arguments(*call),
         source=source_of(fn),
         environment=describe_environment(),
         places=cells.places(),
         surroundings=plan.setup(many_calls=False),
     )
-    with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel:
+    with contextlib.closing(travel.pack_call(call)) as parcel:
         return AttachedRun(Path(hand_over(order, parcel.fileno()).folder))
 
 

@@ -7,12 +7,15 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from notebook_launcher import context
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
 from notebook_launcher.text import type_of
+
+if TYPE_CHECKING:
+    from notebook_launcher.travel import FunctionCall
 
 __all__ = ["arguments_by_name", "check_call", "check_not_in_rank", "name_of"]
 
@@ -69,15 +72,17 @@ def check_not_in_rank(what: str) -> None:
         )
 
 
-def check_call(function: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return `args` and `kwargs` as a call takes them; raises `ConfigError` if the call cannot work."""
+def check_call(function: Any, args: Any, kwargs: Any) -> FunctionCall:
+    """Return the call of a function with the arguments of a launcher; raises `ConfigError` if it cannot work."""
+    from notebook_launcher.travel import FunctionCall
+
     args, kwargs = _arguments(args, kwargs)
     if not callable(function):
         hint = " Pass the function itself, without calling it." if function is None else ""
         raise ConfigError(f"fn={_short(function)} is {type_of(function)}, which cannot be called.{hint}")
     _check_kind(function)
     _check_arguments(function, args, kwargs)
-    return args, kwargs
+    return FunctionCall(function, args, kwargs)
 
 
 def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -94,18 +94,18 @@ class Run(LiveRunReader, AnyRun):
     ) -> Run:
         """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts."""
         if isinstance(fn, RankFunction):  # This package's own call, which the check would cost 0.1 ms of a cell's 4.
-            args, kwargs = tuple(args), dict(kwargs or {})
+            call = travel.FunctionCall(fn, tuple(args), dict(kwargs or {}))
         else:
-            args, kwargs = checks.check_call(fn, args, kwargs)
+            call = checks.check_call(fn, args, kwargs)
         if ranks.plan.config.debug:
             check_answers("debug=True", in_cell=in_cell)
-        call, call_parcel = travel.FunctionCall(fn, args, kwargs), None
+        call_parcel = None
         try:
             if ranks.inherits_call:
                 ranks.plan = fork_check.adapt(ranks.plan)
                 ranks.start(call)
             else:
-                call_parcel = travel.pack_call(*call, start=lambda: ranks.start(call))
+                call_parcel = travel.pack_call(call, start=lambda: ranks.start(call))
             thread = RunThread(ranks, call, call_parcel, scope, in_cell=in_cell)
         except BaseException:
             if call_parcel is not None:
@@ -123,9 +123,8 @@ class Run(LiveRunReader, AnyRun):
     @classmethod
     def start_hosted(cls, ranks: Ranks, scope: CallScope, call_parcel: AnonymousFile, hosting: Hosting) -> Run:
         """Begin a run in a host; a kernel has checked and packed its call, and `scope` describes it."""
-        call = travel.FunctionCall(_call_elsewhere, (), {})
-        ranks.start(call)
-        thread = RunThread(ranks, call, call_parcel, scope, in_cell=False, hosting=hosting)
+        ranks.start()
+        thread = RunThread(ranks, None, call_parcel, scope, in_cell=False, hosting=hosting)
         thread.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
         hosting.questions.connect(thread.command, thread.waits_for)
         hosting.begin_in(thread.data.id, thread.make_folder())
@@ -407,15 +406,16 @@ class Run(LiveRunReader, AnyRun):
             ValueError: A setting is unknown, or a value cannot work. Nothing is changed.
             CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
         """
-        live = self._data.live
-        checked = {name: check_change(name, value, live.tunables, live.settings) for name, value in settings.items()}
-        if checked:
-            self._change("set", checked)
+        if settings:
+            self._change("set", {name: self._check_change(name, value) for name, value in settings.items()})
 
     def set_from_page(self, name: str, text: str) -> None:
         """Change one setting to the text that was typed into the monitor's field for it; errors as for `set`."""
-        live = self._data.live
-        self._change("set", {name: check_change(name, read_wanted(text), live.tunables, live.settings)}, "monitor")
+        self._change("set", {name: self._check_change(name, read_wanted(text))}, "monitor")
+
+    def _check_change(self, name: str, wanted: object) -> Wanted:
+        known = self._data.live.settings
+        return check_change(name, wanted, known.tunables, known.of_accelerator)
 
     def pause(self) -> None:
         """Hold all ranks after the same update, until `run.resume()`; the time limit does not count meanwhile.
@@ -495,7 +495,3 @@ class Run(LiveRunReader, AnyRun):
 def _is_within(value: object, most: float) -> bool:
     """Return True if a value is a number above 0, up to a limit."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
-
-
-def _call_elsewhere() -> None:
-    """Stand in for the function of a hosted run, which only its ranks unpack."""

@@ -157,7 +157,7 @@ class RunLoop:
         )
         data.asking.clear()
         self._profiles.give_up()
-        data.live.forget_settings()  # Ranks that were started again have their first ones.
+        data.live.settings.forget()  # Ranks that were started again have their first ones.
         self._inspector.begin()
         return data.attempt
 
@@ -218,7 +218,7 @@ class RunLoop:
             case messages.CheckpointSaved(folder=folder):
                 data.checkpoints = [*(saved for saved in data.checkpoints if saved != folder), folder]
             case messages.Offered(name=name, value=value):
-                data.live.tunables.setdefault(name, value)
+                data.live.settings.offer(name, value)
             case messages.Changed():
                 self._note_change(record, attempt)
             case messages.Profiled():

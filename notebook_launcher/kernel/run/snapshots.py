@@ -73,7 +73,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         phases=phases,
         usage=dict(data.usage.usage),
         changes=data.live.changes,
-        settings=data.live.settings_now(),
+        settings=data.live.settings.present(),
     )
 
 
