@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.exporting.needs import Needs
 from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
 from notebook_launcher.kernel.git_changes import GitChanges
+from notebook_launcher.notebook_code.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
