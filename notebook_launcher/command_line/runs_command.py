@@ -84,7 +84,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> RunList:
-    from notebook_launcher.archive.listing import runs
+    from notebook_launcher.detached.run_listing import runs
 
     seconds = None if options.days is None else 86_400 * options.days
     chosen = {name: getattr(options, name) for name in CHOICES}
@@ -146,14 +146,15 @@ def _edit(options: argparse.Namespace) -> int:
 
 
 def _delete(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.listing import RunList, runs
+    from notebook_launcher.archive.listing import RunList
     from notebook_launcher.archive.opening import open_run
+    from notebook_launcher.detached.run_listing import runs, stop_hosted
     from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.units import format_bytes, plural
 
     every = runs(options.folder)
     if options.runs:
-        chosen = RunList(every.home, [open_run(name, options.folder) for name in options.runs])
+        chosen = RunList(every.home, [open_run(name, options.folder) for name in options.runs], stop_hosted)
     elif options.name is options.tag is options.state is options.kind is options.days is None:
         raise ConfigError("name the runs to delete, or choose them with --name, --tag, --state, --kind or --days.")
     else:

@@ -15,30 +15,14 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.detached.requests import PROTOCOL, Answered, Ask, RequestRefused
 from notebook_launcher.engines.cluster.links import Link
 from notebook_launcher.errors import CallOrderError
+from notebook_launcher.history.host_files import SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "ENDING",
-    "SESSION_SOCKET",
-    "SOCKET",
-    "Doorway",
-    "HostConnection",
-    "goes_on",
-    "greet",
-    "is_hosted",
-    "is_session",
-    "listen",
-    "peer_of",
-]
+__all__ = ["Doorway", "HostConnection", "greet", "listen", "peer_of"]
 
-SOCKET = "host.sock"
-SESSION_SOCKET = "session.sock"
-"""Name of the socket in a session's folder."""
-ENDING = "ending.pickle"
-"""Name of the file with the end of a hosted run, in the same folder."""
 CREDENTIALS = struct.Struct("3i")
 GREETING = f"notebook-launcher host {PROTOCOL}\n".encode("ascii")
 PATIENCE = 10.0
@@ -117,22 +101,6 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
     """Return process and user at the other end."""
     pid, uid, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     return pid, uid
-
-
-def is_hosted(folder: Path) -> bool:
-    """Return True if the run in a folder was launched with `detached=True`."""
-    # A host that was killed leaves its socket.
-    return any((folder / name).exists() for name in (SOCKET, ENDING))
-
-
-def goes_on(folder: Path) -> bool:
-    """Return True if a hosted run has not ended; its host keeps the folder for a while after the end."""
-    return (folder / SOCKET).exists() and not (folder / ENDING).exists()
-
-
-def is_session(folder: Path) -> bool:
-    """Return True if the folder belongs to a session with `detached=True`, which is open, or whose host was killed."""
-    return (folder / SESSION_SOCKET).exists()
 
 
 class HostConnection:

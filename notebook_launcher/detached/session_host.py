@@ -17,6 +17,7 @@ from notebook_launcher.detached.hosted_run import HostedRun
 from notebook_launcher.detached.requests import Answered, Ask, Begin, Follow, HostReady, RequestRefused, SessionState
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
+from notebook_launcher.history.host_files import SESSION_SOCKET
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.failures.post_mortem import frames_to_debug
 from notebook_launcher.kernel.gpu_meter import GpuMeter
@@ -75,7 +76,7 @@ class SessionHost:
         self._started = time.time()
         self.folder, sock = session_folders.make(order.plan.config, self._snapshot)
         self._clients = Clients(sock, self._answer)
-        self._doorway = door.Doorway(self.folder, door.SESSION_SOCKET)
+        self._doorway = door.Doorway(self.folder, SESSION_SOCKET)
         try:
             self._ranks.start()
         except BaseException:
