@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from notebook_launcher.messages import Change
-    from notebook_launcher.training_settings import TrainingSettings
+    from notebook_launcher.settings.training_settings import TrainingSettings
 
 __all__ = [
     "activity",

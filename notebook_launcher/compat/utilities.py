@@ -220,7 +220,7 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | Path | 
     """Write Accelerate's settings file for this machine, and return its path; False if there is one already."""
     import torch
 
-    from notebook_launcher.accelerate_yaml import default_path
+    from notebook_launcher.settings.accelerate_yaml import default_path
 
     path = default_path() if save_location is None else Path(save_location)
     if path.exists():

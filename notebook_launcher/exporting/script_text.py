@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import changed_options
-from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
+from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

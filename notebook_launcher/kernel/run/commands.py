@@ -16,8 +16,8 @@ from notebook_launcher.kernel.run.questions import Answer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notebook_launcher.changes import Wanted
     from notebook_launcher.messages import ChangeAction, ChangeSource
+    from notebook_launcher.settings.changes import Wanted
 
 __all__ = [
     "AskingCommand",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits
-from notebook_launcher.changes import check_change, read_wanted
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, fork_check, views
 from notebook_launcher.kernel.answers import check_answers
@@ -33,6 +32,7 @@ from notebook_launcher.kernel.run.commands import (
 )
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.thread import RunThread
+from notebook_launcher.settings.changes import check_change, read_wanted
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.travel.rank_function import RankFunction
 from notebook_launcher.units import format_seconds, plural
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from notebook_launcher.changes import Wanted
     from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.outcome import RunOutcome
     from notebook_launcher.messages import ChangeAction, ChangeSource
+    from notebook_launcher.settings.changes import Wanted
 
 __all__ = ["Run"]
 

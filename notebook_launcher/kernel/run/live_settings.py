@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.changes import ACCELERATOR_SETTINGS
 from notebook_launcher.history.schema import RunSetting
+from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
