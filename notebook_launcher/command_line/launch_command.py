@@ -42,7 +42,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     # Imported here: the module is for ranks, and other commands do not need it.
-    from notebook_launcher.processes.script import Script
+    from notebook_launcher.processes.rank.script import Script
 
     config = _config(options)
     script = Script(options.script, is_module=options.module)

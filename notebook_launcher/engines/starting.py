@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel, anonymous_file, channel_pair
 from notebook_launcher.errors import ResourceError
-from notebook_launcher.processes import boot, forking
+from notebook_launcher.processes import boot
+from notebook_launcher.processes.rank import forking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -282,7 +283,7 @@ def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, ker
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
         # Imported here, because these modules import torch, which only the child may do.
-        from notebook_launcher.processes import rendezvous
+        from notebook_launcher.processes.rank import rendezvous
         from notebook_launcher.processes.supervisor import run_supervisor
 
         rendezvous.install()

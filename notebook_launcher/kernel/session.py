@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-WIDGETS = "notebook_launcher.processes.rank_widgets"
+WIDGETS = "notebook_launcher.processes.notebook.rank_widgets"
 
 
 class Session(SessionCells):

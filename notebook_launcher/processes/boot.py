@@ -13,7 +13,7 @@ from notebook_launcher.channel import anonymous_file
 
 if TYPE_CHECKING:
     from notebook_launcher import messages
-    from notebook_launcher.processes.rank_start import RankStart
+    from notebook_launcher.processes.rank.rank_start import RankStart
 
 __all__ = ["command", "enter_kernel_surroundings", "rank_command", "read_rank_start"]
 

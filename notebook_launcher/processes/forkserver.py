@@ -27,15 +27,9 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel, channel_pair
-from notebook_launcher.processes import (
-    frameworks,
-    frontend,
-    inherited,
-    libraries,
-    pages,
-    rank_process,
-    rendezvous,
-)
+from notebook_launcher.processes import inherited, libraries, pages
+from notebook_launcher.processes.notebook import frontend
+from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
 from notebook_launcher.processes.supervisor import run_supervisor
 
 if TYPE_CHECKING:

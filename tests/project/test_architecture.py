@@ -355,7 +355,7 @@ def test_imports_follow_the_layers():
         ("kernel.session", "def f():\n    import torch.distributed as dist"),
         ("kernel.session", "def f():\n    from torch import distributed"),
         ("kernel.session", "from notebook_launcher.processes import rank"),
-        ("kernel.session", "import importlib\nimportlib.import_module('notebook_launcher.processes.rank')"),
+        ("kernel.session", "import importlib\nimportlib.import_module('notebook_launcher.processes.rank.rank')"),
         ("kernel.session", "if True:\n    import torch"),
         ("kernel.run.attempt", "from notebook_launcher.engines.process_tree import ProcessTree"),
         ("kernel.ranks", "def f():\n    from notebook_launcher.engines.cluster.node import Node"),

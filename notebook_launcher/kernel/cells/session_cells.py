@@ -40,8 +40,8 @@ __all__ = ["RankChoice", "SessionCells"]
 RankChoice: TypeAlias = "int | str | Iterable[int] | None"
 """Ranks as people name them: 2, [0, 2], "0,2", "1-3"; None or "all": all ranks."""
 
-CELLS = "notebook_launcher.processes.rank_cells"
-NAMES = "notebook_launcher.processes.rank_names"
+CELLS = "notebook_launcher.processes.notebook.rank_cells"
+NAMES = "notebook_launcher.processes.notebook.rank_names"
 PUSHED = re.compile(r"\bargs\[0\](?:\[\d+\])?\['(\w+)'\]")
 """Path of a pushed variable in the arguments of the call that pushes it."""
 MAX_CODE = 80

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.processes.afterimport import after_import
-from notebook_launcher.processes.widget_output import OutputCaptures
+from notebook_launcher.processes.notebook.widget_output import OutputCaptures
 
 if TYPE_CHECKING:
     import types

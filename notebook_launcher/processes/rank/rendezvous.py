@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messages import GroupState
-from notebook_launcher.processes.sockets import hang_up, open_sockets
+from notebook_launcher.processes.rank.sockets import hang_up, open_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ import token
 import tokenize
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.processes.cell_sources import CellSources
+from notebook_launcher.processes.notebook.cell_sources import CellSources
 from notebook_launcher.travel.rank_function import CellOutput
 
 if TYPE_CHECKING:

@@ -22,26 +22,18 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import board_layout, context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
 from notebook_launcher.errors import ResourceError, ReturnValueError
-from notebook_launcher.processes import (
-    boot,
-    cuda_work,
-    forking,
-    frameworks,
-    frontend,
-    inherited,
-    rank_process,
-    rendezvous,
-    seeding,
-)
-from notebook_launcher.processes.edited_modules import LocalModules
-from notebook_launcher.processes.inbox import Inbox
-from notebook_launcher.processes.kept_failure import KeptFailure
-from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
-from notebook_launcher.processes.report import describe, users_place
-from notebook_launcher.processes.user_function import call_function, exit_code
+from notebook_launcher.processes import boot, inherited
+from notebook_launcher.processes.failures.kept_failure import KeptFailure
+from notebook_launcher.processes.failures.report import describe, users_place
+from notebook_launcher.processes.notebook import frontend
+from notebook_launcher.processes.rank import cuda_work, forking, frameworks, rank_process, rendezvous, seeding
+from notebook_launcher.processes.rank.edited_modules import LocalModules
+from notebook_launcher.processes.rank.inbox import Inbox
+from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
+from notebook_launcher.processes.rank.user_function import call_function, exit_code
 
 if TYPE_CHECKING:
-    from notebook_launcher.processes.rank_start import RankStart
+    from notebook_launcher.processes.rank.rank_start import RankStart
 
 __all__ = ["main", "run_rank"]
 

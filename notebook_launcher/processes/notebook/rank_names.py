@@ -9,7 +9,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.processes.rank_cells import shell_of_rank
+from notebook_launcher.processes.notebook.rank_cells import shell_of_rank
 from notebook_launcher.travel.rank_function import Completion, Variable
 from notebook_launcher.units import plural
 
