@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from notebook_launcher.engines.events import Event, Stream
-    from notebook_launcher.engines.starting import Starter, Supervisor
+    from notebook_launcher.engines.starting import Starter, SupervisorHandle
 
 __all__ = ["ProcessTree"]
 
@@ -63,7 +63,7 @@ class ProcessTree:
         self._listener = listener
         self._supervisor_gone = False
         """True once the supervisor's end of the channel is closed."""
-        self._supervisor: Supervisor | None = None
+        self._supervisor: SupervisorHandle | None = None
         """None before the start and after `close`."""
         self._closing = contextlib.ExitStack()
         """Closes the descriptors that belong to no rank."""

@@ -255,7 +255,7 @@ class RunSnapshot:
     phases: Mapping[int, RankPhases] = dataclasses.field(default_factory=dict)
     """Phases by rank, for the ranks whose Accelerator has reported any."""
     usage: Mapping[int, RankUsage] = dataclasses.field(default_factory=dict)
-    """Memory and load by rank, sampled from the first second on; of a long run, with longer pauses between samples."""
+    """Memory and load by rank, sampled from the first second on; of a long run, with more time between samples."""
     changes: tuple[RunChange, ...] = ()
     """Settings that were changed during the run, in order."""
     settings: tuple[RunSetting, ...] = ()

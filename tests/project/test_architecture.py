@@ -454,15 +454,22 @@ def test_no_file_name_occurs_twice():
     assert {name for name in names if names.count(name) > 1} == set()
 
 
-def test_no_public_class_name_occurs_twice():
+TWO_MEANINGS = {
+    "Plan": "a launch with every option resolved, and in training.checkpoints the files of a model",
+    "Unpickler": "the standard library's class, made stricter in two ways: private to their modules",
+}
+
+
+def test_each_class_name_has_one_meaning():
+    """Private names count, too, without their underscore: a reader who searches for a name finds one class."""
     names = [
-        node.name
+        node.name.lstrip("_")
         for module, path in MODULES.items()
         if f"{PACKAGE}.compat" not in module
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
     ]
-    assert {name for name in names if names.count(name) > 1} == set()
+    assert {name for name in names if names.count(name) > 1} <= TWO_MEANINGS.keys()
 
 
 IMPORT_PROBE = """

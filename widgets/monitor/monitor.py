@@ -296,7 +296,7 @@ class Monitor(anywidget.AnyWidget):
 
     def _tick(self) -> None:
         assert self._wait is not None
-        keep_at, pause = time.monotonic() + KEEP_AFTER, KEEP_AFTER
+        keep_at, wait = time.monotonic() + KEEP_AFTER, KEEP_AFTER
         try:
             interval = INTERVAL
             while self.comm is not None and not self._wait(interval):
@@ -306,8 +306,8 @@ class Monitor(anywidget.AnyWidget):
                     interval = interval_after(time.thread_time() - began)
                 if time.monotonic() >= keep_at:
                     self._keep_picture()
-                    pause = min(2 * pause, KEEP_EVERY)
-                    keep_at = time.monotonic() + pause
+                    wait = min(2 * wait, KEEP_EVERY)
+                    keep_at = time.monotonic() + wait
         finally:
             self._end()  # Even after an error of this package, which Python then prints.
 

@@ -252,7 +252,7 @@ class RunLoop:
             attempt.tree.send(rank, reply)
             return
         self._data.asking.add(rank)
-        attempt.pause(paused=True)
+        attempt.hold_clock(held=True)
         self._data.output.publish(force=True)
         self._questions.put(Question(rank, request, attempt.call_id))
 
@@ -292,4 +292,4 @@ class RunLoop:
             return  # The rank that asked has been started again since.
         attempt.tree.send(answer.rank, answer.reply)
         self._data.asking.discard(answer.rank)
-        attempt.pause(paused=bool(self._data.asking))
+        attempt.hold_clock(held=bool(self._data.asking))
