@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "enter_kernel_surroundings", "rank_command", "read_rank_start"]
 
-Role = Literal["forkserver", "supervisor", "rank"]
+Role = Literal["forkserver", "supervisor", "rank.rank"]
+"""The module of a process, in this package."""
 
 # `-c` and not `-m`: the package must be found even if only the kernel's `sys.path` contains it, and the notebook's
 # folder must not come first, because a file there with the name of a standard module would be imported instead.
@@ -39,7 +40,7 @@ def rank_command(start: RankStart) -> tuple[list[str], list[int]]:
     fd = anonymous_file("rank-start")
     with open(fd, "wb", closefd=False) as file:
         pickle.dump(start, file)
-    return command("rank", fd), [start.channel_fd, start.stdout_fd, start.stderr_fd, start.board_fd, fd]
+    return command("rank.rank", fd), [start.channel_fd, start.stdout_fd, start.stderr_fd, start.board_fd, fd]
 
 
 def read_rank_start(fd: int) -> RankStart:

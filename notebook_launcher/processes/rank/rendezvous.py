@@ -32,7 +32,7 @@ those of NCCL's watchdog thread, which would end the process (SIGABRT) before Py
 
 PATIENCE = dt.timedelta(seconds=10)
 """Time for which a rank that replaces the group waits until its peers are connected in it."""
-GIL_PAUSE = 0.02
+GIL_WAIT = 0.02
 """Seconds in which the threads of a group that was destroyed may have the GIL, before the group is dropped."""
 WATCHDOG_KEY = "exception_dump"
 """Key that a watchdog of NCCL sets when it gives up. It has no group's prefix, so the monitors of a later group find it
@@ -123,7 +123,7 @@ class Rendezvous:
         if len(made) < len(self._made):
             # torch 2.6 holds the GIL here while it waits for the group's threads. One that has just carried out a
             # collective needs the GIL to drop its tensors.
-            time.sleep(GIL_PAUSE)
+            time.sleep(GIL_WAIT)
         self._made = made
 
     def state(self) -> GroupState:
