@@ -33,23 +33,25 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     some.add_argument("--days", reads=number, metavar="N", help="runs of the last N days; with delete, older runs")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     parser.set_defaults(action="list", folder="auto", days=None, limit=NUM_LISTED, **dict.fromkeys(CHOICES))
-    one = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
+    action = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
     rows = f"rows; {NUM_LISTED} if omitted"
-    one.add_argument("--limit", reads=whole_number(1), default=NUM_LISTED, metavar="N", help=rows)
-    one = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
-    one.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
-    one.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
-    one = actions.add_parser("compare", help="settings, speed, memory and last metrics of several runs", parents=[here])
-    one.add_argument("runs", nargs="+", metavar="ID", help="ids, beginnings of ids, or `last`")
-    one = actions.add_parser("edit", help="change the name, tags or notes of a run", parents=[here])
-    one.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
-    one.add_argument("--name", metavar="NAME")
-    one.add_argument("--tags", nargs="*", metavar="TAG", help="all tags of the run; none: remove them")
-    one.add_argument("--notes", metavar="TEXT")
-    one = actions.add_parser("delete", help="remove the folders of runs that are over", parents=[here, some])
+    action.add_argument("--limit", reads=whole_number(1), default=NUM_LISTED, metavar="N", help=rows)
+    action = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
+    action.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
+    action.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
+    action = actions.add_parser(
+        "compare", help="settings, speed, memory and last metrics of several runs", parents=[here]
+    )
+    action.add_argument("runs", nargs="+", metavar="ID", help="ids, beginnings of ids, or `last`")
+    action = actions.add_parser("edit", help="change the name, tags or notes of a run", parents=[here])
+    action.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
+    action.add_argument("--name", metavar="NAME")
+    action.add_argument("--tags", nargs="*", metavar="TAG", help="all tags of the run; none: remove them")
+    action.add_argument("--notes", metavar="TEXT")
+    action = actions.add_parser("delete", help="remove the folders of runs that are over", parents=[here, some])
     which = "ids, beginnings of ids, or `last`; without them, --name, --tag, --state, --kind or --days choose"
-    one.add_argument("runs", nargs="*", metavar="ID", help=which)
-    one.add_argument("--yes", action="store_true", help="do not ask")
+    action.add_argument("runs", nargs="*", metavar="ID", help=which)
+    action.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _state(text: str) -> str:

@@ -88,7 +88,7 @@ def _hide_setting(value: str) -> str:
 def _host_names() -> set[str]:
     """Return this host's name, with and without its domain, if it is too long to be part of any word by chance."""
     name = socket.gethostname()
-    return {one for one in (name, name.partition(".")[0]) if len(one) > 3}
+    return {form for form in (name, name.partition(".")[0]) if len(form) > 3}
 
 
 def _hash(name: str) -> str:

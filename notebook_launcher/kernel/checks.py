@@ -32,7 +32,9 @@ def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
     Python's own `TypeError` names the launcher; the `ConfigError` that is raised instead shows what to write.
     """
     names = [
-        name for name, one in inspect.signature(launcher).parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD
+        name
+        for name, parameter in inspect.signature(launcher).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     first = names.index("fn")
 
@@ -123,9 +125,9 @@ def _misplaced(call: str, function: Any, places: tuple[Any, ...], kwargs: Mappin
     """Return the message for arguments of the function given by their place."""
     number = kwargs.get("num_processes")
     if counts and number is None:
-        where = next((place for place, one in enumerate(places) if type(one) is int), len(places))
+        where = next((place for place, value in enumerate(places) if type(value) is int), len(places))
         number, places = (*places, 2)[where], places[:where] + places[where + 1 :]
-    given = next((tuple(one) for one in places if isinstance(one, (tuple, list))), places)
+    given = next((tuple(value) for value in places if isinstance(value, (tuple, list))), places)
     written = ", ".join([name_of(function), *([str(number)] if counts else []), f"args={_short(given)}"])
     return f"Arguments of the function go by name. Write {call}({written})."
 

@@ -288,7 +288,8 @@ def _working_directory() -> Path | None:
 
 def _no_network(greetings: Sequence[Greeting], wanted: str | None) -> str:
     have = "; ".join(
-        f"{greeting.host}: " + (", ".join(f"{one.interface} {one.subnet}" for one in greeting.networks) or "none")
+        f"{greeting.host}: "
+        + (", ".join(f"{network.interface} {network.subnet}" for network in greeting.networks) or "none")
         for greeting in greetings
     )
     asked = f"network={wanted!r} is not on every node" if wanted else "the nodes have no network in common"

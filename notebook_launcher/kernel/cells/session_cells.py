@@ -265,8 +265,8 @@ class SessionCells(ABC):
             return answer
         word = re.search(r"\w*$", code[:offset])
         start = offset if word is None else word.start()
-        known = [one for one in self._completions if one.text.startswith(code[start:offset])]
-        return [dataclasses.replace(one, start=start, end=offset) for one in known]
+        known = [completion for completion in self._completions if completion.text.startswith(code[start:offset])]
+        return [dataclasses.replace(completion, start=start, end=offset) for completion in known]
 
     def inspect_name(self, name: str, detail_level: int = 0) -> Mapping[str, Any]:
         """Return what `name?` shows of rank 0's object, by MIME type; empty where `complete` returns nothing."""

@@ -205,7 +205,7 @@ def _early_returns(failure: Failure, results: Results) -> str:
         return ""
     seconds = {summary.rank: summary.seconds or 0.0 for summary in results.ranks}
     end = seconds[failure.rank]
-    gone = [one.rank for one in results.ranks if one.state == "returned" and seconds[one.rank] < end]
+    gone = [rank.rank for rank in results.ranks if rank.state == "returned" and seconds[rank.rank] < end]
     they = "it" if len(gone) == 1 else "they"
     return f"{rank_list(gone)} had returned already: {they} took part in fewer collectives." if gone else ""
 

@@ -31,22 +31,24 @@ class Profile(tuple["messages.Profiled", ...]):
     @property
     def table(self) -> str:
         """The operators that took most time, as text, by rank."""
-        return "\n\n".join("\n".join([_head(one), *table_text(operator_columns(one)), *_notes(one)]) for one in self)
+        return "\n\n".join(
+            "\n".join([_head(record), *table_text(operator_columns(record)), *_notes(record)]) for record in self
+        )
 
     @property
     def traces(self) -> dict[int, Path]:
         """By rank: the file with its trace, compressed, for the viewer at ui.perfetto.dev."""
-        return {one.rank: Path(one.trace) for one in self if one.trace}
+        return {record.rank: Path(record.trace) for record in self if record.trace}
 
     def plain_tables(self) -> list[dict[str, Any]]:
         """Return a table for each rank as data for a page: its head, names of columns, rows, and notes."""
         tables = []
-        for one in self:
-            columns = [column for column in operator_columns(one) if any(column.cells)]
+        for record in self:
+            columns = [column for column in operator_columns(record) if any(column.cells)]
             rows = [list(row) for row in zip(*(column.cells for column in columns), strict=True)]
             names = [column.name for column in columns]
             tables.append(
-                {"head": _head(one), "columns": names, "rows": rows, "trace": one.trace, "notes": _notes(one)}
+                {"head": _head(record), "columns": names, "rows": rows, "trace": record.trace, "notes": _notes(record)}
             )
         return tables
 
@@ -56,8 +58,10 @@ class Profile(tuple["messages.Profiled", ...]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        parts = [_rank_html(one) for one in self]
-        return joined([parts[0], *(folded(_head(one), part) for one, part in zip(self[1:], parts[1:], strict=True))])
+        parts = [_rank_html(record) for record in self]
+        return joined(
+            [parts[0], *(folded(_head(record), part) for record, part in zip(self[1:], parts[1:], strict=True))]
+        )
 
 
 def operator_columns(record: messages.Profiled) -> list[Column]:

@@ -155,7 +155,7 @@ def _is_silent(code: str) -> bool:
     if ";" not in code:
         return False
     try:
-        tokens = [one for one in tokenize.generate_tokens(io.StringIO(code).readline) if one.type not in COMMENTS]
+        tokens = [token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type not in COMMENTS]
     except (tokenize.TokenError, SyntaxError):  # IPython's own syntax.
         return code.rstrip().endswith(";")
     return bool(tokens) and tokens[-1].string == ";"
