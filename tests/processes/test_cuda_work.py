@@ -81,7 +81,7 @@ def test_gpu_is_chosen_before_the_call_is_unpacked(monkeypatch: pytest.MonkeyPat
 
 def test_without_cuda_there_is_nothing_to_wait_for_and_nothing_is_broken() -> None:
     program = (
-        "from notebook_launcher.processes import cuda_work\ncuda_work.finish()\nimport torch\ncuda_work.finish()\n"
+        "from notebook_launcher.processes.rank import cuda_work\ncuda_work.finish()\nimport torch\ncuda_work.finish()\n"
         "print(cuda_work.is_broken())"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
