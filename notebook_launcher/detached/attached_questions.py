@@ -50,7 +50,7 @@ class AttachedQuestions:
         return tuple(question.key for question in self._pending)
 
     def note(self, pending: tuple[PendingQuestion, ...]) -> None:
-        """Take over the questions that wait in the host now; end a prompt whose question is none of them."""
+        """Take over the questions that wait in the host now; end a prompt whose question does not wait any more."""
         is_news = pending != self._pending
         self._pending = pending
         if (asked := self._in_input) is not None and asked[1] not in self.keys:

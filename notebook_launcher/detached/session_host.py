@@ -38,7 +38,7 @@ __all__ = ["MAX_IDLE", "SessionHost"]
 MAX_IDLE = 7 * 86_400.0
 """Seconds without a call after which a session without `idle_timeout` is closed: no user may know of it any more."""
 LAST_ANSWER = 1.0
-"""Seconds that clients get to receive that the session is closed."""
+"""Longest wait in seconds until clients have received that the session is closed."""
 SUMMARY_EVERY = 5.0
 """Seconds between two summaries of what the session holds."""
 

@@ -42,7 +42,7 @@ RECORDS_AT_ONCE = 4
 """The most records of one rank in one batch of events: a short call's begin and end come together."""
 STACKS_QUIET = 0.02
 STACKS_BUDGET = 0.5
-"""Seconds that the ranks get to write their stacks."""
+"""Longest wait in seconds for the ranks' stacks."""
 
 
 class ProcessTree:

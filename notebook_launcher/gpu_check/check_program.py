@@ -30,7 +30,7 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
     """Make the checks, print a line for each, write the report; return the exit status: 1 if one failed.
 
     Args:
-        only: Words; checks whose names have none of them are left out. None: all checks.
+        only: Words; only checks whose name has one of the words are made. None: all checks.
         names_only: True to print the names alone.
         folder: Folder for the report.
         cpu: True to leave GPUs aside.

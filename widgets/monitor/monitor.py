@@ -330,7 +330,7 @@ class Monitor(anywidget.AnyWidget):
             sink.display(picture, transient={"display_id": below}, update=True)
 
     def finish(self) -> str:
-        """Wait until the picture of a run that is over has replaced the monitor; that of a run that goes on stays live.
+        """Wait until a picture has replaced the monitor of a run that is over; the monitor of a live run stays.
 
         Returns:
             The key of the monitor if it stays open, to be explored in its page; else an empty text.

@@ -43,7 +43,7 @@ class ClusterKey(Protocol):
 
     @property
     def patience(self) -> float:
-        """Seconds that all agents get to come up."""
+        """Longest wait in seconds for the start of all agents."""
         ...
 
     @property

@@ -36,7 +36,7 @@ SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o",
 
 
 UP_PATIENCE = 60.0
-"""Seconds that all agents get to come up: a login, and the start of an interpreter."""
+"""Longest wait in seconds for the start of all agents: a login, and the start of an interpreter."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

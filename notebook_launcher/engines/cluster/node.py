@@ -27,7 +27,7 @@ PATIENCE = 10.0
 CHUNK = 1 << 20
 """Bytes of a parcel that are sent at once; other records may go between two chunks."""
 END_PATIENCE = 10.0
-"""Seconds that an agent gets to end after the request."""
+"""Longest wait in seconds for an agent's end after the request."""
 GREETING_LINES = 1000
 """Lines that a login may print before the agent's greeting."""
 

@@ -46,7 +46,7 @@ PUSHED = re.compile(r"\bargs\[0\](?:\[\d+\])?\['(\w+)'\]")
 """Path of a pushed variable in the arguments of the call that pushes it."""
 MAX_CODE = 80
 ANSWER_WITHIN = 1.0
-"""Seconds that rank 0 gets to complete a name."""
+"""Longest wait in seconds for rank 0 to complete a name."""
 
 
 class SessionCells(ABC):

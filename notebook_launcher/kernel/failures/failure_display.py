@@ -182,7 +182,7 @@ def _describe_kept(rank: int, kept: KeptFrames) -> str:
 
 
 def _sequel(first: Failure, others: tuple[Failure, ...]) -> str:
-    """Return a clause about the ranks that failed in the same way, and those that ended because of the first."""
+    """Return a clause about the ranks that failed in the same way, and those that the first failure ended."""
     same = [other.rank for other in others if (other.victim, other.summary) == (first.victim, first.summary)]
     victims = [other.rank for other in others if other.victim and not first.victim]
     words = [f"{rank_list(same)} failed in the same way"] if same else []

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["Attempt"]
 
 SURE_GRACE = 0.15
-"""Seconds that other ranks get to report their own failure, if the first failure is surely a cause."""
+"""Longest wait in seconds for the failures of other ranks, if the first failure is surely a cause."""
 SESSION_GRACE = 0.15
-"""Seconds that the ranks of a session get to end a call that is being stopped. After them, ranks that have ended the
-call leave the process group, which breaks the group; models that are wrapped with the group are worth keeping."""
+"""Longest wait in seconds until all ranks of a session have ended a call that is being stopped. Then ranks that have
+ended the call leave the process group, which breaks the group; models that are wrapped with it are worth keeping."""
 RETURN_GRACE = 1.0
 """Seconds after which a rank that has returned leaves the process group while others have not returned. Under torchrun
 the rank's process would have exited, and peers that wait for it in a collective would get an error."""
 VICTIM_GRACE = 1.0
-"""Seconds that other ranks get to report their own failure, if the first failure looks like a consequence of another
+"""Longest wait in seconds for the failures of other ranks, if the first failure looks like a consequence of another
 one (for example "connection reset")."""
 
 

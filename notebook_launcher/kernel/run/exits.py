@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_BUDGET", "end_ranks"]
 
 EXIT_BUDGET = 5.0
-"""Seconds within which ranks must have run their exit handlers after a success."""
+"""Time limit in seconds of the ranks' exit handlers after a success."""
 FAILED_EXIT_BUDGET = 0.5
-"""Seconds within which they must have run them after a failure, or once the run is being stopped."""
+"""Time limit in seconds of the ranks' exit handlers after a failure, or once the run is being stopped."""
 
 
 def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event, Attempt], None]) -> None:

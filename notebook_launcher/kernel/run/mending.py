@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["mend", "replace_the_dead"]
 
 DEATH_NOTICE = 1.0
-"""Seconds for which the supervisor's report of a rank's end is awaited, once the rank's channel has closed."""
+"""Longest wait in seconds for the supervisor's report of a rank's end, once the rank's channel has closed."""
 
 
 def replace_the_dead(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event, Attempt], None]) -> None:

@@ -52,7 +52,7 @@ class RankWidgets:
         """The `Output` widgets that take what is shown."""
 
     def install(self) -> None:
-        """Replace the functions of `comm`, once it is imported; again if ipykernel does so after its own import."""
+        """Replace the functions of `comm`, once it is imported; again if ipykernel replaces them afterwards."""
         after_import(
             {
                 "comm": self._replace_functions,

@@ -28,7 +28,7 @@ __all__ = ["Rendezvous", "install", "torchrun_environment"]
 
 NCCL_DEFAULTS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """Set in ranks with GPUs unless the user has. After a device-side assert every CUDA call of the process fails, even
-those of NCCL's watchdog thread, which would end the process (SIGABRT) before Python could report the error."""
+calls of NCCL's watchdog thread, which would end the process (SIGABRT) before Python could report the error."""
 
 PATIENCE = dt.timedelta(seconds=10)
 """Time for which a rank that replaces the group waits until its peers are connected in it."""
