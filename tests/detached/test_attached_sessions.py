@@ -252,7 +252,7 @@ def test_a_dead_host_takes_its_ranks_along(home: Path, gate: Path) -> None:
     family = host.children(recursive=True)
     host.kill()
     assert f"the host process of {call.id} has ended" in str(call.exception())
-    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+    until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
     with pytest.raises(CallOrderError, match=rf"the host process of session {session.id} has ended: it was killed"):
         session.run(get)
     assert {run.name: run.state for run in runs()}["exp"] == "lost"

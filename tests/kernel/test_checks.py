@@ -115,7 +115,7 @@ def test_arguments_given_as_options_get_advice() -> None:
 
 @pytest.mark.parametrize("launcher", [notebook_launch, launch, Session.run, Session.launch])
 def test_launcher_shows_its_own_signature(launcher: Any) -> None:
-    kinds = {one.kind for name, one in inspect.signature(launcher).parameters.items() if name != "options"}
+    kinds = {parameter.kind for name, parameter in inspect.signature(launcher).parameters.items() if name != "options"}
     assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     with pytest.raises(TypeError, match=r"missing .* required positional argument"):
         launcher()

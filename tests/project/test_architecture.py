@@ -540,6 +540,10 @@ def _facade_order(name: str) -> tuple[bool, bool, str]:
 def test_public_names_are_sorted_and_exist():
     modules = [importlib.import_module(name) for name, path in MODULES.items() if "__all__" in path.read_text("utf-8")]
     assert len(modules) > 400
-    unsorted = [one.__name__ for one in modules if [*one.__all__] != sorted(set(one.__all__), key=_facade_order)]
-    missing = [f"{one.__name__}.{name}" for one in modules for name in one.__all__ if not hasattr(one, name)]
+    unsorted = [
+        module.__name__ for module in modules if [*module.__all__] != sorted(set(module.__all__), key=_facade_order)
+    ]
+    missing = [
+        f"{module.__name__}.{name}" for module in modules for name in module.__all__ if not hasattr(module, name)
+    ]
     assert (unsorted, missing) == ([], [])
