@@ -376,7 +376,7 @@ class Monitor(anywidget.AnyWidget):
     def _close_older(self) -> None:
         """Close all but the newest monitors of earlier runs; their pictures stay."""
         still_open = [widget for widget in open_widgets() if isinstance(widget, Monitor) and widget.explorable_since]
-        for monitor in sorted(still_open, key=lambda one: one.explorable_since)[:-MAX_EXPLORABLE]:
+        for monitor in sorted(still_open, key=lambda monitor: monitor.explorable_since)[:-MAX_EXPLORABLE]:
             self._sink.call(monitor.close)
 
     def _replace_views(self) -> None:

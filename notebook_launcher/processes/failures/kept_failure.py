@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptFailure"]
 
-OURS = str(Path(__file__).resolve().parents[1])
+OURS = str(Path(__file__).resolve().parents[2])
 
 
 class KeptFailure:
