@@ -62,7 +62,7 @@ def start_detached(
 
 
 def checked(config: LaunchConfig) -> LaunchConfig:
-    """Return the options with a limit of age; raises `ConfigError` for those that need the kernel."""
+    """Return the options with a limit of age; raises `ConfigError` for options that need the kernel."""
     if config.start_method == "fork":
         raise ConfigError(
             "start_method='fork' with detached=True: the ranks would be forks of this kernel. Leave one of them out.",

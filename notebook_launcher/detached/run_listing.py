@@ -1,4 +1,4 @@
-"""`runs()` lists the runs that have left a folder, and can stop those that a host conducts."""
+"""`runs()` lists the runs that have left a folder, and can stop detached ones."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ProcessTree:
         """Start the ranks of this machine.
 
         Args:
-            setup: The settings of all ranks; `setup.place` names those that are here.
+            setup: The settings of all ranks; `setup.place` names the ranks of this machine.
             start_supervisor: One of the ways to start a supervisor.
             listener: A bound socket at which the store is to listen, which the tree closes. None: one of its own.
         """
@@ -324,7 +324,7 @@ class ProcessTree:
         return None if pid is None else resident_memory(pid)
 
     def pulses(self, ranks: Iterable[int]) -> dict[int, Pulse]:
-        """Return the activity of these ranks' processes, without those that are gone."""
+        """Return the activity of these ranks' processes, without processes that are gone."""
         pids = self.pids
         read = {rank: Pulse.read(pids[rank]) for rank in ranks if rank in pids}
         return {rank: pulse for rank, pulse in read.items() if pulse is not None}

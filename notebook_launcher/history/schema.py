@@ -259,8 +259,8 @@ class RunSnapshot:
     changes: tuple[RunChange, ...] = ()
     """Settings that were changed during the run, in order."""
     settings: tuple[RunSetting, ...] = ()
-    """Settings that can be changed during the run, as they are now: the settings of its Accelerator, then those that
-    the function offers."""
+    """Settings that can be changed during the run, as they are now: the settings of its Accelerator, then the
+    settings that the function offers."""
 
     @property
     def is_over(self) -> bool:
@@ -295,5 +295,5 @@ class RunReader(Protocol):
     def log_order(self, num_pieces: int) -> Sequence[tuple[int, int]]:
         """Return the newest pieces of output of all ranks in the order of their arrival; none if it is not known.
 
-        A piece is a rank and the position in its log up to which this piece goes, from the end of the one before.
+        A piece is a rank and the position in its log up to which this piece goes, from the end of the piece before.
         """

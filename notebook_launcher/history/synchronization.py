@@ -47,7 +47,7 @@ class SyncCost:
 
 
 def measure_sync(phases: Iterable[RankPhases]) -> SyncCost:
-    """Return the cost of synchronising: savings are a rank's mean synchronisation times those that it could skip."""
+    """Return the cost of synchronising: a rank saves its mean synchronisation for each one that it could skip."""
     measured = [rank for rank in phases if sum(rank.seconds.values())]
     if not measured:
         return SyncCost(share=None, mean_seconds=None, saved_seconds=None)

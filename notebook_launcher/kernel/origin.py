@@ -118,7 +118,7 @@ def _with_helpers(function: Any) -> str:
 
 
 def _packages() -> dict[str, str]:
-    """Return the versions of the packages that this kernel has imported, and of those in `ALWAYS`."""
+    """Return the versions of the packages that this kernel has imported, and of the packages in `ALWAYS`."""
     names = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
     return dict(_versions(frozenset((names - set(sys.stdlib_module_names)) | set(ALWAYS)), _installed_at()))
 

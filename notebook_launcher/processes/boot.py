@@ -52,7 +52,7 @@ def read_rank_start(fd: int) -> RankStart:
 
 
 def enter_kernel_surroundings(setup: messages.Setup) -> None:
-    """Set environment, import path, arguments and working directory to those that the kernel had at the launch."""
+    """Set environment, import path, arguments and working directory to the kernel's values at the launch."""
     os.environ.clear()
     os.environ.update(setup.environ)
     sys.path[:] = setup.sys_path

@@ -107,7 +107,7 @@ class Monitor(anywidget.AnyWidget):
         self._sink = cell.make_sink()
         """The cell that made the monitor, to which its messages belong."""
         self.plot_options = PlotOptions()
-        """Options by which the picture that stays draws the curves: those that the page used last."""
+        """Options by which the picture that stays draws the curves: the page's last options."""
         self.leaves_picture = True
         """True if a picture of the run replaces the monitor once the run is over."""
         self.explorable_since = 0.0

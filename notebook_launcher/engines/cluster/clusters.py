@@ -258,7 +258,7 @@ class Clusters:
             cluster.close()
 
     def close(self, key: ClusterKey) -> None:
-        """End the agents of an engine: those that are idle now, the others at the end of their launch."""
+        """End the agents of an engine: idle agents now, the others at the end of their launch."""
         with self._lock:
             self._num_closed[key] = self._num_closed.get(key, 0) + 1
             self._known.pop(key, None)

@@ -109,7 +109,7 @@ class Newest:
         return max(self._limits[kind], 0) / max(1, len(self._held.keys() - {None}))
 
     def _over_its_share(self, rank: int | None, kind: str) -> int | None:
-        """Return a rank with more than its share: this one, if it has, as in a flood; else the one that has most."""
+        """Return a rank with more than its share: this rank, if it has, as in a flood; else the rank that has most."""
         if rank in self._by_rank and getattr(self._by_rank[rank], kind) > self._share(kind):
             return rank
         return max(self._by_rank, key=lambda other: getattr(self._by_rank[other], kind))

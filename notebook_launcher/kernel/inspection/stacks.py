@@ -186,7 +186,7 @@ def crash_site(rank: int, dump: str) -> StackFrame | None:
 
 
 class Stacks(tuple[RankStack, ...]):
-    """The stacks of all ranks; printed, they begin with the ranks that wait and those that they wait for."""
+    """The stacks of all ranks; printed, they begin with the ranks that wait and the ranks that are waited for."""
 
     __slots__ = ()
 

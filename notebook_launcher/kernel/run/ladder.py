@@ -18,7 +18,7 @@ __all__ = ["Ladder", "Rung"]
 
 
 class Rung(enum.Enum):
-    """One step of a stop; each is harder to resist than the one before."""
+    """One step of a stop; each is harder to resist than the step before."""
 
     ASK = "ask"
     INTERRUPT = "interrupt"

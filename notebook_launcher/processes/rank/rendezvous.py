@@ -86,7 +86,7 @@ class Rendezvous:
         """The backend of the group that `join` makes; None: `join` makes no group."""
         self._address = (setup.place.store_address, setup.master_port)
         self._generation = -1
-        """Number of the present group among those that `join` has made."""
+        """Number of the present group among the groups that `join` has made."""
         self._num_groups = 0
         """Number of groups that were made in this generation, the function's own included."""
         self._store: Any = None
@@ -127,7 +127,7 @@ class Rendezvous:
         self._made = made
 
     def state(self) -> GroupState:
-        """Return True if the group is still the one that `join` made, and the number of collectives of each group."""
+        """Return True if the group is still the group that `join` made, and the number of collectives of each group."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         if c10d is None:
             return GroupState(is_kept=True, num_calls={})
