@@ -34,8 +34,8 @@ MAX_ROWS = 16
 class RunList(Sequence[RecordedRun]):
     """Runs, the newest first, which a notebook shows as a table. A run is read when one of its attributes is used."""
 
-    # `stop_hosted` ends the hosts of these folders and returns their number. It is given, because it needs a kernel's
-    # handles on runs, and a folder is read without them.
+    # `stop_hosted` ends the hosts of some folders and returns their number. It comes from outside, because it needs the
+    # handles of a kernel, and folders are read without a kernel.
     def __init__(self, home: Path, items: Sequence[RecordedRun], stop_hosted: Callable[[Sequence[Path]], int]) -> None:
         self._home = home
         self._items = tuple(items)

@@ -65,7 +65,7 @@ def convert_bytes(size: float) -> str:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, with 16-bit tensors of what it returns turned to 32 bits."""
+    """Return the function with 16-bit tensors in its return values turned to 32 bits."""
 
     @functools.wraps(model_forward)
     def forward(*args: Any, **kwargs: Any) -> Any:

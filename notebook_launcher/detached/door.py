@@ -123,7 +123,7 @@ class HostConnection:
         return self._link.receive(patience)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the run in the host, or read an attribute; raises what it raises there."""
+        """Call a method of the run in the host, or read an attribute; raises the exception of the call there."""
         answer = _checked(self.ask(Ask(name=method, args=args, kwargs=kwargs)))
         assert isinstance(answer, Answered)
         return answer.value

@@ -78,7 +78,7 @@ def checked(config: LaunchConfig) -> LaunchConfig:
 
 
 def hand_over(order: HostOrder | SessionOrder, *fds: int) -> HostReady:
-    """Start a host and return its answer to an order; raises what it refuses the order by, and `ResourceError`."""
+    """Start a host and return its answer to an order; raises `ResourceError`, and the error of a refused order."""
     ours, theirs = channel_pair()
     errors = -1
     try:

@@ -1,4 +1,4 @@
-"""The folders of detached sessions: where `attach_session(...)` finds a session, and `runs()` what it holds."""
+"""The folders of detached sessions, in which `attach_session(...)` and `runs()` find them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def report_file(folder: Path) -> Path:
 
 
 def write_report(file: Path, outcomes: Sequence[Outcome], facts: dict[str, Any]) -> None:
-    """Write what is known into the file of the report, in place of what it holds."""
+    """Write the outcomes so far into the file of the report, in place of its contents."""
     now = dt.datetime.now(dt.timezone.utc)
     report = {"written": now.isoformat(timespec="seconds"), "facts": facts, "checks": list(map(_row, outcomes))}
     # Before JSON escapes what is not ASCII, and quotation marks.

@@ -207,7 +207,7 @@ class HangWatch:
         Args:
             now: The time, by `time.monotonic()`.
             pulses: Reads the pulses of the ranks that run the function.
-            absent: The other ranks, each with what it does instead: `has returned`.
+            absent: The other ranks, each with its activity: `has returned`.
             dump: Asks ranks for their stacks.
         """
         if not self._is_on or now < self._look_at:
