@@ -1,8 +1,8 @@
 """Colours for lines and phases, for eyes that see fewer of them too: on a known background, or on white and on black.
 
-Each of the latter has a contrast of at least 3:1 (WCAG 1.4.11) with white and with #111111, JupyterLab's dark page;
-under deuteranopia, protanopia and tritanopia (Machado et al. 2009) any two of the series differ by more than 20 in
-CIE76. tests/drawing/test_drawing_parts.py computes both. Shapes, letters and patterns repeat the distinction.
+A colour for both backgrounds has a contrast of at least 3:1 (WCAG 1.4.11) with white and with #111111, JupyterLab's
+dark page; under deuteranopia, protanopia and tritanopia (Machado et al. 2009) any two of the series differ by more than
+20 in CIE76. tests/drawing/test_drawing_parts.py computes both. Shapes, letters and patterns repeat the distinction.
 """
 
 from __future__ import annotations

@@ -8,18 +8,18 @@ import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import accelerate_yaml, engine_choice, option_checks
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.settings import accelerate_yaml, engine_choice, option_checks
+from notebook_launcher.settings.training_settings import PRECISIONS, TrainingSettings
 from notebook_launcher.text import type_of
-from notebook_launcher.training_settings import PRECISIONS, TrainingSettings
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
     from pathlib import Path
 
-    from notebook_launcher.accelerate_yaml import AccelerateFile
     from notebook_launcher.engines.engine import Engine
+    from notebook_launcher.settings.accelerate_yaml import AccelerateFile
 
 __all__ = ["LaunchConfig", "changed_options", "load_accelerate_file"]
 

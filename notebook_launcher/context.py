@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from notebook_launcher.messages import Change
-    from notebook_launcher.training_settings import TrainingSettings
+    from notebook_launcher.settings.training_settings import TrainingSettings
 
 __all__ = [
     "activity",
@@ -54,7 +54,7 @@ class AgreedStop(Protocol):
     num_backwards: int
 
     def is_past_stop(self) -> bool:
-        """Return True if updates were made after the one at which all ranks were to stop."""
+        """Return True if updates were made after the update at which all ranks should have stopped."""
         ...
 
     def settings(self) -> dict[str, float | None]:

@@ -23,8 +23,8 @@ import math
 import signal
 from typing import Any, Literal, TypeAlias
 
+from notebook_launcher.settings.training_settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
 from notebook_launcher.text import name_rank
-from notebook_launcher.training_settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
 
 __all__ = [
     "COMM_SIGNAL",

@@ -11,8 +11,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from notebook_launcher.changes import ACCELERATOR_SETTINGS
 from notebook_launcher.context import current, step_boundary
+from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -59,7 +59,7 @@ class Formats:
     not_a_number: str = "NaN"
     infinity: str = "∞"
     not_finite: str = "not finite"
-    """On the page, where the three kinds cannot be distinguished: JSON has none of them."""
+    """On the page, where the three kinds cannot be distinguished, because JSON has no word for any."""
 
 
 FORMATS = Formats()

@@ -76,7 +76,8 @@ class Bare:
         for module in self.modules:
             importlib.import_module(module)
         if self.huge_pages:
-            from notebook_launcher.processes import frontend, pages
+            from notebook_launcher.processes import pages
+            from notebook_launcher.processes.notebook import frontend
 
             frontend.warm()
             pages.collapse()

@@ -1,4 +1,4 @@
-"""`runs()` lists the runs that have left a folder."""
+"""A list of runs that have left a folder, with its table, as `runs()` returns it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from notebook_launcher.archive.recorded import RecordedRun
-from notebook_launcher.archive.stored import find_home, stored_runs
 from notebook_launcher.archive.table_view import show_table
 from notebook_launcher.drawing import tables
 from notebook_launcher.drawing.legend import RUN_STATES
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
+from notebook_launcher.history.host_files import is_hosted, is_session
 from notebook_launcher.text import escape, one_line
 from notebook_launcher.units import format_bytes, format_metrics, format_seconds, plural
 
 if TYPE_CHECKING:
-    import os
+    from collections.abc import Callable
     from pathlib import Path
 
     from notebook_launcher.history.schema import RunKind, RunSnapshot
 
-__all__ = ["RunList", "runs"]
+__all__ = ["RunList"]
 
 RUN_KINDS: tuple[RunKind, ...] = ("run", "call", "cell", "session")
 DISPENSABLE = ("when", "disk", "ranks", "notes", "holds", "tags", "last metrics", "time")
@@ -34,9 +34,12 @@ MAX_ROWS = 16
 class RunList(Sequence[RecordedRun]):
     """Runs, the newest first, which a notebook shows as a table. A run is read when one of its attributes is used."""
 
-    def __init__(self, home: Path, items: Sequence[RecordedRun]) -> None:
+    # `stop_hosted` ends the hosts of some folders and returns their number. It comes from outside, because it needs the
+    # handles of a kernel, and folders are read without a kernel.
+    def __init__(self, home: Path, items: Sequence[RecordedRun], stop_hosted: Callable[[Sequence[Path]], int]) -> None:
         self._home = home
         self._items = tuple(items)
+        self._stop_hosted = stop_hosted
 
     def __len__(self) -> int:
         return len(self._items)
@@ -46,7 +49,10 @@ class RunList(Sequence[RecordedRun]):
     @overload
     def __getitem__(self, index: slice) -> RunList: ...
     def __getitem__(self, index: int | slice) -> RecordedRun | RunList:
-        return RunList(self._home, self._items[index]) if isinstance(index, slice) else self._items[index]
+        return self._with(self._items[index]) if isinstance(index, slice) else self._items[index]
+
+    def _with(self, items: Sequence[RecordedRun]) -> RunList:
+        return RunList(self._home, items, self._stop_hosted)
 
     def __repr__(self) -> str:
         return self.as_text(width=tables.terminal_width())
@@ -105,7 +111,7 @@ class RunList(Sequence[RecordedRun]):
                 and (before is None or age > before)
             )
 
-        return RunList(self._home, [run for run in self._items if fits(run)])
+        return self._with([run for run in self._items if fits(run)])
 
     def delete(self) -> int:
         """Remove the folders of these runs; return their number. A run that is not over stays."""
@@ -119,20 +125,7 @@ class RunList(Sequence[RecordedRun]):
 
         Waits for their ends. A run that is not detached belongs to its kernel, and continues.
         """
-        from notebook_launcher.detached.attached_run import AttachedRun
-        from notebook_launcher.detached.attached_session import AttachedSession
-        from notebook_launcher.detached.door import goes_on, is_session
-
-        folders = [run.folder for run in self._items if not run.snapshot().is_over]
-        live = [AttachedRun(folder) for folder in folders if goes_on(folder)]
-        for run in live:
-            run.stop(wait=False)
-        for run in live:
-            run.wait()
-        sessions = [AttachedSession(folder) for folder in folders if is_session(folder)]
-        for session in sessions:
-            session.close()
-        return len(live) + len(sessions)
+        return self._stop_hosted([run.folder for run in self._items if not run.snapshot().is_over])
 
     def as_text(self, limit: int = MAX_ROWS, *, width: int | None = None, more: str = "") -> str:
         """Return the table as text.
@@ -187,23 +180,8 @@ class RunList(Sequence[RecordedRun]):
         return [f"and {left} older: {more or f'runs()[{limit}:]'}"] if left > 0 else []
 
 
-def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
-    """Return the runs that have left a folder, also runs of other kernels and runs that are not over.
-
-    Args:
-        folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
-
-    Raises:
-        LookupError: `folder` is `"auto"`, and recording of runs is off.
-    """
-    home = find_home(folder)
-    return RunList(home, stored_runs(home))
-
-
 def _holdings(run: RecordedRun) -> str:
     """Return what a run in progress takes of the machine: memory of its ranks and GPUs, and its host; else nothing."""
-    from notebook_launcher.detached.door import is_hosted, is_session
-
     snapshot = run.snapshot()
     if snapshot.is_over:
         return ""

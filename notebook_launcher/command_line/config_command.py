@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import accelerate_yaml
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.launch_options import devices_of
 from notebook_launcher.command_line.questions_asked import ask_choice, ask_text
@@ -20,7 +19,8 @@ from notebook_launcher.config import (
     load_accelerate_file,
 )
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.training_settings import PRECISIONS
+from notebook_launcher.settings import accelerate_yaml
+from notebook_launcher.settings.training_settings import PRECISIONS
 
 if TYPE_CHECKING:
     import argparse

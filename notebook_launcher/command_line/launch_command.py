@@ -7,7 +7,6 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import accelerate_yaml
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.launch_options import (
     add_options,
@@ -19,6 +18,7 @@ from notebook_launcher.command_line.launch_options import (
 from notebook_launcher.command_line.sharding_options import sharding_env
 from notebook_launcher.config import LaunchConfig, changed_options, load_accelerate_file
 from notebook_launcher.errors import ConfigError, LaunchError, RankFailedError, RunTimeoutError
+from notebook_launcher.settings import accelerate_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     # Imported here: the module is for ranks, and other commands do not need it.
-    from notebook_launcher.processes.script import Script
+    from notebook_launcher.processes.rank.script import Script
 
     config = _config(options)
     script = Script(options.script, is_module=options.module)

@@ -124,14 +124,22 @@ def _check_call(target: str, found: Any, arguments: Mapping[str, Any]) -> None:
         parameters = inspect.signature(found).parameters.values()
     except ValueError:  # Classes in C may have none.
         return
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    known = [one.name for one in by_name]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    by_name = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    known = [parameter.name for parameter in by_name]
     unknown = [] if takes_any else [name for name in arguments if name not in known]
     if unknown:
         hint = did_you_mean(unknown[0], known) or f"It takes {', '.join(known) or 'none'}."
         raise ConfigError(f"{target} takes no argument {unknown[0]}. {hint}")
-    missing = [one.name for one in by_name if one.default is one.empty and one.name not in arguments]
+    missing = [
+        parameter.name
+        for parameter in by_name
+        if parameter.default is parameter.empty and parameter.name not in arguments
+    ]
     if missing:
         pattern = ", ".join(f'"{name}": ...' for name in missing)
         raise ConfigError(f"{target} needs {' and '.join(missing)}. Pass them: --args '{{{pattern}}}'.")

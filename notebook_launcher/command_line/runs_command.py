@@ -36,24 +36,26 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     some.add_argument("--days", reads=number, metavar="N", help="runs of the last N days; with delete, older runs")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     parser.set_defaults(action="list", folder="auto", days=None, limit=NUM_LISTED, **dict.fromkeys(CHOICES))
-    one = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
+    action = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
     rows = f"rows; {NUM_LISTED} if omitted"
-    one.add_argument("--limit", reads=whole_number(1), default=NUM_LISTED, metavar="N", help=rows)
-    one = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
-    one.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
-    one.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
-    one.add_argument("--all", action="store_true", help="list all options, also those with their default")
-    one = actions.add_parser("compare", help="settings, speed, memory and last metrics of several runs", parents=[here])
-    one.add_argument("runs", nargs="+", metavar="ID", help="ids, beginnings of ids, or `last`")
-    one = actions.add_parser("edit", help="change the name, tags or notes of a run", parents=[here])
-    one.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
-    one.add_argument("--name", metavar="NAME")
-    one.add_argument("--tags", nargs="*", metavar="TAG", help="all tags of the run; none: remove them")
-    one.add_argument("--notes", metavar="TEXT")
-    one = actions.add_parser("delete", help="remove the folders of runs that are over", parents=[here, some])
+    action.add_argument("--limit", reads=whole_number(1), default=NUM_LISTED, metavar="N", help=rows)
+    action = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
+    action.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
+    action.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
+    action.add_argument("--all", action="store_true", help="list all options, also those with their default")
+    action = actions.add_parser(
+        "compare", help="settings, speed, memory and last metrics of several runs", parents=[here]
+    )
+    action.add_argument("runs", nargs="+", metavar="ID", help="ids, beginnings of ids, or `last`")
+    action = actions.add_parser("edit", help="change the name, tags or notes of a run", parents=[here])
+    action.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
+    action.add_argument("--name", metavar="NAME")
+    action.add_argument("--tags", nargs="*", metavar="TAG", help="all tags of the run; none: remove them")
+    action.add_argument("--notes", metavar="TEXT")
+    action = actions.add_parser("delete", help="remove the folders of runs that are over", parents=[here, some])
     which = "ids, beginnings of ids, or `last`; without them, --name, --tag, --state, --kind or --days choose"
-    one.add_argument("runs", nargs="*", metavar="ID", help=which)
-    one.add_argument("--yes", action="store_true", help="do not ask")
+    action.add_argument("runs", nargs="*", metavar="ID", help=which)
+    action.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _state(text: str) -> str:
@@ -88,7 +90,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> RunList:
-    from notebook_launcher.archive.listing import runs
+    from notebook_launcher.detached.run_listing import runs
 
     seconds = None if options.days is None else 86_400 * options.days
     chosen = {name: getattr(options, name) for name in CHOICES}
@@ -165,14 +167,15 @@ def _edit(options: argparse.Namespace) -> int:
 
 
 def _delete(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.listing import RunList, runs
+    from notebook_launcher.archive.listing import RunList
     from notebook_launcher.archive.opening import open_run
+    from notebook_launcher.detached.run_listing import runs, stop_hosted
     from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.units import format_bytes
 
     every = runs(options.folder)
     if options.runs:
-        chosen = RunList(every.home, [open_run(name, options.folder) for name in options.runs])
+        chosen = RunList(every.home, [open_run(name, options.folder) for name in options.runs], stop_hosted)
     elif options.name is options.tag is options.state is options.kind is options.days is None:
         raise ConfigError("name the runs to delete, or choose them with --name, --tag, --state, --kind or --days.")
     else:

@@ -100,7 +100,7 @@ class GradientState(_GradientState):
         *,
         on_next: Callable[[], None] | None = None,
     ) -> None:
-        """Share the state; a plugin replaces the one before, and so does `on_next`."""
+        """Share the state; a new plugin or `on_next` replaces the earlier one."""
         self.__dict__ = self._shared_state
         if not self._shared_state:
             super().__init__(gradient_accumulation_plugin or GradientAccumulationPlugin(), ACCELERATE, on_next)

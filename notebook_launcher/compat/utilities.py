@@ -65,7 +65,7 @@ def convert_bytes(size: float) -> str:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, with 16-bit tensors of what it returns turned to 32 bits."""
+    """Return the function with 16-bit tensors in its return values turned to 32 bits."""
 
     @functools.wraps(model_forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -152,7 +152,7 @@ def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
 
 
 def merge_dicts(source: dict[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
-    """Merge a dictionary into another, recursively; return the latter."""
+    """Merge a dictionary into `destination`, recursively, and return `destination`."""
     for key, value in source.items():
         if isinstance(value, dict):
             merge_dicts(value, destination.setdefault(key, {}))
@@ -220,7 +220,7 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | Path | 
     """Write Accelerate's settings file for this machine, and return its path; False if there is one already."""
     import torch
 
-    from notebook_launcher.accelerate_yaml import default_path
+    from notebook_launcher.settings.accelerate_yaml import default_path
 
     path = default_path() if save_location is None else Path(save_location)
     if path.exists():
@@ -239,7 +239,7 @@ class CannotPadNestedTensorWarning(UserWarning):
 
 
 NAMES: dict[str, Any] = {
-    **{one.__name__: one for one in (
+    **{thing.__name__: thing for thing in (
         CannotPadNestedTensorWarning, are_libraries_initialized, check_os_kernel, compare_versions, convert_bytes,
         convert_outputs_to_fp32, filter_trackers, get_available_trackers, get_current_device_type, get_gpu_info,
         get_int_from_env, get_pretty_name, id_tensor_storage, is_compiled_module, is_initialized, is_namedtuple,
@@ -253,5 +253,5 @@ NAMES: dict[str, Any] = {
     "check_cuda_p2p_ib_support": lambda: True,
     "has_compiled_regions": lambda module: any(map(is_compiled_module, module.modules())),
     "ignorant_find_batch_size": operations.find_batch_size,
-    "model_has_dtensor": lambda model: any(hasattr(one, "device_mesh") for one in model.parameters()),
+    "model_has_dtensor": lambda model: any(hasattr(parameter, "device_mesh") for parameter in model.parameters()),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached.attached_output import AttachedOutput
 from notebook_launcher.detached.attached_questions import AttachedQuestions
-from notebook_launcher.detached.door import SESSION_SOCKET
+from notebook_launcher.history.host_files import SESSION_SOCKET
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.detached.door import SOCKET, HostConnection
+from notebook_launcher.detached.door import HostConnection
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.errors import CallOrderError
+from notebook_launcher.history.host_files import SOCKET
 from notebook_launcher.kernel.display import cell
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ class AttachedQuestions:
         return tuple(question.key for question in self._pending)
 
     def note(self, pending: tuple[PendingQuestion, ...]) -> None:
-        """Take over the questions that wait in the host now; end a prompt whose question is none of them."""
+        """Take over the questions that wait in the host now; end a prompt whose question does not wait any more."""
         is_news = pending != self._pending
         self._pending = pending
         if (asked := self._in_input) is not None and asked[1] not in self.keys:
@@ -76,8 +76,8 @@ class AttachedQuestions:
         finally:
             self.can_answer = False
 
-    def serve(self, pause: float) -> None:
-        """Ask the user the next question, for which this waits at most `pause` seconds.
+    def serve(self, patience: float) -> None:
+        """Ask the user the next question, for which this waits at most `patience` seconds.
 
         Raises:
             KeyboardInterrupt: The user interrupted the wait or the prompt.
@@ -86,7 +86,7 @@ class AttachedQuestions:
             question = self._next()
             if question is None or self._has_given_up:
                 with contextlib.suppress(queue.Empty):
-                    self._news.get(timeout=pause)
+                    self._news.get(timeout=patience)
                 question = self._next()
             if question is not None and not self._has_given_up:
                 self._ask(question)

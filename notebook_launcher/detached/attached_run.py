@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["AttachedRun"]
 
 DYING = 5.0
-"""Seconds that the system gets to end a host whose sockets it has closed."""
+"""Longest wait in seconds for the end of a host whose sockets the system has closed."""
 STOP_WITHIN = 3.0
 """Seconds after the first interrupt in which a second one stops the run."""
 

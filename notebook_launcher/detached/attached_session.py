@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
-from notebook_launcher.detached import door
 from notebook_launcher.detached.attached_call import AttachedCall
 from notebook_launcher.detached.attached_debugger import AttachedDebugger
 from notebook_launcher.detached.door import HostConnection
@@ -17,6 +16,7 @@ from notebook_launcher.detached.requests import Begin
 from notebook_launcher.detached.session_folders import name_of
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
+from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.argument_text import describe_arguments
@@ -169,14 +169,14 @@ class AttachedSession(SessionCells):
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> AttachedCall:
         del in_cell
-        args, kwargs = checks.check_call(fn, args, kwargs)
+        call = checks.check_call(fn, args, kwargs)
         displays = scope.displays
         if scope.arguments is None:
             scope = dataclasses.replace(
-                scope, name=scope.name or checks.name_of(fn), arguments=describe_arguments(fn, args, kwargs)
+                scope, name=scope.name or checks.name_of(fn), arguments=describe_arguments(*call)
             )
         begin = Begin(scope=scope, source=source_of(fn), places=cells.places())
-        with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel, self._connected() as connection:
+        with contextlib.closing(travel.pack_call(call)) as parcel, self._connected() as connection:
             ready = connection.hand_over(begin, parcel.fileno())
         self._latest = AttachedCall(Path(ready.folder), self._config, displays, self._magic.install)
         return self._latest
@@ -196,14 +196,14 @@ class AttachedSession(SessionCells):
     @contextlib.contextmanager
     def _connected(self) -> Iterator[HostConnection]:
         try:
-            connection = HostConnection(self._folder, door.SESSION_SOCKET)
+            connection = HostConnection(self._folder, SESSION_SOCKET)
         except OSError:
             raise CallOrderError(self._why_gone()) from None
         with contextlib.closing(connection):
             yield connection
 
     def _why_gone(self) -> str:
-        if run_folders.is_run(self._folder) and door.is_session(self._folder):
+        if run_folders.is_run(self._folder) and is_session(self._folder):
             return (
                 f"the host process of session {self.id} has ended: it was killed, or its machine, login session or "
                 "container ended. Its ranks ended with it. Open a new session: Session(4, name=..., detached=True)."

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Caller", "Clients"]
 
 SLOW = 10.0
-"""Seconds that a client gets to take an answer, before it is dropped."""
+"""Longest wait in seconds until a client has taken an answer; then the client is dropped."""
 TIMEVAL = struct.Struct("ll")
 
 

@@ -15,30 +15,14 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.detached.requests import PROTOCOL, Answered, Ask, RequestRefused
 from notebook_launcher.engines.cluster.links import Link
 from notebook_launcher.errors import CallOrderError
+from notebook_launcher.history.host_files import SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "ENDING",
-    "SESSION_SOCKET",
-    "SOCKET",
-    "Doorway",
-    "HostConnection",
-    "goes_on",
-    "greet",
-    "is_hosted",
-    "is_session",
-    "listen",
-    "peer_of",
-]
+__all__ = ["Doorway", "HostConnection", "greet", "listen", "peer_of"]
 
-SOCKET = "host.sock"
-SESSION_SOCKET = "session.sock"
-"""Name of the socket in a session's folder."""
-ENDING = "ending.pickle"
-"""Name of the file with the end of a hosted run, in the same folder."""
 CREDENTIALS = struct.Struct("3i")
 GREETING = f"notebook-launcher host {PROTOCOL}\n".encode("ascii")
 PATIENCE = 10.0
@@ -119,22 +103,6 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def is_hosted(folder: Path) -> bool:
-    """Return True if the run in a folder was launched with `detached=True`."""
-    # A host that was killed leaves its socket.
-    return any((folder / name).exists() for name in (SOCKET, ENDING))
-
-
-def goes_on(folder: Path) -> bool:
-    """Return True if a hosted run has not ended; its host keeps the folder for a while after the end."""
-    return (folder / SOCKET).exists() and not (folder / ENDING).exists()
-
-
-def is_session(folder: Path) -> bool:
-    """Return True if the folder belongs to a session with `detached=True`, which is open, or whose host was killed."""
-    return (folder / SESSION_SOCKET).exists()
-
-
 class HostConnection:
     """A client's connection to a host; for one thread, which closes it."""
 
@@ -155,7 +123,7 @@ class HostConnection:
         return self._link.receive(patience)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the run in the host, or read an attribute; raises what it raises there."""
+        """Call a method of the run in the host, or read an attribute; raises the exception of the call there."""
         answer = _checked(self.ask(Ask(name=method, args=args, kwargs=kwargs)))
         assert isinstance(answer, Answered)
         return answer.value

@@ -9,9 +9,9 @@ import pickle
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from notebook_launcher import travel
-from notebook_launcher.detached.door import ENDING
 from notebook_launcher.errors import CallOrderError, ReturnValueError
 from notebook_launcher.history import run_files
+from notebook_launcher.history.host_files import ENDING
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.culprit import cannot_travel
 from notebook_launcher.kernel.run.outcome import RunOutcome

@@ -47,23 +47,22 @@ def start_detached(
     """
     config = checked(config)
     plan = make_plan(config)
-    args, kwargs = check_call(fn, args, kwargs)
+    call = check_call(fn, args, kwargs)
     order = HostOrder(
         plan=plan,
         name=config.name or name_of(fn),
-        arguments=describe_arguments(fn, args, kwargs),
+        arguments=describe_arguments(*call),
         source=source_of(fn),
         environment=describe_environment(),
         places=cells.places(),
         surroundings=plan.setup(many_calls=False),
     )
-    with contextlib.closing(travel.pack_call(fn, args, kwargs)) as parcel:
-        ready = hand_over(order, parcel.fileno(), call=travel.FunctionCall(fn, args, kwargs))
-        return AttachedRun(Path(ready.folder))
+    with contextlib.closing(travel.pack_call(call)) as parcel:
+        return AttachedRun(Path(hand_over(order, parcel.fileno(), call=call).folder))
 
 
 def checked(config: LaunchConfig) -> LaunchConfig:
-    """Return the options with a limit of age; raises `ConfigError` for those that need the kernel."""
+    """Return the options with a limit of age; raises `ConfigError` for options that need the kernel."""
     if config.start_method == "fork":
         raise ConfigError(
             "start_method='fork' with detached=True: the ranks would be forks of this kernel. Leave one of them out.",
@@ -79,7 +78,7 @@ def checked(config: LaunchConfig) -> LaunchConfig:
 
 
 def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionCall | None = None) -> HostReady:
-    """Start a host and return its answer to an order; raises what it refuses the order by, and `ResourceError`.
+    """Start a host and return its answer to an order; raises `ResourceError`, and the error of a refused order.
 
     Args:
         order: What the host conducts.

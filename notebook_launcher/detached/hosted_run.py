@@ -17,6 +17,7 @@ from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import Answered, Ask, Follow, RequestRefused
 from notebook_launcher.errors import CallOrderError
+from notebook_launcher.history.host_files import SOCKET
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.run.handle import Run
 
@@ -115,7 +116,7 @@ class HostedRun:
 
     def close(self) -> None:
         """Remove the socket."""
-        (self.folder / door.SOCKET).unlink(missing_ok=True)
+        (self.folder / SOCKET).unlink(missing_ok=True)
         self._doorway.close()
         self._clients.close()
 

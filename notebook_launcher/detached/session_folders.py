@@ -1,4 +1,4 @@
-"""The folders of detached sessions: where `attach_session(...)` finds a session, and `runs()` what it holds."""
+"""The folders of detached sessions, in which `attach_session(...)` and `runs()` find them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from notebook_launcher.detached import door
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
+from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
 from notebook_launcher.history.run_files import replace
 from notebook_launcher.units import format_seconds
 
@@ -39,7 +40,7 @@ def live_sessions(home: Path) -> Iterator[tuple[Path, str]]:
     """Yield folder and name of each session in a folder whose host lives, the newest first."""
     for run_id in run_folders.list_ids(home):
         folder = home / run_id
-        if door.is_session(folder):
+        if is_session(folder):
             summary = run_folders.read_json(folder / run_folders.SUMMARY)
             if summary is not None and run_folders.is_live(folder, summary):
                 yield folder, str(summary.get("name"))
@@ -71,7 +72,7 @@ def make(config: LaunchConfig, snapshot: Callable[[], RunSnapshot]) -> tuple[Pat
         check_name(home, config)
         folder = home / run_folders.new_id(name_of(config), time.time())
         folder.mkdir(mode=0o700)
-        sock = door.listen(folder, door.SESSION_SOCKET)
+        sock = door.listen(folder, SESSION_SOCKET)
         write_summary(folder, snapshot())
     return folder, sock
 

@@ -17,13 +17,14 @@ from notebook_launcher.detached.hosted_run import HostedRun
 from notebook_launcher.detached.requests import Answered, Ask, Begin, Follow, HostReady, RequestRefused, SessionState
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
+from notebook_launcher.history.host_files import SESSION_SOCKET
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.failures.post_mortem import frames_to_debug
 from notebook_launcher.kernel.gpu_meter import GpuMeter
 from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.ranks import Ranks
+from notebook_launcher.kernel.run.exits import EXIT_BUDGET
 from notebook_launcher.kernel.run.handle import data_of
-from notebook_launcher.kernel.run.loop import EXIT_BUDGET
 from notebook_launcher.kernel.run.snapshots import config_as_json
 from notebook_launcher.travel import cells
 from notebook_launcher.units import format_seconds
@@ -37,7 +38,7 @@ __all__ = ["MAX_IDLE", "SessionHost"]
 MAX_IDLE = 7 * 86_400.0
 """Seconds without a call after which a session without `idle_timeout` is closed: no user may know of it any more."""
 LAST_ANSWER = 1.0
-"""Seconds that clients get to receive that the session is closed."""
+"""Longest wait in seconds until clients have received that the session is closed."""
 SUMMARY_EVERY = 5.0
 """Seconds between two summaries of what the session holds."""
 
@@ -75,7 +76,7 @@ class SessionHost:
         self._started = time.time()
         self.folder, sock = session_folders.make(order.plan.config, self._snapshot)
         self._clients = Clients(sock, self._answer)
-        self._doorway = door.Doorway(self.folder, door.SESSION_SOCKET)
+        self._doorway = door.Doorway(self.folder, SESSION_SOCKET)
         try:
             self._ranks.start()
         except BaseException:

@@ -36,7 +36,7 @@ def look_at_gpus() -> list[Finding]:
         findings += _start(library, machine.gpus[0], seconds)
         findings += [_gpu(library, place, gpu) for place, gpu in enumerate(machine.gpus)]
         whole = [gpu for gpu in machine.gpus if not gpu.is_slice]  # Slices of a GPU have no access to each other.
-        findings += [_pair(library, one.index, other.index) for one, other in itertools.combinations(whole, 2)]
+        findings += [_pair(library, gpu.index, other.index) for gpu, other in itertools.combinations(whole, 2)]
     findings += [Finding(area=AREA, name="left out", fact=reason, verdict="warning") for reason in machine.left_out]
     return findings
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import notebook_launcher
-from notebook_launcher import accelerate_yaml
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.installed import version_of
+from notebook_launcher.settings import accelerate_yaml
 
 __all__ = ["look_at_software"]
 

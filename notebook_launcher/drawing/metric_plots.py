@@ -44,7 +44,7 @@ def curves_svg(
         names: Which metrics, in this order; None: all, in the order in which they appeared. A metric that no rank
             reported gets an empty plot.
         width: In pixels; a page that is narrower scales the picture down.
-        log: True if values are drawn on a logarithmic scale, which leaves out those that are not positive.
+        log: True if values are drawn on a logarithmic scale, which leaves out zero and negative values.
         smoothing: The weight of the past in an exponential moving average, 0 to less than 1; what was reported
             stays visible behind it.
         average: True to draw the mean of the ranks instead of each rank. With more than six ranks of a metric

@@ -173,7 +173,7 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None, width: int 
     lines += [f"error: {one_line(snapshot.error)}"] if _is_bare_error(snapshot) else []
     failures = sections.failures_of(snapshot)
     for place, group in enumerate(sections.alike(failures)[:MAX_FAILURES]):
-        failure, who = group[0], rank_list(one.rank for one in group)
+        failure, who = group[0], rank_list(member.rank for member in group)
         lines.append(f"{who}{sections.because(failure, failures)}: {one_line(failure.summary)}")
         if failure.traceback and not failure.victim and place < MAX_TRACEBACKS:
             lines += [f"    {line}" for line in clean(failure.traceback, 5000).splitlines()]

@@ -110,16 +110,16 @@ def _rows(plots: Sequence[Plot], options: PlotOptions, *, num_lines: int) -> Ite
     height = 200.0 if len(plots) == 1 else 124.0
     num_paths = sum(1 + bool(options.smoothing) + bool(series.band) for plot in plots for series in plot.series)
     points = int(min(width, max(40, MAX_POINTS / 2 / max(num_paths, 1))))
-    frames = [_Frame(plot, options, height, num_lines=num_lines) for plot in plots]
+    boxes = [_PlotBox(plot, options, height, num_lines=num_lines) for plot in plots]
     # Plots below each other are aligned.
-    margins = [max(frame.margin for frame in frames[place::num_columns]) for place in range(num_columns)]
+    margins = [max(box.margin for box in boxes[place::num_columns]) for place in range(num_columns)]
     steps = _common_steps(plots)
     lefts = [place * (width + GAP) for place in range(num_columns)]
-    for start in range(0, len(frames), num_columns):
-        row = frames[start : start + num_columns]
+    for start in range(0, len(boxes), num_columns):
+        row = boxes[start : start + num_columns]
         body = "".join(
-            f'<g transform="translate({number(left)} 0)">{frame.draw(width, margin, steps, points)}</g>'
-            for left, margin, frame in zip(lefts, margins, row, strict=False)
+            f'<g transform="translate({number(left)} 0)">{box.draw(width, margin, steps, points)}</g>'
+            for left, margin, box in zip(lefts, margins, row, strict=False)
         )
         yield SvgPicture(options.width, HEAD + height + FOOT, body)
 
@@ -129,7 +129,7 @@ def _common_steps(plots: Sequence[Plot]) -> tuple[float, float] | None:
     return (min(every), max(every)) if every else None
 
 
-class _Frame:
+class _PlotBox:
     """One plot: title, axes, lines."""
 
     def __init__(self, plot: Plot, options: PlotOptions, height: float, *, num_lines: int) -> None:

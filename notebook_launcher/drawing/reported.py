@@ -28,9 +28,9 @@ LOOK = "display:inline-block;margin:8px 12px 0 0;vertical-align:top"
 def reported_html(pictures: Sequence[RunPicture]) -> str:
     """Return the newest picture or table of each name, in the order in which the names appeared, tables last."""
     newest = {picture.name: picture for picture in pictures}
-    tables = [_table(one) for one in newest.values() if one.mime == TABLE]
+    tables = [_table(table) for table in newest.values() if table.mime == TABLE]
     parts, room = [], MAX_BYTES
-    for picture in [one for one in newest.values() if one.mime != TABLE][:MAX_PICTURES]:
+    for picture in [reported for reported in newest.values() if reported.mime != TABLE][:MAX_PICTURES]:
         room -= len(picture.data)
         if room >= 0:
             parts.append(_figure(picture))

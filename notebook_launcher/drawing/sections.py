@@ -164,7 +164,7 @@ def failures_html(failures: Sequence[RankFailure]) -> str:
             lines = escape("\n".join(last_lines))
             whose = "its output" if len(group) == 1 else f"the output of {ranks}"
             body += f'<div>Last lines of {whose}:</div><pre style="{PRE}">{lines}</pre>'
-        who = rank_list(one.rank for one in group)
+        who = rank_list(member.rank for member in group)
         summary = f"{who}{because(failure, failures)}: {one_line(failure.summary)}"
         parts.append(folded(summary, body, opened=not place) if body else f"<div>{escape(summary)}</div>")
     if num_more := sum(len(group) for group in groups[FEW_ROWS:]):

@@ -170,7 +170,7 @@ def _fit(
     columns: Sequence[Column], widths: Sequence[int], width: int, dispensable: Sequence[str]
 ) -> tuple[list[Column], list[int]]:
     """Return the columns for which there is room, with their widths."""
-    kept, rest = dict(enumerate(widths)), [name for name in dispensable if name in {one.name for one in columns}]
+    kept, rest = dict(enumerate(widths)), [name for name in dispensable if name in {column.name for column in columns}]
     while sum(kept.values()) + 2 * (len(kept) - 1) > width:
         flexible = [at for at, room in kept.items() if columns[at].can_shrink and room > LEAST]
         if flexible:

@@ -48,7 +48,7 @@ def timeline_svg(phases: Mapping[int, RankPhases], *, width: float = 720.0) -> s
 
 def timeline_picture(phases: Mapping[int, RankPhases], *, width: float = 720.0) -> SvgPicture:
     """Return the picture that `timeline_svg` puts into a document; a sentence if nothing was measured."""
-    known = {rank: one for rank, one in sorted(phases.items()) if one.spans}
+    known = {rank: own for rank, own in sorted(phases.items()) if own.spans}
     if not known:
         return SvgPicture(width, 20, text(0, 14, "No phases measured: only loops that use an Accelerator report them."))
     shown = dict(list(known.items())[: LIMITS.lanes])
@@ -77,7 +77,7 @@ def sync_text(phases: Mapping[int, RankPhases]) -> str:
 
 def _stretch(phases: Mapping[int, RankPhases]) -> tuple[float, float]:
     """Return the interval in seconds that is shown: the last windows of the rank whose spans end first."""
-    last = min(phases.values(), key=lambda one: _end(one.spans[-1]))
+    last = min(phases.values(), key=lambda own: _end(own.spans[-1]))
     spans = last.spans[-MAX_DRAWN_SPANS:]
     updates = [span for span in spans if span.phase == "step"]
     start = spans[0].start
@@ -186,9 +186,9 @@ class _Lanes:
     def _summary(self) -> str:
         """Return the lowest, mean and highest share of each phase over many ranks."""
         rows: Sequence[tuple[str, dict[str, float]]] = (
-            ("lowest", {name: min(one.shares.get(name, 0.0) for one in self._phases.values()) for name in PHASES}),
+            ("lowest", {name: min(rank.shares.get(name, 0.0) for rank in self._phases.values()) for name in PHASES}),
             ("mean", mean_shares(self._phases)),
-            ("highest", {name: max(one.shares.get(name, 0.0) for one in self._phases.values()) for name in PHASES}),
+            ("highest", {name: max(rank.shares.get(name, 0.0) for rank in self._phases.values()) for name in PHASES}),
         )
         body = ""
         for place, (label, shares) in enumerate(rows):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from notebook_launcher.engines.events import Event, Stream
-    from notebook_launcher.engines.starting import Starter, Supervisor
+    from notebook_launcher.engines.starting import Starter, SupervisorHandle
 
 __all__ = ["ProcessTree"]
 
@@ -42,7 +42,7 @@ RECORDS_AT_ONCE = 4
 """The most records of one rank in one batch of events: a short call's begin and end come together."""
 STACKS_QUIET = 0.02
 STACKS_BUDGET = 0.5
-"""Seconds that the ranks get to write their stacks."""
+"""Longest wait in seconds for the ranks' stacks."""
 
 
 class ProcessTree:
@@ -52,7 +52,7 @@ class ProcessTree:
         """Start the ranks of this machine.
 
         Args:
-            setup: The settings of all ranks; `setup.place` names those that are here.
+            setup: The settings of all ranks; `setup.place` names the ranks of this machine.
             start_supervisor: One of the ways to start a supervisor.
             listener: A bound socket at which the store is to listen, which the tree closes. None: one of its own.
         """
@@ -63,7 +63,7 @@ class ProcessTree:
         self._listener = listener
         self._supervisor_gone = False
         """True once the supervisor's end of the channel is closed."""
-        self._supervisor: Supervisor | None = None
+        self._supervisor: SupervisorHandle | None = None
         """None before the start and after `close`."""
         self._closing = contextlib.ExitStack()
         """Closes the descriptors that belong to no rank."""
@@ -324,7 +324,7 @@ class ProcessTree:
         return None if pid is None else resident_memory(pid)
 
     def pulses(self, ranks: Iterable[int]) -> dict[int, Pulse]:
-        """Return the activity of these ranks' processes, without those that are gone."""
+        """Return the activity of these ranks' processes, without processes that are gone."""
         pids = self.pids
         read = {rank: Pulse.read(pids[rank]) for rank in ranks if rank in pids}
         return {rank: pulse for rank, pulse in read.items() if pulse is not None}

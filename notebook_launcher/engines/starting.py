@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel, anonymous_file, channel_pair
 from notebook_launcher.errors import ResourceError
-from notebook_launcher.processes import boot, forking
+from notebook_launcher.processes import boot
+from notebook_launcher.processes.rank import forking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["ForkServer", "Starter", "Supervisor", "fork_server", "fork_starter", "start_by_spawn"]
+__all__ = ["ForkServer", "Starter", "SupervisorHandle", "fork_server", "fork_starter", "start_by_spawn"]
 
 
 LAST_WORDS = 4000
@@ -49,13 +50,13 @@ READ_LATER = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 class Starter(Protocol):
     """A function that starts a supervisor at the other end of a socket."""
 
-    def __call__(self, sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
+    def __call__(self, sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
         """Start the supervisor; `kernel_fds` are the kernel's descriptors, which a forked child has to close."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Supervisor:
+class SupervisorHandle:
     """The kernel's handle on a supervisor that was started."""
 
     wait_reaped: Callable[[], None]
@@ -100,13 +101,15 @@ class ForkServer:
     def starter(self, environ: Mapping[str, str], *, uses_compiler: bool = False) -> Starter:
         """Return a starter of supervisors with this environment, whose ranks may import torch's compiler."""
 
-        def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
+        def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
             del kernel_fds  # A fork of the fork server does not have the kernel's descriptors.
             return self._start_supervisor(sock, environ, uses_compiler=uses_compiler)
 
         return starter
 
-    def _start_supervisor(self, sock: socket.socket, environ: Mapping[str, str], *, uses_compiler: bool) -> Supervisor:
+    def _start_supervisor(
+        self, sock: socket.socket, environ: Mapping[str, str], *, uses_compiler: bool
+    ) -> SupervisorHandle:
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:
@@ -120,7 +123,7 @@ class ForkServer:
             os.close(reaped_w)
 
         wait_reaped = _reaper(lambda: os.read(reaped_r, 1), [reaped_r, errors])
-        return Supervisor(wait_reaped, lambda: _read_tail(errors), self.stop)
+        return SupervisorHandle(wait_reaped, lambda: _read_tail(errors), self.stop)
 
     def start_host(self, module: str, host_fd: int, environ: Mapping[str, str], *, uses_compiler: bool = False) -> int:
         """Fork a host, whose life is `main` of a module; return a descriptor of its standard error."""
@@ -233,19 +236,19 @@ def fork_server_of(_pid: int) -> ForkServer:
     return ForkServer()
 
 
-def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
+def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
     """Start a supervisor in a fresh interpreter."""
     del kernel_fds  # A fresh interpreter does not inherit the kernel's descriptors.
     errors = anonymous_file("errors")
     process = _popen("supervisor", sock.fileno(), errors, dict(os.environ))
 
-    return Supervisor(_reaper(process.wait, [errors]), lambda: _read_tail(errors), process.kill)
+    return SupervisorHandle(_reaper(process.wait, [errors]), lambda: _read_tail(errors), process.kill)
 
 
 def fork_starter(call: FunctionCall) -> Starter:
     """Return a starter that forks the supervisor from this process, so that the ranks inherit `call`."""
 
-    def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor:
+    def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
         errors = anonymous_file("errors")
         if "torch" in sys.modules:
             _import_for_children()
@@ -262,7 +265,9 @@ def fork_starter(call: FunctionCall) -> Starter:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
-        return Supervisor(_reaper(wait, [errors]), lambda: _read_tail(errors), lambda: os.kill(pid, signal.SIGKILL))
+        return SupervisorHandle(
+            _reaper(wait, [errors]), lambda: _read_tail(errors), lambda: os.kill(pid, signal.SIGKILL)
+        )
 
     return starter
 
@@ -282,7 +287,7 @@ def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, ker
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
         # Imported here, because these modules import torch, which only the child may do.
-        from notebook_launcher.processes import rendezvous
+        from notebook_launcher.processes.rank import rendezvous
         from notebook_launcher.processes.supervisor import run_supervisor
 
         rendezvous.install()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.exporting.needs import Needs, literal_of
 from notebook_launcher.exporting.script_text import (
     MARK,
     job_text,
@@ -24,6 +23,7 @@ from notebook_launcher.exporting.script_text import (
 )
 from notebook_launcher.kernel.checks import check_call
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.notebook_code.needs import Needs, literal_of
 from notebook_launcher.text import type_of
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def export(
     _check_engine(config)
     sbatch = _sbatch_options(slurm)
     plan = make_plan(config)
-    args, kwargs = check_call(fn, args, kwargs)
+    _, args, kwargs = check_call(fn, args, kwargs)
     script = _script_path(path)
     needs, name = _needs_of(fn)
     arguments = _arguments(needs, args, kwargs)

@@ -8,14 +8,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import changed_options
-from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
+from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from notebook_launcher.exporting.needs import Needs
     from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.notebook_code.needs import Needs
 
 __all__ = ["MARK", "job_text", "launch_words", "run_options", "script_text", "torchrun_words"]
 

@@ -1,4 +1,4 @@
-"""All checks, those that decide first."""
+"""All checks, beginning with the checks that decide."""
 
 from __future__ import annotations
 

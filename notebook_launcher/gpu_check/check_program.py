@@ -30,7 +30,7 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
     """Make the checks, print a line for each, write the report; return the exit status: 1 if one failed.
 
     Args:
-        only: Words; checks whose names have none of them are left out. None: all checks.
+        only: Words; only checks whose name has one of the words are made. None: all checks.
         names_only: True to print the names alone.
         folder: Folder for the report.
         cpu: True to leave GPUs aside.
@@ -39,11 +39,11 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
         LookupError: No name has one of the words.
         ConfigError: The report cannot be written.
     """
-    chosen = [one for one in ALL_CHECKS if only is None or any(word.lower() in one.name.lower() for word in only)]
+    chosen = [check for check in ALL_CHECKS if only is None or any(word.lower() in check.name.lower() for word in only)]
     if not chosen:
         raise LookupError(f"--only {' '.join(only or ())}: no check has such a name. --list prints all names.")
     if names_only:
-        _print("\n".join(f"{'*' if one.decides else ' '} {one.name}" for one in chosen))
+        _print("\n".join(f"{'*' if check.decides else ' '} {check.name}" for check in chosen))
         return 0
     num_gpus = 0 if cpu else count_gpus()
     _print(f"Checking {plural(num_gpus, 'GPU')}." if num_gpus else PROVES_NOTHING)
@@ -68,9 +68,9 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
     return int(any(outcome.state == "FAIL" for outcome in outcomes))
 
 
-def _announce(one: Check) -> None:
+def _announce(check: Check) -> None:
     if sys.stdout.isatty():
-        print(f"  ...   {one.name}", end="\r", flush=True)  # noqa: T201 - this is what the command is for
+        print(f"  ...   {check.name}", end="\r", flush=True)  # noqa: T201 - this is what the command is for
 
 
 def _line(outcome: Outcome) -> str:

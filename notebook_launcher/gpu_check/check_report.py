@@ -47,7 +47,7 @@ def report_file(folder: Path) -> Path:
 
 
 def write_report(file: Path, outcomes: Sequence[Outcome], facts: dict[str, Any]) -> None:
-    """Write what is known into the file of the report, in place of what it holds."""
+    """Write the outcomes so far into the file of the report, in place of its contents."""
     now = dt.datetime.now(dt.timezone.utc)
     report = {"written": now.isoformat(timespec="seconds"), "facts": facts, "checks": list(map(_row, outcomes))}
     # Before JSON escapes what is not ASCII, and quotation marks.
@@ -88,7 +88,7 @@ def _hide_setting(value: str) -> str:
 def _host_names() -> set[str]:
     """Return this host's name, with and without its domain, if it is too long to be part of any word by chance."""
     name = socket.gethostname()
-    return {one for one in (name, name.partition(".")[0]) if len(one) > 3}
+    return {form for form in (name, name.partition(".")[0]) if len(form) > 3}
 
 
 def _hash(name: str) -> str:

@@ -23,7 +23,7 @@ def uuid_in_torch(device: int) -> str:
 
 
 def difference(ours: Sequence[str], torchs: Sequence[str], *, by_number: bool = False) -> str:
-    """Return in which way the GPUs that the launcher sees differ from those that torch sees; empty: in none.
+    """Return in which way the GPUs that the launcher sees differ from torch's; empty if they are the same.
 
     Args:
         ours: UUIDs, bare; empty: unknown.

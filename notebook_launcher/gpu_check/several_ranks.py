@@ -254,7 +254,7 @@ def _sharded_by_option(hardware: Hardware) -> str:
         with tempfile.TemporaryDirectory() as folder:
             args = (str(Path(folder) / "state"),)
             found.append(notebook_launch(_train_by_option, args=args, **hardware.ranks(2), shard=shard)[0])
-    difference = max(abs(one - other) / other for one, other in zip(*found, strict=True))
+    difference = max(abs(loss - other) / other for loss, other in zip(*found, strict=True))
     assert difference < 1e-4, f"losses {found[0]} with shard=2, {found[1]} without"
     return f"relative difference to a whole model {difference:.1e}, checkpoint loaded"
 

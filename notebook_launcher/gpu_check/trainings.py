@@ -137,7 +137,7 @@ def _count_synchronisations(*, weighted: bool) -> int:
             optimizer.zero_grad()
     torch.cuda.set_sync_debug_mode("default")
     caught.__exit__(None, None, None)
-    return sum("synchroniz" in str(one.message) for one in seen or ())
+    return sum("synchroniz" in str(warning.message) for warning in seen or ())
 
 
 def _synchronisations(hardware: Hardware) -> str:
@@ -255,7 +255,7 @@ def _save_and_load(folder: str) -> None:
         assert counters == {"cpu"}, f"step counters on {counters}"
         update()
         pairs = zip(weights, model.parameters(), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs), f"map_location={where!r}: other weights"
+        assert all(torch.equal(saved, other) for saved, other in pairs), f"map_location={where!r}: other weights"
 
 
 def _checkpoint(hardware: Hardware) -> str:

@@ -255,12 +255,12 @@ class RunSnapshot:
     phases: Mapping[int, RankPhases] = dataclasses.field(default_factory=dict)
     """Phases by rank, for the ranks whose Accelerator has reported any."""
     usage: Mapping[int, RankUsage] = dataclasses.field(default_factory=dict)
-    """Memory and load by rank, sampled from the first second on; of a long run, with longer pauses between samples."""
+    """Memory and load by rank, sampled from the first second on; of a long run, with more time between samples."""
     changes: tuple[RunChange, ...] = ()
     """Settings that were changed during the run, in order."""
     settings: tuple[RunSetting, ...] = ()
-    """Settings that can be changed during the run, as they are now: the settings of its Accelerator, then those that
-    the function offers."""
+    """Settings that can be changed during the run, as they are now: the settings of its Accelerator, then the
+    settings that the function offers."""
 
     @property
     def is_over(self) -> bool:
@@ -295,5 +295,5 @@ class RunReader(Protocol):
     def log_order(self, num_pieces: int) -> Sequence[tuple[int, int]]:
         """Return the newest pieces of output of all ranks in the order of their arrival; none if it is not known.
 
-        A piece is a rank and the position in its log up to which this piece goes, from the end of the one before.
+        A piece is a rank and the position in its log up to which this piece goes, from the end of the piece before.
         """

@@ -47,19 +47,21 @@ class SyncCost:
 
 
 def measure_sync(phases: Iterable[RankPhases]) -> SyncCost:
-    """Return the cost of synchronising: savings are a rank's mean synchronisation times those that it could skip."""
-    measured = [one for one in phases if sum(one.seconds.values())]
+    """Return the cost of synchronising: a rank saves its mean synchronisation for each one that it could skip."""
+    measured = [rank for rank in phases if sum(rank.seconds.values())]
     if not measured:
         return SyncCost(share=None, mean_seconds=None, saved_seconds=None)
-    share = sum(one.seconds.get("sync", 0.0) for one in measured) / sum(sum(one.seconds.values()) for one in measured)
-    synced = [one for one in measured if one.counts.get("sync")]
+    share = sum(rank.seconds.get("sync", 0.0) for rank in measured) / sum(
+        sum(rank.seconds.values()) for rank in measured
+    )
+    synced = [rank for rank in measured if rank.counts.get("sync")]
     if not synced:
         return SyncCost(share=share, mean_seconds=None, saved_seconds=None)
-    total, count = sum(one.seconds["sync"] for one in synced), sum(one.counts["sync"] for one in synced)
+    total, count = sum(rank.seconds["sync"] for rank in synced), sum(rank.counts["sync"] for rank in synced)
     # A window is counted at its end, some microseconds after its synchronisation.
     saved = [
-        one.seconds["sync"] / one.counts["sync"] * max(0, one.micro_batches - max(one.windows, one.counts["sync"]))
-        for one in synced
+        rank.seconds["sync"] / rank.counts["sync"] * max(0, rank.micro_batches - max(rank.windows, rank.counts["sync"]))
+        for rank in synced
     ]
     return SyncCost(share=share, mean_seconds=total / count, saved_seconds=sum(saved) / len(saved))
 
@@ -79,7 +81,7 @@ def slowest_rank(snapshot: RunSnapshot) -> int | None:
 
 
 def _least_waiting(phases: Mapping[int, RankPhases]) -> int | None:
-    shares = {rank: one.shares.get("sync", 0.0) for rank, one in phases.items() if one.counts.get("sync")}
+    shares = {rank: own.shares.get("sync", 0.0) for rank, own in phases.items() if own.counts.get("sync")}
     if len(shares) < 2 or max(shares.values()) - min(shares.values()) < NOTABLE:
         return None
     return min(shares, key=lambda rank: shares[rank])

@@ -32,7 +32,7 @@ class CallScope:
     """Decides about the ranks' rich output, in place of `LaunchConfig.display`."""
 
     widget_ranks: tuple[int, ...] | None = None
-    """The ranks whose widgets the cell shows; None: those that `LaunchConfig.display` names."""
+    """The ranks whose widgets the cell shows; None: the ranks that `LaunchConfig.display` names."""
     comm_messages: tuple[messages.CommMessage, ...] = ()
     """Messages of the page to widgets, to be handled before the call."""
     is_aside: bool = False

@@ -7,12 +7,15 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from notebook_launcher import context
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
 from notebook_launcher.text import type_of
+
+if TYPE_CHECKING:
+    from notebook_launcher.travel import FunctionCall
 
 __all__ = ["arguments_by_name", "check_call", "check_not_in_rank", "name_of"]
 
@@ -29,7 +32,9 @@ def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
     Python's own `TypeError` names the launcher; the `ConfigError` that is raised instead shows what to write.
     """
     names = [
-        name for name, one in inspect.signature(launcher).parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD
+        name
+        for name, parameter in inspect.signature(launcher).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     first = names.index("fn")
 
@@ -69,15 +74,17 @@ def check_not_in_rank(what: str) -> None:
         )
 
 
-def check_call(function: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return `args` and `kwargs` as a call takes them; raises `ConfigError` if the call cannot work."""
+def check_call(function: Any, args: Any, kwargs: Any) -> FunctionCall:
+    """Return the call of a function with the arguments of a launcher; raises `ConfigError` if it cannot work."""
+    from notebook_launcher.travel import FunctionCall
+
     args, kwargs = _arguments(args, kwargs)
     if not callable(function):
         hint = " Pass the function itself, without calling it." if function is None else ""
         raise ConfigError(f"fn={_short(function)} is {type_of(function)}, which cannot be called.{hint}")
     _check_kind(function)
     _check_arguments(function, args, kwargs)
-    return args, kwargs
+    return FunctionCall(function, args, kwargs)
 
 
 def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -118,9 +125,9 @@ def _misplaced(call: str, function: Any, places: tuple[Any, ...], kwargs: Mappin
     """Return the message for arguments of the function given by their place."""
     number = kwargs.get("num_processes")
     if counts and number is None:
-        where = next((place for place, one in enumerate(places) if type(one) is int), len(places))
+        where = next((place for place, value in enumerate(places) if type(value) is int), len(places))
         number, places = (*places, 2)[where], places[:where] + places[where + 1 :]
-    given = next((tuple(one) for one in places if isinstance(one, (tuple, list))), places)
+    given = next((tuple(value) for value in places if isinstance(value, (tuple, list))), places)
     written = ", ".join([name_of(function), *([str(number)] if counts else []), f"args={_short(given)}"])
     return f"Arguments of the function go by name. Write {call}({written})."
 

@@ -16,7 +16,7 @@ INSTALL = "Results.to_pandas() needs pandas. Type %pip install pandas."
 
 
 def mean(values: Sequence[Any]) -> Any:
-    """Return the mean of numbers, tensors or arrays, or of those inside equal dicts, lists and tuples."""
+    """Return the mean of numbers, tensors or arrays, also inside equal dicts, lists and tuples."""
     return _combined(values, "result", _mean_of_leaves)
 
 

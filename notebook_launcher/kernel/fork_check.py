@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["ForkHealth", "adapt", "try_fork"]
 
 BUDGET = 1.0
-"""Seconds that the child gets; a healthy child needs far less, as the parallel operation takes under a millisecond."""
+"""Time limit of the child in seconds; a healthy child needs less than a millisecond for the parallel operation."""
 DRIVER_BUDGET = 15.0
-"""Seconds that the child gets if it has to ask the driver, which may wake up every GPU first."""
+"""Time limit of the child in seconds if it asks the driver, which may wake up every GPU first."""
 CUDA_SUCCESS = 0
 CUDA_POISONED = b"c"
 CUDA_CLEAN = b"-"

@@ -11,7 +11,7 @@ import time
 __all__ = ["GitChanges"]
 
 WHILE_RUNNING = 30.0
-"""Seconds that git gets during the run."""
+"""Time limit of git in seconds, while the run goes on."""
 AT_THE_END = 1.0
 """Seconds from its start for which the end of a run waits for git."""
 
@@ -34,7 +34,7 @@ class GitChanges:
                 self._process = subprocess.Popen(words, start_new_session=True, **ours)  # type: ignore[call-overload]
 
     def poll(self, *, wait: bool) -> tuple[bool, str | None]:
-        """Return True once git has ended, and the difference; the latter is None if git failed or took too long."""
+        """Return True once git has ended, and the difference: None if git failed or took too long."""
         if self._process is None:
             self._output.close()
             return True, None

@@ -36,7 +36,7 @@ class Latch(Generic[T]):
         self.value: T | None = None
         """The value; None until it is set."""
         self._callbacks: collections.deque[Callable[[], object]] = collections.deque()
-        """Functions to call when the value is set; those that release a waiter come first."""
+        """Functions to call when the value is set; functions that release a waiter come first."""
 
     def set(self, value: T | None = None) -> None:
         """Set the value, release the waiters, then call the callbacks."""

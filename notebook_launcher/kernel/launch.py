@@ -44,7 +44,7 @@ def notebook_launch(
         config: Options.
         detached: True: the run outlives the kernel, and `attach(id)` reconnects to it from any kernel or terminal.
             The first interrupt releases the cell and the run continues; a second within 3 seconds stops the run. It is
-            stopped after `timeout`, by default 7 days. None: as `config` says.
+            stopped after `timeout`, by default 7 days. None: the value in `config`.
         options: Fields of `LaunchConfig` by name; they override `config`.
 
     Returns:
@@ -126,7 +126,7 @@ def prewarm() -> None:
 
 
 def _build(config: LaunchConfig | None, options: dict[str, Any], **others: Any) -> LaunchConfig:
-    """Return the options; those of the call that are None are as `config` says."""
+    """Return the options of a call; `config` gives each option that the call leaves at None."""
     from notebook_launcher.config import LaunchConfig
 
     given = {name: value for name, value in others.items() if value is not None}

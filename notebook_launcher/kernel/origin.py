@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.exporting.needs import Needs
 from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
 from notebook_launcher.kernel.git_changes import GitChanges
+from notebook_launcher.notebook_code.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,7 +118,7 @@ def _with_helpers(function: Any) -> str:
 
 
 def _packages() -> dict[str, str]:
-    """Return the versions of the packages that this kernel has imported, and of those in `ALWAYS`."""
+    """Return the versions of the packages that this kernel has imported, and of the packages in `ALWAYS`."""
     names = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
     return dict(_versions(frozenset((names - set(sys.stdlib_module_names)) | set(ALWAYS)), _installed_at()))
 

@@ -16,8 +16,8 @@ from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import allocate
 from notebook_launcher.machine.node_allocation import allocate_nodes
 from notebook_launcher.machine.rocm import ROCM_VARIABLE
-from notebook_launcher.option_checks import check_shard
-from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
+from notebook_launcher.settings.option_checks import check_shard
+from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:

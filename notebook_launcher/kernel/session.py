@@ -20,8 +20,8 @@ from notebook_launcher.kernel.failures.post_mortem import PostMortem, frames_to_
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
+from notebook_launcher.kernel.run.exits import EXIT_BUDGET
 from notebook_launcher.kernel.run.handle import Run, data_of
-from notebook_launcher.kernel.run.loop import EXIT_BUDGET
 from notebook_launcher.travel.rank_function import RankFunction
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-WIDGETS = "notebook_launcher.processes.rank_widgets"
+WIDGETS = "notebook_launcher.processes.notebook.rank_widgets"
 
 
 class Session(SessionCells):

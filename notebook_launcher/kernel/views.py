@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["HELLO_WITHIN", "RunView", "watch"]
 
 HELLO_WITHIN = 3.0
-"""Seconds that a front end gets to answer; JupyterLab takes 0.1 to 0.5 s."""
+"""Longest wait in seconds for an answer of a front end; JupyterLab takes 0.1 to 0.5 s."""
 HELLO_CHECK = 0.5
 
 

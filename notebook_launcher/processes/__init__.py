@@ -1,1 +1,1 @@
-"""The process side: code of the processes outside the kernel."""
+"""The other end: fork server and supervisor; below them the rooms of a rank."""

@@ -13,11 +13,12 @@ from notebook_launcher.channel import anonymous_file
 
 if TYPE_CHECKING:
     from notebook_launcher import messages
-    from notebook_launcher.processes.rank_start import RankStart
+    from notebook_launcher.processes.rank.rank_start import RankStart
 
 __all__ = ["command", "enter_kernel_surroundings", "rank_command", "read_rank_start"]
 
-Role = Literal["forkserver", "supervisor", "rank"]
+Role = Literal["forkserver", "supervisor", "rank.rank"]
+"""The module of a process, in this package."""
 
 # `-c` and not `-m`: the package must be found even if only the kernel's `sys.path` contains it, and the notebook's
 # folder must not come first, because a file there with the name of a standard module would be imported instead.
@@ -39,7 +40,7 @@ def rank_command(start: RankStart) -> tuple[list[str], list[int]]:
     fd = anonymous_file("rank-start")
     with open(fd, "wb", closefd=False) as file:
         pickle.dump(start, file)
-    return command("rank", fd), [start.channel_fd, start.stdout_fd, start.stderr_fd, start.board_fd, fd]
+    return command("rank.rank", fd), [start.channel_fd, start.stdout_fd, start.stderr_fd, start.board_fd, fd]
 
 
 def read_rank_start(fd: int) -> RankStart:
@@ -51,7 +52,7 @@ def read_rank_start(fd: int) -> RankStart:
 
 
 def enter_kernel_surroundings(setup: messages.Setup) -> None:
-    """Set environment, import path, arguments and working directory to those that the kernel had at the launch."""
+    """Set environment, import path, arguments and working directory to the kernel's values at the launch."""
     os.environ.clear()
     os.environ.update(setup.environ)
     sys.path[:] = setup.sys_path

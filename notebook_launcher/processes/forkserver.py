@@ -27,15 +27,9 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel, channel_pair
-from notebook_launcher.processes import (
-    frameworks,
-    frontend,
-    inherited,
-    libraries,
-    pages,
-    rank_process,
-    rendezvous,
-)
+from notebook_launcher.processes import inherited, libraries, pages
+from notebook_launcher.processes.notebook import frontend
+from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
 from notebook_launcher.processes.supervisor import run_supervisor
 
 if TYPE_CHECKING:
@@ -56,10 +50,10 @@ IDLE = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
 row that each make an optimizer took 13 s with IDLE = 2, because every rank imported torch's compiler, and take 3 s."""
 COURTESY = 0.1
-"""Seconds for which the chores pause after a launch has begun: on two cores, two ranks take 60 ms to start, and 90 to
+"""Seconds for which the chores wait after a launch has begun: on two cores, two ranks take 60 ms to start, and 90 to
 103 ms beside an import."""
 MOST_COURTESY = 5.0
-"""Seconds for which the chores pause in all, so that they are also done if launches never stop."""
+"""Seconds for which the chores wait in all, so that they are also done if launches never stop."""
 
 
 def main(fd: int) -> None:
@@ -157,7 +151,7 @@ class _CourteousFinder:
 
 @contextlib.contextmanager
 def _making_way(launches: LaunchClock) -> Iterator[None]:
-    """Pause imports inside this block while a launch starts, because they would take a core from its ranks."""
+    """Hold imports back inside this block while a launch starts, because they would take a core from its ranks."""
     finder = _CourteousFinder(launches)
     sys.meta_path.insert(0, finder)
     try:

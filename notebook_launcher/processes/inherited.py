@@ -33,7 +33,7 @@ def forget_exit_handlers() -> None:
     # A copy of the kernel's TemporaryDirectory must not remove the folder. The entries are kept alive, because the
     # objects that they hold may do something when they are freed.
     finalize: Any = weakref.finalize
-    _Kept.finalizers = (_Kept.finalizers, dict(finalize._registry))
+    _KeptAlive.finalizers = (_KeptAlive.finalizers, dict(finalize._registry))
     finalize._registry.clear()
     finalize._registered_with_atexit = False
 
@@ -52,7 +52,7 @@ def _forget_process_groups() -> None:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not c10d.is_initialized():
         return
-    _Kept.groups = (c10d._world, list(c10d._world.pg_map))
+    _KeptAlive.groups = (c10d._world, list(c10d._world.pg_map))
     c10d._update_default_pg(None)
     for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg"):
         getattr(c10d._world, name).clear()
@@ -72,7 +72,7 @@ def _forget_being_alone() -> None:
             module._IS_INTERACTIVE = False  # type: ignore[attr-defined]
 
 
-class _Kept:
+class _KeptAlive:
     finalizers: Any = None
     groups: Any = None
 

@@ -26,8 +26,8 @@ from notebook_launcher import messages
 from notebook_launcher.channel import Channel
 from notebook_launcher.processes import boot, leftovers
 from notebook_launcher.processes.libraries import libc
-from notebook_launcher.processes.rank import run_rank
-from notebook_launcher.processes.rank_start import RankStart
+from notebook_launcher.processes.rank.rank import run_rank
+from notebook_launcher.processes.rank.rank_start import RankStart
 
 if TYPE_CHECKING:
     from pathlib import Path

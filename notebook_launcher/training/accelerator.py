@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from notebook_launcher.option_checks import whole_number
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
 from notebook_launcher.training.accumulation import synchronisation

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.option_checks import whole_number
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.text import type_of
 from notebook_launcher.training.argument_checks import check_fields
 

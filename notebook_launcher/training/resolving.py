@@ -8,7 +8,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.option_checks import whole_number
+from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
@@ -22,7 +23,6 @@ from notebook_launcher.training.plugins import (
     RNGType,
     warn_user,
 )
-from notebook_launcher.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -20,8 +20,8 @@ from notebook_launcher.training.recording.update_profile import UpdateProfile
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher.changes import Wanted
     from notebook_launcher.context import RankContext
+    from notebook_launcher.settings.changes import Wanted
     from notebook_launcher.training.agreement import ChoiceSlot, UpdateFence
     from notebook_launcher.training.process.process_state import ProcessState
 

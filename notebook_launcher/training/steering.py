@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher import context
-from notebook_launcher.changes import ACCELERATOR_SETTINGS, apply_change
-from notebook_launcher.option_checks import whole_number
+from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_change
+from notebook_launcher.settings.option_checks import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from notebook_launcher.changes import Wanted
+    from notebook_launcher.settings.changes import Wanted
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.updates import Updates
     from notebook_launcher.training.prepared import Prepared

@@ -43,9 +43,7 @@ __all__ = [
 ]
 
 
-def pack_call(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, start: Callable[[], object] = lambda: None
-) -> AnonymousFile:
+def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None) -> AnonymousFile:
     """Pack a function with its closure and arguments; return a file, whose descriptor any number of ranks may unpack.
 
     `start` is called once everything is known to be picklable, and before large data are copied, so that processes
@@ -54,14 +52,14 @@ def pack_call(
     Raises CaptureError, with the object's name, if an object cannot travel, and ResourceError if memory is short.
     """
     roots = [
-        Part(fn, root=getattr(fn, "__name__", "fn")),
-        *(Part(arg, root=f"args[{i}]") for i, arg in enumerate(args)),
-        *(Part(arg, root=f"kwargs[{name!r}]") for name, arg in kwargs.items()),
+        Part(call.fn, root=getattr(call.fn, "__name__", "fn")),
+        *(Part(arg, root=f"args[{i}]") for i, arg in enumerate(call.args)),
+        *(Part(arg, root=f"kwargs[{name!r}]") for name, arg in call.kwargs.items()),
     ]
     parcel = ParcelWriter("call", what="the captured data need")
     try:
         with _naming_what_is_large(roots):
-            notes = _pickle_call(parcel, roots, FunctionCall(fn, args, kwargs))
+            notes = _pickle_call(parcel, roots, call)
             parcel.check_room()
         start()
         with _naming_what_is_large(roots):
@@ -95,18 +93,18 @@ def _naming_what_is_large(roots: list[Part]) -> Iterator[None]:
         raise ResourceError(f"{error} ({largest})" if largest else str(error)) from error
 
 
-def unpack_call(fd: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], list[str]]:
+def unpack_call(fd: int) -> tuple[FunctionCall, list[str]]:
     """Unpack a call in a rank, and install the notebook's definitions in its `__main__`.
 
-    The last item lists the rank's own global variables that were overwritten.
+    Returns the call, and the names of the rank's own global variables that were overwritten.
 
     Raises what importing and rebuilding raise, such as ModuleNotFoundError.
     """
     parcel, overwritten = open_parcel(fd), Overwritten()
     unpickler = pickle.Unpickler(parcel.file, buffers=parcel.buffers)
-    fn, args, kwargs = unpickler.load()
+    call = FunctionCall(*unpickler.load())
     unpack_luggage(unpickler.load())
-    return fn, args, kwargs, overwritten.names()
+    return call, overwritten.names()
 
 
 def pack_value(value: object, what: str = "return value") -> int:

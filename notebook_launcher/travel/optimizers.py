@@ -48,7 +48,7 @@ def _restore(optimizer: Any, state: tuple[Any, dict[str, Any], bool]) -> None:
 
 
 def _reserve(numbers: list[int]) -> None:
-    """Have hooks that are registered from now on get other numbers, by which these would be replaced."""
+    """Give later hooks other numbers than these: a hook with one of these numbers would replace an earlier hook."""
     from torch.utils.hooks import RemovableHandle
 
     RemovableHandle.next_id = max([RemovableHandle.next_id, *(number + 1 for number in numbers)])

@@ -17,8 +17,8 @@ from collections import deque
 from functools import _lru_cache_wrapper
 from typing import TYPE_CHECKING, Any
 
-# The globals that cloudpickle takes along. It keeps them for each code object, so that those of a function that was
-# just pickled take no time.
+# Returns the globals that cloudpickle takes along. cloudpickle keeps the names for each code object, so the call takes
+# no time for a function that was just pickled.
 from cloudpickle.cloudpickle import _extract_code_globals as globals_of_code
 
 from notebook_launcher.travel.kinds import SHELL, describe, kind_of_type

@@ -234,8 +234,8 @@ def test_ported_program_returns_what_the_original_returns(name: str, tmp_path: P
         notebook_launch(run_program, 2, args=(PROGRAMS[name], library, str(tmp_path / library)), output="none")
         for library in ("accelerate", "notebook_launcher.compat")
     )
-    for one, other in zip(leaves_of(list(ours)), leaves_of(list(theirs)), strict=True):
-        assert one == (pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other)
+    for own, other in zip(leaves_of(list(ours)), leaves_of(list(theirs)), strict=True):
+        assert own == (pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other)
 
 
 def leaves_of(value: Any) -> list[Any]:

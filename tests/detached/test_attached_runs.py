@@ -37,12 +37,12 @@ from notebook_launcher import (
 from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import door
 from notebook_launcher.detached.attached_run import AttachedRun
-from notebook_launcher.detached.door import ENDING, SOCKET
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.history import run_folders
+from notebook_launcher.history.host_files import ENDING, SOCKET
 from notebook_launcher.kernel.run.questions import Answer, Question
 from notebook_launcher.messages import InputRequest
 from tests.detached.hosts import host_of, lives, release

@@ -28,6 +28,7 @@ from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import door
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.history import run_folders
+from notebook_launcher.history.host_files import SESSION_SOCKET, SOCKET
 from tests.detached.hosts import lives, release
 from tests.support.waiting import until
 
@@ -185,7 +186,7 @@ def test_a_short_call_that_left_no_folder_still_has_its_data(session: AttachedSe
     later = session.launch(put, args=(1,))
     later.wait()
     # Nobody takes its results within 5 s, so they stay.
-    until(lambda: not (later.folder / door.SOCKET).exists())
+    until(lambda: not (later.folder / SOCKET).exists())
     assert later.state == "done"
     assert list(later.result()) == [None, None]
 
@@ -251,7 +252,7 @@ def test_a_dead_host_takes_its_ranks_along(home: Path, gate: Path) -> None:
     family = host.children(recursive=True)
     host.kill()
     assert f"the host process of {call.id} has ended" in str(call.exception())
-    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+    until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family))
     with pytest.raises(CallOrderError, match=rf"the host process of session {session.id} has ended: it was killed"):
         session.run(get)
     assert {run.name: run.state for run in runs()}["exp"] == "lost"
@@ -306,7 +307,7 @@ def test_runs_and_the_program_know_sessions(
 
 def test_other_calls_wait_for_the_end_of_a_debugger(session: AttachedSession) -> None:
     with (
-        contextlib.closing(door.HostConnection(session._folder, door.SESSION_SOCKET)) as connection,
+        contextlib.closing(door.HostConnection(session._folder, SESSION_SOCKET)) as connection,
         pytest.raises(TypeError, match=r"the host of a session does not answer Ask\(name='fetch'"),
     ):
         connection.call("fetch", (), {})

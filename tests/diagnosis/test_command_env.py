@@ -64,7 +64,7 @@ def test_command_ends_with_a_real_launch(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     assert told["ok"]
-    launch = {one["name"]: one for one in told["findings"] if one["area"] == trial.AREA}
+    launch = {finding["name"]: finding for finding in told["findings"] if finding["area"] == trial.AREA}
     assert list(launch) == [
         "start",
         "all_reduce of 1 MB",
@@ -73,7 +73,7 @@ def test_command_ends_with_a_real_launch(tmp_path):
         "loader workers",
         "stop",
     ]
-    assert {one["verdict"] for one in launch.values()} == {"good"}
+    assert {finding["verdict"] for finding in launch.values()} == {"good"}
     assert "gloo" in launch["start"]["fact"]
     assert launch["all_reduce of 64 MB"]["fact"].endswith("B/s")
     assert done.stderr == ""
@@ -83,7 +83,7 @@ def test_fork_of_a_process_that_used_threads_is_tried_and_reported():
     done = subprocess.run(
         [sys.executable, "-c", USED_KERNEL], cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
     )
-    (fork,) = [one for one in json.loads(done.stdout)["findings"] if one["name"] == "fork"]
+    (fork,) = [finding for finding in json.loads(done.stdout)["findings"] if finding["name"] == "fork"]
     assert fork["verdict"] == "warning"
     assert "cannot run parallel operations" in fork["fact"]
     assert 'start_method="fork"' in fork["advice"]
@@ -97,7 +97,7 @@ def test_gpus_are_reported_with_users_and_the_way_between_them(tmp_path):
     subprocess.run([COMPILER, "-shared", "-fPIC", "-o", made, str(tmp_path / "nvml.c")], check=True)
     env = {"LD_LIBRARY_PATH": str(tmp_path)}
     done = type_command("env", "--json", "--no-launch", cwd=tmp_path, env=env)
-    told = {one["name"]: one for one in json.loads(done.stdout)["findings"] if one["area"] == "GPUs"}
+    told = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"] if finding["area"] == "GPUs"}
     assert told["driver"]["fact"] == "570.00"
     assert told["GPU 0"]["fact"] == "Pretend, 80 GB free of 80 GB"
     assert told["GPU 1"]["fact"].startswith("Pretend, 1 GB free of 80 GB; used by 1 (")
@@ -106,7 +106,9 @@ def test_gpus_are_reported_with_users_and_the_way_between_them(tmp_path):
     assert 'env={"NCCL_P2P_DISABLE": "1"}' in told["GPU 0 to 1"]["advice"]
     assert "start" not in told
     done = type_command("env", "--json", "--no-launch", cwd=tmp_path, env={**env, "PRETEND_UNLOADED": "1"})
-    told_again = {one["name"]: one for one in json.loads(done.stdout)["findings"] if one["area"] == "GPUs"}
+    told_again = {
+        finding["name"]: finding for finding in json.loads(done.stdout)["findings"] if finding["area"] == "GPUs"
+    }
     assert told_again["start"]["fact"].endswith("as it will at each launch: persistence mode is off")
     assert told_again["start"]["advice"].startswith("sudo nvidia-smi -pm 1")
     if "GPUs" in told:  # This torch is built without CUDA, so the pretended GPUs are of no use.

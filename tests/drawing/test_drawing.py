@@ -228,7 +228,9 @@ def test_text_table_fits_its_width_by_shortening_free_text_first() -> None:
 
 
 def test_table_of_ranks_names_the_ranks_whose_samples_it_counts() -> None:
-    (column,) = [one for one in rank_columns([RankSnapshot(rank=0, samples_per_second=12.5)]) if "samples" in one.name]
+    (column,) = [
+        column for column in rank_columns([RankSnapshot(rank=0, samples_per_second=12.5)]) if "samples" in column.name
+    ]
     assert column.name == "samples/s, all ranks"
 
 

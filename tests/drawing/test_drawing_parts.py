@@ -178,7 +178,7 @@ def _lab(colour: str, vision: str) -> tuple[float, float, float]:
 @pytest.mark.parametrize("vision", VISIONS)
 def test_palette_is_distinguishable_with_colour_blindness(vision: str) -> None:
     pairs = itertools.combinations([_lab(colour, vision) for colour in SERIES], 2)
-    assert min(math.dist(one, other) for one, other in pairs) > 20
+    assert min(math.dist(colour, other) for colour, other in pairs) > 20
 
 
 def test_lines_differ_without_colour() -> None:

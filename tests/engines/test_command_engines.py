@@ -325,7 +325,7 @@ def test_ssh_runs_the_agent_in_the_shell_of_each_host(programs: Path) -> None:
     # As ssh does: the last word is the host's command line. The word before it is the host.
     program(programs, "ssh", f'echo "${{@: -2:1}}" >> {programs}/hosts; exec bash -c "${{@: -1}}"')
     with SSH(["gpu1", "me@gpu2"], options=["-p", "2222"]) as engine:
-        assert [one.node for one in engine.look()] == [0, 1]
+        assert [share.node for share in engine.look()] == [0, 1]
     assert sorted((programs / "hosts").read_text().split()) == ["gpu1", "me@gpu2"]
 
 
@@ -335,7 +335,7 @@ def test_slurm_runs_an_agent_on_each_node_of_the_allocation(programs: Path, monk
     program(programs, "srun", f'while [[ $1 == --* ]]; do echo $1 >> {programs}/options; shift; done; exec "$@"')
     with Slurm() as engine:
         assert engine.hosts == ("n1", "n2")
-        assert [one.node for one in engine.look()] == [0, 1]
+        assert [share.node for share in engine.look()] == [0, 1]
     assert {"--nodelist=n1", "--nodelist=n2", "--overlap"} <= set((programs / "options").read_text().split())
 
 

@@ -111,9 +111,9 @@ def test_resumed_run_continues_with_the_ranks_of_the_other_node(
         results = run.result()
     assert not agents()
     assert [value[:2] for value in results] == [(str(left), "first")] * left
-    before = [tuple(one) for path in tmp_path.glob("seen-*") for one in json.loads(path.read_text())]
+    before = [tuple(entry) for path in tmp_path.glob("seen-*") for entry in json.loads(path.read_text())]
     assert len(before) == 3 * SAVED_AFTER
-    seen = [*before, *(one for value in results for one in value[2])]
+    seen = [*before, *(entry for value in results for entry in value[2])]
     assert sorted(seen) == [(epoch, float(number)) for epoch in range(2) for number in range(NUM_SAMPLES)]
     line = f"node {lost} did not come up: its command ended with 255. Continuing with {left} of 3 ranks on 1 node"
     assert f"train: {line}, from the checkpoint first" in capfd.readouterr().out

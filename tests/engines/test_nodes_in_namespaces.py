@@ -52,7 +52,7 @@ def listening() -> list[tuple[str, str]]:
 
 
 def test_ranks_meet_on_the_network_that_the_nodes_share_and_listen_nowhere_else(engine: Commands) -> None:
-    assert [one.address for one in engine.look()] == ["203.0.113.1", "203.0.113.2"]
+    assert [node.address for node in engine.look()] == ["203.0.113.1", "203.0.113.2"]
     first, second = notebook_launch(listening, 2, engine=engine, **QUIET)
     assert set(first) == {("eth0", "203.0.113.1")}
     assert set(second) == {("eth0", "203.0.113.2")}
@@ -69,7 +69,7 @@ def test_network_can_be_named(namespaces: tuple[str, str]) -> None:
     commands = [["ip", "netns", "exec", name] for name in namespaces]
     for network in ("eth0", "203.0.113.0/24"):
         with Commands(commands, network=network) as engine:
-            assert [one.address for one in engine.look()] == ["203.0.113.1", "203.0.113.2"]
+            assert [node.address for node in engine.look()] == ["203.0.113.1", "203.0.113.2"]
     with Commands(commands, network="10.0.0.0/8") as engine, pytest.raises(ConfigError, match="is not on every node"):
         engine.look()
 

@@ -105,7 +105,7 @@ def has_trained(run: Run, num_points: int) -> Callable[[], bool]:
 
 def processes_of(engine: Commands, run: Run) -> list[int]:
     """Return the agents and the ranks."""
-    greetings = [one.greeting for one in clusters().nodes_of(engine._key)]
+    greetings = [node.greeting for node in clusters().nodes_of(engine._key)]
     agents = [greeting.pid for greeting in greetings if greeting is not None]
     return agents + sorted({int(point.values["pid"]) for point in run.metrics})
 
@@ -213,7 +213,7 @@ def find_name() -> tuple[str, str, float]:
 
 
 def test_names_that_resolve_to_other_addresses_are_not_asked(engine: Commands) -> None:
-    assert [(one.host, one.address) for one in engine.look()] == list(zip(("gpu1", "gpu2"), ADDRESSES, strict=True))
+    assert [(node.host, node.address) for node in engine.look()] == list(zip(("gpu1", "gpu2"), ADDRESSES, strict=True))
     found = notebook_launch(find_name, 2, engine=engine, **QUIET)
     assert list(found) == [("gpu1", "127.0.1.1", 2.0), ("gpu2", "198.51.100.7", 2.0)]
 

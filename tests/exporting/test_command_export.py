@@ -13,8 +13,8 @@ import torch
 
 from notebook_launcher import runs
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.exporting.needs import Needs, literal_of
-from notebook_launcher.exporting.sources import attribute_chains, names_at_definition, names_in
+from notebook_launcher.notebook_code.needs import Needs, literal_of
+from notebook_launcher.notebook_code.sources import attribute_chains, names_at_definition, names_in
 from tests.support.programs import surroundings, type_command
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from notebook_launcher import Accelerator, ConfigError, LaunchConfig, accelerate_yaml, notebook_launch
+from notebook_launcher import Accelerator, ConfigError, LaunchConfig, notebook_launch
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.devices import GPU, Machine
+from notebook_launcher.settings import accelerate_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path

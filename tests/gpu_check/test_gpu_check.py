@@ -51,9 +51,9 @@ def test_conclusion_claims_only_what_was_tried(
 
 
 def test_checks_that_decide_come_first_and_names_are_unique() -> None:
-    decides = [one.decides for one in ALL_CHECKS]
+    decides = [check.decides for check in ALL_CHECKS]
     assert decides == sorted(decides, reverse=True)
-    assert len({one.name for one in ALL_CHECKS}) == len(ALL_CHECKS)
+    assert len({check.name for check in ALL_CHECKS}) == len(ALL_CHECKS)
     assert find_check(ALL_CHECKS[0].name) is ALL_CHECKS[0]
     with pytest.raises(LookupError, match="there is no check 'nothing'"):
         find_check("nothing")
@@ -140,7 +140,7 @@ def test_interrupted_check_leaves_a_report_of_what_was_tried(tmp_path: Path, mon
     with pytest.raises(KeyboardInterrupt):
         check(only=["seen alike"], folder=str(tmp_path), cpu=True)
     (file,) = tmp_path.glob("gpu-check-*.json")
-    assert [one["state"] for one in json.loads(file.read_text())["checks"]] == ["PASS"]
+    assert [outcome["state"] for outcome in json.loads(file.read_text())["checks"]] == ["PASS"]
 
 
 @pytest.mark.parametrize(
@@ -220,14 +220,14 @@ def test_command_makes_checks_in_their_cpu_forms_and_writes_a_report(tmp_path: P
     assert lines[-2] == f"2 passed, 0 failed, 1 skipped. {PROVES_NOTHING}"
     (file,) = tmp_path.glob("gpu-check-*.json")
     report = json.loads(file.read_text())
-    assert sorted(one["state"] for one in report["checks"]) == ["PASS", "PASS", "SKIP"]
+    assert sorted(outcome["state"] for outcome in report["checks"]) == ["PASS", "PASS", "SKIP"]
     assert report["facts"]["checked_gpus"] == 0
     assert report["facts"]["torch"]["version"]
 
 
 def test_sharding_is_skipped_where_this_torch_cannot_shard_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)  # As in torch 2.6.
-    names = [one.name for one in ALL_CHECKS if one.name.startswith("sharded model")]
+    names = [check.name for check in ALL_CHECKS if check.name.startswith("sharded model")]
     assert len(names) == 2
     for name in names:
         with pytest.raises(Skipped, match=r"needs torch 2\.7"):

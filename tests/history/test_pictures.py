@@ -113,7 +113,7 @@ def test_reported_pictures_are_kept_in_the_folder_of_the_run(home: Path) -> None
     bundle = kept.pictures[0]._repr_mimebundle_()
     assert bundle["image/png"].startswith(b"\x89PNG")
     assert bundle["text/plain"].startswith("RunPicture(rank=")
-    (table,) = (one for one in kept.pictures if one.name == "answers")
+    (table,) = (picture for picture in kept.pictures if picture.name == "answers")
     csv = "text,score\n<b>4</b>,0.5\nfive,1\n"
     assert table._repr_mimebundle_() == {"text/plain": csv}
     assert [path.read_text() for path in kept.folder.glob("*.csv")] == [csv]

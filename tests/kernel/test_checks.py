@@ -115,7 +115,7 @@ def test_arguments_given_as_options_get_advice() -> None:
 
 @pytest.mark.parametrize("launcher", [notebook_launch, launch, Session.run, Session.launch])
 def test_launcher_shows_its_own_signature(launcher: Any) -> None:
-    kinds = {one.kind for name, one in inspect.signature(launcher).parameters.items() if name != "options"}
+    kinds = {parameter.kind for name, parameter in inspect.signature(launcher).parameters.items() if name != "options"}
     assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     with pytest.raises(TypeError, match=r"missing .* required positional argument"):
         launcher()
@@ -134,7 +134,7 @@ def test_launcher_shows_its_own_signature(launcher: Any) -> None:
     ],
 )
 def test_every_kind_of_callable_passes(function: Any, args: tuple[Any, ...]) -> None:
-    assert check_call(function, args, None) == (args, {})
+    assert check_call(function, args, None) == (function, args, {})
 
 
 def test_name_of_a_callable_is_the_one_that_the_user_knows() -> None:

@@ -132,6 +132,6 @@ def test_ipykernel_relays_widgets_of_ranks(kernel: Kernel) -> None:
         "run = launch(slide, 1)\n"
         "while 'drawn' not in run.logs(0) and not run.wait(0.01): pass"
     )
-    (view,) = [one for one in cell.displays if VIEW in one["data"]]
+    (view,) = [display for display in cell.displays if VIEW in display["data"]]
     kernel.send_comm(view["data"][VIEW]["model_id"], {"method": "update", "state": {"value": 5}, "buffer_paths": []})
     assert kernel.execute("run.result()[0]").result == "5"

@@ -11,7 +11,7 @@ from notebook_launcher import ConfigError, LaunchConfig
 from notebook_launcher.kernel import plan
 from notebook_launcher.machine import devices, visible_gpus
 from notebook_launcher.machine.devices import GPU, Machine
-from notebook_launcher.processes.rendezvous import torchrun_environment
+from notebook_launcher.processes.rank.rendezvous import torchrun_environment
 
 
 def machine(num_cores: int = 8, num_gpus: int = 0, *, has_cuda: bool = True) -> Machine:

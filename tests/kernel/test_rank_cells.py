@@ -165,7 +165,7 @@ def test_table_of_the_first_rank_is_shown_as_html(notebook: Kernel) -> None:
         "    def __repr__(self): return f'plain {rank}'\n    def _repr_html_(self): return f'<b>{rank}</b>'",
     )
     outcome = run_cell(notebook, "%%ranks\nRich()")
-    assert [one["data"]["text/html"] for one in outcome.displays] == ["<b>0</b>"]
+    assert [display["data"]["text/html"] for display in outcome.displays] == ["<b>0</b>"]
     assert outcome.stdout == "[0]\n[1] plain 1\n"
 
 
@@ -222,7 +222,7 @@ def test_working_directory_of_the_ranks_changes_with_its_magic(notebook: Kernel)
 def test_matplotlib_magic_of_notebooks_changes_nothing_on_ranks(notebook: Kernel) -> None:
     code = "%%ranks\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([rank, 1]);"
     outcome = run_cell(notebook, code)
-    assert sum("image/png" in one["data"] for one in outcome.displays) == 1
+    assert sum("image/png" in display["data"] for display in outcome.displays) == 1
 
 
 def test_name_that_only_the_notebook_has_comes_with_advice(notebook: Kernel) -> None:
@@ -238,7 +238,7 @@ def test_name_that_only_the_notebook_has_comes_with_advice(notebook: Kernel) -> 
 def test_rich_output_of_the_chosen_rank_or_of_all(notebook: Kernel) -> None:
     run_cell(notebook, "%%ranks\nfrom IPython.display import HTML, display")
     chosen = run_cell(notebook, "%%ranks --display 1\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')")
-    assert [one["data"].get("text/html") for one in chosen.displays] == ["<b>1</b>", "<i>1</i>"]
+    assert [display["data"].get("text/html") for display in chosen.displays] == ["<b>1</b>", "<i>1</i>"]
     every = run_cell(
         notebook, "%%ranks --display all\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')"
     ).displays
@@ -255,7 +255,9 @@ def test_rich_output_of_the_chosen_rank_or_of_all(notebook: Kernel) -> None:
 def test_figures_of_every_rank_are_in_tabs(notebook: Kernel) -> None:
     code = "%%ranks -d all\nimport matplotlib.pyplot as plt\nplt.plot([rank, 1]);"
     outcome = run_cell(notebook, code)
-    (shown,) = [one["data"]["text/html"] for one in outcome.displays if "radio" in one["data"].get("text/html", "")]
+    (shown,) = [
+        display["data"]["text/html"] for display in outcome.displays if "radio" in display["data"].get("text/html", "")
+    ]
     assert shown.count("data:image/png;base64,iVBOR") == 2
 
 

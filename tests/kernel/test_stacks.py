@@ -20,7 +20,7 @@ import notebook_launcher
 from notebook_launcher import Session
 from notebook_launcher.kernel.inspection import stacks
 from notebook_launcher.kernel.inspection.stacks import RankStack, StackFrame, Stacks, ThreadStack, parse_stacks
-from notebook_launcher.processes import cuda_work, rank
+from notebook_launcher.processes.rank import cuda_work, rank
 from tests.support.kernels import ROOT, Kernel
 
 if TYPE_CHECKING:
@@ -180,8 +180,8 @@ def test_frames_of_the_package_and_of_the_parent_process_are_dropped():
         3,
         text_dump(
             ("/home/u/train.py", 7, "train"),
-            (f"{PACKAGE}/processes/rank.py", 9, "serve"),
-            (f"{PACKAGE}/processes/rank.py", 9, "run_rank"),
+            (str(rank.__file__), 9, "serve"),
+            (str(rank.__file__), 9, "run_rank"),
             ("/home/u/notebook.py", 1, "<module>"),
         ),
     )
@@ -197,7 +197,7 @@ def test_generated_code_without_lines_is_not_where_a_rank_is() -> None:
 
 
 def test_idle_and_silent_ranks_are_named():
-    idle = parse_stacks(0, text_dump((f"{PACKAGE}/processes/rank.py", 9, "run_rank")))
+    idle = parse_stacks(0, text_dump((str(rank.__file__), 9, "run_rank")))
     assert Stacks([idle, RankStack(1, ())]).verdict == (
         "rank 0 runs nothing: its function has ended; rank 1 did not answer"
     )

@@ -368,7 +368,7 @@ def test_panel_is_operated_by_keys_and_shows_errors_beside_their_fields(lab):
             picture(page, panel, "panel-sharded.png")
     assert "Shard models over" in reached
     for name in ("Micro-batch size", "Accumulation steps", "lr", "epochs", "CPU", "Seed", "Backend", "Copy", "Launch"):
-        assert any(name in one for one in reached), (name, reached)
+        assert any(name in address for address in reached), (name, reached)
     page.keyboard.press("Enter")
     wait_for_state(page, "done")
 

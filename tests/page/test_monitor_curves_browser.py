@@ -212,7 +212,7 @@ def test_memory_and_load_are_drawn_from_three_samples_on(tab):
     tab.deliver(reset(usage=memory))
     section = tab.page.get_by_role("region", name="Memory and load")
     assert section.is_hidden()
-    more = [{**one, "steps": [2], "times": [0.2], "values": [0.5]} for one in memory]
+    more = [{**curve, "steps": [2], "times": [0.2], "values": [0.5]} for curve in memory]
     tab.deliver({"type": "update", "usage": [*more, curve("load, processors", 0, [0.0, 1.0])]})
     assert section.is_visible()
     assert section.locator(".nbl-plot-name").all_inner_texts() == ["memory, GB", "load, processors"]

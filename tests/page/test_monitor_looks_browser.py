@@ -126,7 +126,7 @@ def test_every_control_has_a_name_and_is_reached_by_the_tab_key(tab):
         *("Stop after this step", "Interrupt", "Dump stacks", "Save now", "Each rank", "Table of ranks"),
         *("Average of ranks", "Log scale", "Smoothing", "rank 0", "rank 1", "loss", "Steps that", "Lanes", "Search"),
     )
-    assert [name for name in wanted if not any(re.match(name, one) for one in reached)] == []
+    assert [name for name in wanted if not any(re.match(name, address) for address in reached)] == []
 
 
 def test_nothing_is_animated_with_reduced_motion(tab):

@@ -42,12 +42,12 @@ def row(tab: Tab, name: str) -> Locator:
 def sent(tab: Tab) -> list[tuple[str, str]]:
     """Return the settings that the page has asked for."""
     messages = tab.page.evaluate("model.sent")
-    return [(one["name"], one["value"]) for one in messages if one["type"] == "set"]
+    return [(message["name"], message["value"]) for message in messages if message["type"] == "set"]
 
 
 def test_each_setting_shows_its_value_and_takes_another(tab: Tab) -> None:
     tab.deliver(reset(settings=SETTINGS))
-    assert tab.texts(".nbl-setting-value") == [f"{one['name']}\n{one['text']}" for one in SETTINGS]
+    assert tab.texts(".nbl-setting-value") == [f"{setting['name']}\n{setting['text']}" for setting in SETTINGS]
     field(tab, "lr").fill(" x0.5 ")
     row(tab, "lr").get_by_role("button", name="Apply").click()
     note = row(tab, "lr").locator(".nbl-setting-note").inner_text()
@@ -180,7 +180,7 @@ def test_changes_are_marked_on_each_curve_and_listed(tab: Tab) -> None:
     changes = [change(), change(EVIL, "0.7", "0.9"), change("lr", "0.05", "0.01", update=99, step=None)]
     tab.deliver({"type": "update", "changes": changes})
     after = [tab.picture(f".nbl-plot:nth-child({at}) canvas") for at in (1, 2)]
-    assert all(one != other for one, other in zip(before, after, strict=True))
+    assert all(value != other for value, other in zip(before, after, strict=True))
     box = tab.find(PLOT).first.bounding_box()
     assert box is not None
     for part in range(40, 60):  # The labels of the values take some room at the left.

@@ -19,8 +19,8 @@ import torch
 
 from notebook_launcher import LaunchConfig, Session, launch, notebook_launch
 from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.processes import cuda_work, rank, seeding
-from notebook_launcher.processes.rendezvous import torchrun_environment
+from notebook_launcher.processes.rank import cuda_work, rank, seeding
+from notebook_launcher.processes.rank.rendezvous import torchrun_environment
 from tests.support.kernels import ROOT
 
 
@@ -31,7 +31,7 @@ def test_rank_whose_gpu_is_lost_is_replaced_after_its_failure() -> None:
     def fail_on_rank_1() -> None:
         import torch.distributed as dist
 
-        from notebook_launcher.processes import cuda_work
+        from notebook_launcher.processes.rank import cuda_work
 
         if dist.get_rank() == 1:
             cuda_work.is_broken = lambda: True  # What it asks CUDA is not tried here, only what follows from a yes.
@@ -56,7 +56,7 @@ def test_watchdog_of_nccl_leaves_cuda_errors_to_python(users: dict[str, str], ex
 
 
 def test_rank_that_sees_no_gpu_names_the_variable_to_check() -> None:
-    program = "from notebook_launcher.processes.seeding import choose_gpu; choose_gpu(3, 3)"
+    program = "from notebook_launcher.processes.rank.seeding import choose_gpu; choose_gpu(3, 3)"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "5,5"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert "RuntimeError: rank 3 sees no GPU, though the driver names some to the kernel" in done.stderr
@@ -81,7 +81,7 @@ def test_gpu_is_chosen_before_the_call_is_unpacked(monkeypatch: pytest.MonkeyPat
 
 def test_without_cuda_there_is_nothing_to_wait_for_and_nothing_is_broken() -> None:
     program = (
-        "from notebook_launcher.processes import cuda_work\ncuda_work.finish()\nimport torch\ncuda_work.finish()\n"
+        "from notebook_launcher.processes.rank import cuda_work\ncuda_work.finish()\nimport torch\ncuda_work.finish()\n"
         "print(cuda_work.is_broken())"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -116,7 +116,7 @@ def test_shared_memory_goes_with_its_rank(kernel: Kernel, sharing: str, ends: st
     with unchanged(kernel):
         outcome = kernel.execute(SHARING + f"import torch\nnotebook_launch({sharing}, 2, args=({ends},))")
         # torch's manager cleans up and ends 2 seconds after its users.
-        until(lambda: not any(one.info["name"] == "torch_shm_manager" for one in psutil.process_iter(["name"])))
+        until(lambda: not any(process.info["name"] == "torch_shm_manager" for process in psutil.process_iter(["name"])))
     assert (outcome.error is None) == (ends == "int")
     names = [word for word in outcome.stdout.split() if word.startswith(("psm_", "torch_"))]
     assert names

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from notebook_launcher import launch, notebook_launch
-from notebook_launcher.processes import forking
+from notebook_launcher.processes.rank import forking
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ RANK = """
 import linecache, os, socket, sys, traceback
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel
-from notebook_launcher.processes import frontend
+from notebook_launcher.processes.notebook import frontend
 
 fd, mode = int(sys.argv[1]), sys.argv[2]
 if mode == "warm":
@@ -291,7 +291,7 @@ def state():
         "home": sorted(os.listdir(os.environ["HOME"])),
     }
 before = state()
-from notebook_launcher.processes import frontend
+from notebook_launcher.processes.notebook import frontend
 frontend.warm()
 assert state() == before, (before, state())
 assert sys.modules["IPython"]
@@ -326,7 +326,7 @@ import os, socket, sys
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel, channel_pair
 from notebook_launcher.kernel.display.cell import ask, make_sink
-from notebook_launcher.processes import frontend
+from notebook_launcher.processes.notebook import frontend
 
 def run(body):
     ours, theirs = channel_pair()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.processes.edited_modules import LocalModules
+from notebook_launcher.processes.rank.edited_modules import LocalModules
 from tests.support.first_cell import START_METHODS
 from tests.support.kernels import ROOT
 from tests.support.warm_kernels import warm_kernel

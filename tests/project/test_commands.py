@@ -45,7 +45,7 @@ def test_check_chooses_the_folder_of_a_changed_package(file, folders):
     ("file", "tests"),
     [
         ("notebook_launcher/kernel/inspection/stacks.py", {"test_stacks.py"}),
-        ("notebook_launcher/processes/rank.py", {"test_rank_libraries.py", "test_ranks.py"}),
+        ("notebook_launcher/processes/rank/rank.py", {"test_rank_libraries.py", "test_ranks.py"}),
         ("README.md", {"test_readme.py"}),
     ],
 )

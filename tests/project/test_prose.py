@@ -15,8 +15,17 @@ WORDS = "What|How|Where|Who|Whose|Whether"
 QUESTION = re.compile(rf'"""(?:{WORDS})\b|^\s+\w+: (?:{WORDS})\b', re.MULTILINE)
 CELL = re.compile(rf"^\| [^|]+ \| (?:{WORDS})\b", re.MULTILINE | re.IGNORECASE)
 NAME = re.compile(r"def (test_\w*(?:_says|_said|_tells|_told|_whoever|_anew)\w*)")
-UNCLEAR = (r"\blikewise\b", r"\breturn whether\b", r"\balso (?:if|after)\b")
-"""Words that leave open what they refer to."""
+UNCLEAR = (
+    r"\blikewise\b",
+    r"\breturn whether\b",
+    r"\balso (?:if|after)\b",
+    r"\bgets? to\b",
+    r'"""Seconds (?:that|for which) [^"]*\bgets?\b',
+    r"\bthat of\b",
+    r"\bby which these\b",
+    r"\bas `\w+` says\b",
+)
+"""Words that leave open what they refer to, and turns that take a second reading: "seconds that X gets to Y"."""
 
 
 def _questions(source: str) -> list[str]:

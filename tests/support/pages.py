@@ -77,14 +77,14 @@ def run(block: Block, kernel: Kernel) -> None:
     text = "\n".join([outcome.stdout, outcome.stderr, outcome.result or "", outcome.traceback])
     lines = [_without_measurements(line) for line in COLOUR.sub("", text).splitlines()]
     for line in block.shown:
-        assert all(_is_in(one, lines) for one in ([line] if _is_in(line, lines) else _of_each_rank(line))), (
+        assert all(_is_in(expected, lines) for expected in ([line] if _is_in(line, lines) else _of_each_rank(line))), (
             f"{line!r} is not in\n{text}"
         )
 
 
 def _is_in(line: str, lines: list[str]) -> bool:
     pattern = ".*".join(map(re.escape, _without_measurements(line).split("…")))
-    return any(re.fullmatch(pattern, one) for one in lines)
+    return any(re.fullmatch(pattern, written) for written in lines)
 
 
 def _of_each_rank(line: str) -> list[str]:

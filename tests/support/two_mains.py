@@ -31,7 +31,7 @@ class Rank:
         theirs.close()
 
     def call(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        parcel = travel.pack_call(fn, args, kwargs)
+        parcel = travel.pack_call(travel.FunctionCall(fn, args, kwargs))
         self._channel.send("call", [parcel.fileno()])
         parcel.close()
         received = self._channel.receive()
@@ -52,8 +52,8 @@ def serve(fd: int) -> None:
     while (received := channel.receive()) is not None:
         outcome, parcel = "returned", None
         try:
-            fn, args, kwargs, _ = travel.unpack_call(received[1][0])
-            parcel = travel.pack_value(fn(*args, **kwargs))
+            call, _ = travel.unpack_call(received[1][0])
+            parcel = travel.pack_value(call.fn(*call.args, **call.kwargs))
         except BaseException as exc:  # noqa: BLE001
             outcome, parcel = f"raised {exc!r}", travel.pack_exception(exc)
         channel.send(outcome, [] if parcel is None else [parcel])

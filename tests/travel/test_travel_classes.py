@@ -76,7 +76,7 @@ def test_class_that_arrives_by_value_under_a_known_id_is_kept_as_it_is() -> None
                 limit = 1
             return Local
         Local = make()
-        travel.pack_call(Local, (), {}).close()  # gives it an id
+        travel.pack_call(travel.FunctionCall(Local, (), {})).close()  # gives it an id
         kernel_end, rank_end = t.channel_pair()
         if os.fork() == 0:  # a forked rank has the class, but never received it
             Local.limit = 99

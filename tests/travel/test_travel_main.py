@@ -55,7 +55,7 @@ def test_definition_that_the_notebook_dropped_is_an_error_by_name() -> None:
         def train(): return helper
         import os
         from notebook_launcher import travel
-        parcel = travel.pack_call(train, (), {}).detach()
+        parcel = travel.pack_call(travel.FunctionCall(train, (), {})).detach()
         rank._channel.send("call", [parcel])
         del helper
         _, [fd] = rank._channel.receive()
@@ -156,7 +156,7 @@ def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compi
         from notebook_launcher import travel
         def train(): return utils.value()
         def stale():
-            fd = travel.pack_call(train, (), {{}}).detach()
+            fd = travel.pack_call(travel.FunctionCall(train, (), {{}})).detach()
             try:
                 return travel.stale_modules(fd)
             finally:
@@ -183,7 +183,7 @@ def test_function_that_was_compiled_again_by_itself_has_not_changed(tmp_path: Pa
         from notebook_launcher import travel
         path = pathlib.Path("{tmp_path}/patched.py")
         path.write_text(path.read_text().replace({before!r}, {after!r}))
-        fd = travel.pack_call(lambda: patched.base(), (), {{}}).detach()
+        fd = travel.pack_call(travel.FunctionCall(lambda: patched.base(), (), {{}})).detach()
         assert travel.stale_modules(fd) == [str(path)]
         again = {{}}
         exec(compile("def base(): return 2000", str(path), "exec"), again)

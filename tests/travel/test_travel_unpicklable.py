@@ -121,7 +121,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
 def test_capture_is_named(name: str) -> None:
     fn, args, kwargs, message = CALLS[name]
     with pytest.raises(CaptureError, match=message):
-        travel.pack_call(fn, args, kwargs)
+        travel.pack_call(travel.FunctionCall(fn, args, kwargs))
 
 
 def test_closure_is_named_with_its_advice() -> None:
@@ -131,7 +131,7 @@ def test_closure_is_named_with_its_advice() -> None:
         return mutex
 
     with pytest.raises(CaptureError, match=r"inner captures `mutex`, a _thread.lock.* Create it inside the function"):
-        travel.pack_call(inner, (), {})
+        travel.pack_call(travel.FunctionCall(inner, (), {}))
 
 
 async def _coroutine() -> None: ...
@@ -163,7 +163,7 @@ def test_kinds_are_refused_with_advice(tmp_path: Any) -> None:
         for advice, values in kinds.items():
             for value in values:
                 with pytest.raises(CaptureError, match=rf"^`args\[0\]` is an? .*{advice}"):
-                    travel.pack_call(print, (value,), {})
+                    travel.pack_call(travel.FunctionCall(print, (value,), {}))
         database.close()
     coroutine.close()
     loop.close()
@@ -178,7 +178,7 @@ def test_accelerator_of_the_kernel_is_refused() -> None:
         with pytest.raises(
             CaptureError, match=rf"an? accelerate.*{type(value).__name__}.*Create it inside the function"
         ):
-            travel.pack_call(print, (value,), {})
+            travel.pack_call(travel.FunctionCall(print, (value,), {}))
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
@@ -196,7 +196,7 @@ def test_unknown_kind_is_named_with_the_picklers_own_reason() -> None:
     with pytest.raises(
         CaptureError, match=r"`args\[0\]\['x'\]` is a .*Stubborn, .* \(RuntimeError: not today\) Create"
     ):
-        travel.pack_call(print, ({"x": Stubborn()},), {})
+        travel.pack_call(travel.FunctionCall(print, ({"x": Stubborn()},), {}))
 
 
 def test_excessive_nesting_is_an_error_and_not_a_crash() -> None:
@@ -204,7 +204,7 @@ def test_excessive_nesting_is_an_error_and_not_a_crash() -> None:
     for _ in range(10_000):
         value = [value]
     with pytest.raises(CaptureError, match="excessively deep recursion"):
-        travel.pack_call(print, (value,), {})
+        travel.pack_call(travel.FunctionCall(print, (value,), {}))
 
 
 class Holder:

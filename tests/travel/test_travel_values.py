@@ -34,9 +34,9 @@ LARGE = 4 << 20  # beyond what is copied on arrival
 
 
 def there_and_back(value: Any) -> Any:
-    fn, args, *_ = travel.unpack_call(travel.pack_call(print, (value,), {}).detach())
-    assert fn is print
-    return travel.unpack_value(travel.pack_value(args[0]))
+    call, _ = travel.unpack_call(travel.pack_call(travel.FunctionCall(print, (value,), {})).detach())
+    assert call.fn is print
+    return travel.unpack_value(travel.pack_value(call.args[0]))
 
 
 TENSORS = {
@@ -285,11 +285,11 @@ def test_arrival_takes_no_memory_until_something_is_written() -> None:
 
 
 def test_readers_share_one_copy_and_do_not_see_each_others_writes() -> None:
-    fd = travel.pack_call(print, (torch.zeros(LARGE),), {}).detach()
-    first, second = (travel.unpack_call(os.dup(fd))[1][0] for _ in range(2))
+    fd = travel.pack_call(travel.FunctionCall(print, (torch.zeros(LARGE),), {})).detach()
+    first, second = (travel.unpack_call(os.dup(fd))[0].args[0] for _ in range(2))
     child = os.fork()
     if child == 0:
-        third = travel.unpack_call(fd)[1][0]
+        third = travel.unpack_call(fd)[0].args[0]
         third.numpy()[:] = 3
         os._exit(int(third.numpy().sum() != 3 * LARGE))
     os.close(fd)
@@ -303,7 +303,7 @@ def test_full_memory_is_an_error_before_it_is_full(value: Any, monkeypatch: pyte
     monkeypatch.setattr(parcel, "UNCHECKED_SIZE", 1 << 20)
     monkeypatch.setattr(parcel, "available_memory", lambda: 1_000_000)
     with pytest.raises(ResourceError, match=r"the captured data need .* MB of shared memory, 1 MB are avail"):
-        travel.pack_call(print, (value,), {})
+        travel.pack_call(travel.FunctionCall(print, (value,), {}))
     with pytest.raises(ResourceError, match=r"the return value needs .* MB of shared memory"):
         travel.pack_value(value)
 
@@ -313,7 +313,7 @@ def test_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     small = np.zeros(10)
     monkeypatch.setattr(parcel, "available_memory", lambda: 0)
     with pytest.raises(ResourceError, match=r"the largest: `table`, a numpy.ndarray of 120 MB \(captured by"):
-        travel.pack_call(lambda: (small, table), (), {})
+        travel.pack_call(travel.FunctionCall(lambda: (small, table), (), {}))
 
 
 def test_systems_own_refusal_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ def test_interrupt_at_any_bytecode_of_packing_leaves_no_descriptor() -> None:
         return len(list(Path("/proc/self/fd").iterdir()))
 
     def pack() -> None:
-        packed.append(travel.pack_call(print, (), {}))
+        packed.append(travel.pack_call(travel.FunctionCall(print, (), {})))
 
     packed: list[AnonymousFile] = []
     number, before = 0, descriptors()

@@ -90,8 +90,8 @@ def test_reset_holds_a_whole_real_run(trained: Any) -> None:
 def test_saving_by_accumulation_is_measured(trained: Any) -> None:
     phases = trained.phases
     sync = Feed(trained).reset()["run"]["sync"]
-    expected = [one.seconds["sync"] / one.counts["sync"] * (one.micro_batches - one.windows) for one in phases.values()]
-    assert {(one.micro_batches, one.windows, one.counts["sync"]) for one in phases.values()} == {(16, 4, 4)}
+    expected = [own.seconds["sync"] / own.counts["sync"] * (own.micro_batches - own.windows) for own in phases.values()]
+    assert {(own.micro_batches, own.windows, own.counts["sync"]) for own in phases.values()} == {(16, 4, 4)}
     assert sync["saved_seconds"] == pytest.approx(sum(expected) / 2, rel=0.01)
     assert 0 < sync["share"] < 1
     words = r"[\d.]+ % of the time .* other ranks \([\d.]+ \w+ per wait\)\. Accumulation saved [\d.]+ \w+\."
@@ -144,7 +144,7 @@ def test_output_from_before_the_known_order_comes_first() -> None:
     found = texts(Feed(reader).reset())
     assert found[0] == (2, "quiet\n")
     assert [text for _, text in found[3:]] == [f"{number}\n" for number in range(MAX_PIECES + 2, 2 * MAX_PIECES)]
-    lines = {rank: "".join(text for one, text in found if one == rank).splitlines() for rank in range(2)}
+    lines = {rank: "".join(text for writer, text in found if writer == rank).splitlines() for rank in range(2)}
     assert all(
         lines[rank] == [str(number) for number in range(rank, 2 * MAX_PIECES, 2)][-LIMITS.lines + 1 :] for rank in lines
     )
@@ -231,7 +231,7 @@ def test_settings_are_sent_when_they_change_and_each_change_once() -> None:
     )
     feed = Feed(reader, can_act=True)
     message = feed.reset()
-    assert [(one["name"], one["text"], one["kind"]) for one in message["settings"]] == [
+    assert [(setting["name"], setting["text"], setting["kind"]) for setting in message["settings"]] == [
         ("lr", "0.1", "positive"), ("max_grad_norm", "none", "optional"), ("enough", "off", "switch"),
     ]  # fmt: skip
     assert message["changes"] == message["answers"] == message["findings"] == []
@@ -242,7 +242,7 @@ def test_settings_are_sent_when_they_change_and_each_change_once() -> None:
     feed.answer("lr", "no")
     update = feed.update()
     assert update is not None
-    assert [one["text"] for one in update["settings"]] == ["0.05"]
+    assert [setting["text"] for setting in update["settings"]] == ["0.05"]
     assert update["changes"] == [
         {"name": "lr", "before": "0.1", "after": "0.05", "update": 7, "step": 6, "seconds": 2.5, "source": "monitor"}
     ]

@@ -117,7 +117,9 @@ def all_widgets(kernel: Kernel, cell: str) -> tuple[str, dict[str, Any]]:
     """Ask for all widgets as a page does that was loaded; return the comm that it opens, and the widgets."""
 
     def answers() -> list[dict[str, Any]]:
-        messages = (one["content"]["data"] for one in kernel.received if one["content"].get("comm_id") == control)
+        messages = (
+            message["content"]["data"] for message in kernel.received if message["content"].get("comm_id") == control
+        )
         return [data["states"] for data in messages if data.get("method") == "update_states"]
 
     control = uuid.uuid4().hex
@@ -212,7 +214,7 @@ def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kerne
         return found[-1] if found else None
 
     def texts() -> dict[str, str]:
-        return {one["name"]: one["text"] for one in latest("settings") or ()}
+        return {setting["name"]: setting["text"] for setting in latest("settings") or ()}
 
     kernel.execute(STEERED)
     cell = kernel.start("notebook_launch(steered, 2)", allow_stdin=True)
@@ -231,7 +233,7 @@ def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kerne
     assert problems["temprature"].startswith("temprature=1: this run offers lr, max_grad_norm")
     assert problems["temperature"].startswith("temperature='warm' must be a number")
     changes = [change for message in page.messages for change in message.get("changes", ())]
-    assert {(one["name"], one["before"], one["after"], one["source"]) for one in changes} == {
+    assert {(change["name"], change["before"], change["after"], change["source"]) for change in changes} == {
         ("lr", "0.5", "0.25", "monitor"), ("max_grad_norm", "none", "1", "monitor"),
     }  # fmt: skip
     page.send("sample", amount=1)
@@ -257,11 +259,11 @@ def test_settings_are_changed_from_the_page_while_the_cell_is_busy(kernel: Kerne
 
 
 def answers(messages: list[dict[str, Any]]) -> dict[str, str]:
-    return {one["name"]: one["problem"] for message in messages for one in message.get("answers", ())}
+    return {answer["name"]: answer["problem"] for message in messages for answer in message.get("answers", ())}
 
 
 def findings(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {one["kind"]: one for message in messages for one in message.get("findings", ())}
+    return {finding["kind"]: finding for message in messages for finding in message.get("findings", ())}
 
 
 def test_buttons_work_after_the_cell_if_ipykernel_has_no_tap(kernel: Kernel) -> None:

@@ -22,7 +22,7 @@ EXAMPLES: dict[Any, str] = {
 TYPES: dict[Any, tuple[type, ...]] = {frozenset: (set, frozenset), Mapping: (dict,), Sequence: (list, tuple)}
 """Types of the literals that stand for a container; for all others, the container itself."""
 PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,), bytes: (bytes,)}
-"""Types of the literals that stand for an element; those of other annotations are not checked."""
+"""Types of the literals that stand for an element; an element with another annotation is not checked."""
 
 
 def is_container(annotation: Any) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from notebook_launcher.kernel.plan import Plan
-    from notebook_launcher.training_settings import TrainingSettings
+    from notebook_launcher.settings.training_settings import TrainingSettings
 
 __all__ = ["LaunchState"]
 

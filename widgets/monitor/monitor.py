@@ -107,7 +107,7 @@ class Monitor(anywidget.AnyWidget):
         self._sink = cell.make_sink()
         """The cell that made the monitor, to which its messages belong."""
         self.plot_options = PlotOptions()
-        """Options by which the picture that stays draws the curves: those that the page used last."""
+        """Options by which the picture that stays draws the curves: the page's last options."""
         self.leaves_picture = True
         """True if a picture of the run replaces the monitor once the run is over."""
         self.explorable_since = 0.0
@@ -296,7 +296,7 @@ class Monitor(anywidget.AnyWidget):
 
     def _tick(self) -> None:
         assert self._wait is not None
-        keep_at, pause = time.monotonic() + KEEP_AFTER, KEEP_AFTER
+        keep_at, wait = time.monotonic() + KEEP_AFTER, KEEP_AFTER
         try:
             interval = INTERVAL
             while self.comm is not None and not self._wait(interval):
@@ -306,8 +306,8 @@ class Monitor(anywidget.AnyWidget):
                     interval = interval_after(time.thread_time() - began)
                 if time.monotonic() >= keep_at:
                     self._keep_picture()
-                    pause = min(2 * pause, KEEP_EVERY)
-                    keep_at = time.monotonic() + pause
+                    wait = min(2 * wait, KEEP_EVERY)
+                    keep_at = time.monotonic() + wait
         finally:
             self._end()  # Even after an error of this package, which Python then prints.
 
@@ -330,7 +330,7 @@ class Monitor(anywidget.AnyWidget):
             sink.display(picture, transient={"display_id": below}, update=True)
 
     def finish(self) -> str:
-        """Wait until the picture of a run that is over has replaced the monitor; that of a run that goes on stays live.
+        """Wait until a picture has replaced the monitor of a run that is over; the monitor of a live run stays.
 
         Returns:
             The key of the monitor if it stays open, to be explored in its page; else an empty text.
@@ -376,7 +376,7 @@ class Monitor(anywidget.AnyWidget):
     def _close_older(self) -> None:
         """Close all but the newest monitors of earlier runs; their pictures stay."""
         still_open = [widget for widget in open_widgets() if isinstance(widget, Monitor) and widget.explorable_since]
-        for monitor in sorted(still_open, key=lambda one: one.explorable_since)[:-MAX_EXPLORABLE]:
+        for monitor in sorted(still_open, key=lambda monitor: monitor.explorable_since)[:-MAX_EXPLORABLE]:
             self._sink.call(monitor.close)
 
     def _replace_views(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PREEMPTIONS, RESUMES
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel.argument_text import describe_value
-from notebook_launcher.training_settings import PRECISIONS
+from notebook_launcher.settings.training_settings import PRECISIONS
 from notebook_launcher.widgets.launching import typed
 from notebook_launcher.widgets.launching.parameters import MISSING
 from notebook_launcher.widgets.panel.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField

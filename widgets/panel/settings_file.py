@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import ipywidgets
 
-from notebook_launcher import accelerate_yaml
 from notebook_launcher.config import load_accelerate_file
+from notebook_launcher.settings import accelerate_yaml
 from notebook_launcher.widgets.panel.fields import WIDE
 from notebook_launcher.widgets.panel.file_row import FileRow
 

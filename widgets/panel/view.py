@@ -13,7 +13,7 @@ import ipywidgets
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.argument_text import describe_value
-from notebook_launcher.training_settings import STEPS_VARIABLE
+from notebook_launcher.settings.training_settings import STEPS_VARIABLE
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.launching import hardware, typed
 from notebook_launcher.widgets.launching.lifetime_hints import lifetime_hints

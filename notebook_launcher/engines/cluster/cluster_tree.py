@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 __all__ = ["ClusterTree"]
 
 ANSWER_PATIENCE = 2.0
-"""Seconds that nodes get to answer a question about stacks: reading them takes up to half a second."""
+"""Longest wait in seconds for the nodes' stacks: reading them takes up to half a second."""
 AT_ONCE = 256
 """Records of nodes that are taken at once: while many nodes send, there may always be one more."""
 CLOSE_PATIENCE = 10.0
-"""Seconds that a node gets to kill and reap its ranks, before its agent is given up."""
+"""Longest wait in seconds for a node to kill and reap its ranks; then its agent is given up."""
 
 _numbers = itertools.count(1)
 

@@ -43,7 +43,7 @@ class ClusterKey(Protocol):
 
     @property
     def patience(self) -> float:
-        """Seconds that all agents get to come up."""
+        """Longest wait in seconds for the start of all agents."""
         ...
 
     @property
@@ -258,7 +258,7 @@ class Clusters:
             cluster.close()
 
     def close(self, key: ClusterKey) -> None:
-        """End the agents of an engine: those that are idle now, the others at the end of their launch."""
+        """End the agents of an engine: idle agents now, the others at the end of their launch."""
         with self._lock:
             self._num_closed[key] = self._num_closed.get(key, 0) + 1
             self._known.pop(key, None)
@@ -288,7 +288,8 @@ def _working_directory() -> Path | None:
 
 def _no_network(greetings: Sequence[Greeting], wanted: str | None) -> str:
     have = "; ".join(
-        f"{greeting.host}: " + (", ".join(f"{one.interface} {one.subnet}" for one in greeting.networks) or "none")
+        f"{greeting.host}: "
+        + (", ".join(f"{network.interface} {network.subnet}" for network in greeting.networks) or "none")
         for greeting in greetings
     )
     asked = f"network={wanted!r} is not on every node" if wanted else "the nodes have no network in common"

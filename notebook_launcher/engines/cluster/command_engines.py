@@ -36,7 +36,7 @@ SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o",
 
 
 UP_PATIENCE = 60.0
-"""Seconds that all agents get to come up: a login, and the start of an interpreter."""
+"""Longest wait in seconds for the start of all agents: a login, and the start of an interpreter."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class CommandEngine:
     def without(self, nodes: Collection[int]) -> Self | None:
         """Return the engine of the other nodes; None if there is no other one."""
         present = getattr(self, self.NODES)
-        left = tuple(one for number, one in enumerate(present) if number not in nodes)
+        left = tuple(node for number, node in enumerate(present) if number not in nodes)
         rest = copy.copy(self)
         object.__setattr__(rest, self.NODES, left)  # Not by `replace`: Slurm finds its hosts by itself.
         return rest if left else None
@@ -251,10 +251,10 @@ def _commands(value: object) -> tuple[tuple[str, ...], ...]:
             f"commands={value!r}: pass a list with a command for each node: Commands([['ssh', 'gpu1'], ...]).",
             field="engine",
         )
-    commands = [shlex.split(one) if isinstance(one, str) else one for one in value]
+    commands = [shlex.split(command) if isinstance(command, str) else command for command in value]
     if not commands:
         raise ConfigError("commands=[] is empty; pass a command for each node.", field="engine")
-    return tuple(_words("commands", one, may_be_empty=True) for one in commands)
+    return tuple(_words("commands", command, may_be_empty=True) for command in commands)
 
 
 def _words(name: str, value: object, *, may_be_empty: bool = False) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class Connection(Protocol):
         ...
 
     def last_words(self) -> str:
-        """Return the end of what was written where errors go."""
+        """Return the last lines that the agent wrote to its standard error."""
         ...
 
     def end(self, patience: float) -> None:

@@ -64,7 +64,7 @@ def to_settings(engine: Engine) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def from_settings(settings: Mapping[str, Any]) -> Engine:

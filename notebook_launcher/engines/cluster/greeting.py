@@ -56,7 +56,7 @@ class Greeting:
     def from_line(cls, line: bytes) -> Greeting:
         """Return the greeting in a line that begins with `MARK`; fields that are unknown here are left out."""
         found: dict[str, Any] = json.loads(line[len(MARK) :])
-        networks = tuple(Network(**one) for one in found.get("networks", ()))
+        networks = tuple(Network(**fields) for fields in found.get("networks", ()))
         return cls(
             host=found.get("host", "?"),
             pid=found.get("pid", 0),

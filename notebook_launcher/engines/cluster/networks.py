@@ -75,10 +75,10 @@ def choose_networks(
     if wanted is None and len(set(namespaces)) == 1:
         return (LOOPBACK,) * len(networks)
     if wanted is not None:
-        return _all_first([[one for one in found if _is_wanted(one, wanted)] for found in networks])
+        return _all_first([[network for network in found if _is_wanted(network, wanted)] for found in networks])
     for first in networks[0]:
-        chosen = _all_first([[one for one in found if one.subnet == first.subnet] for found in networks])
-        if chosen is not None and len({one.address for one in chosen}) == len(set(namespaces)):
+        chosen = _all_first([[network for network in found if network.subnet == first.subnet] for found in networks])
+        if chosen is not None and len({network.address for network in chosen}) == len(set(namespaces)):
             return chosen
     return None
 

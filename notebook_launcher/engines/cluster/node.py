@@ -27,7 +27,7 @@ PATIENCE = 10.0
 CHUNK = 1 << 20
 """Bytes of a parcel that are sent at once; other records may go between two chunks."""
 END_PATIENCE = 10.0
-"""Seconds that an agent gets to end after the request."""
+"""Longest wait in seconds for an agent's end after the request."""
 GREETING_LINES = 1000
 """Lines that a login may print before the agent's greeting."""
 
@@ -103,7 +103,7 @@ class Node:
 
     def send_parcel(self, fd: int) -> None:
         """Send the contents of a file, which may be closed at once."""
-        self._outbox.put(_Parcel(fd))
+        self._outbox.put(_ParcelFile(fd))
 
     def _deliver(self) -> None:
         try:
@@ -114,7 +114,7 @@ class Node:
                     item = node_records.Ping(time.monotonic())
                 if item is None:
                     break
-                if isinstance(item, _Parcel):
+                if isinstance(item, _ParcelFile):
                     self._deliver_parcel(item)
                 elif item is _URGENT:
                     self._send_urgent()
@@ -129,7 +129,7 @@ class Node:
             while True:
                 self._link.send(self._urgent.get_nowait())
 
-    def _deliver_parcel(self, parcel: _Parcel) -> None:
+    def _deliver_parcel(self, parcel: _ParcelFile) -> None:
         with parcel.file:
             at, size = 0, os.fstat(parcel.file.fileno()).st_size
             while at < size or not at:
@@ -195,7 +195,7 @@ class Node:
         for thread in self._threads:
             thread.join()
         while not self._outbox.empty():
-            if isinstance(item := self._outbox.get(), _Parcel):
+            if isinstance(item := self._outbox.get(), _ParcelFile):
                 item.file.close()
         self._link.close()
 
@@ -204,7 +204,7 @@ _URGENT = object()
 """In the outbox: an urgent record waits."""
 
 
-class _Parcel:
+class _ParcelFile:
     """A file on its way to a node."""
 
     def __init__(self, fd: int) -> None:

@@ -121,7 +121,7 @@ class BoardWrite:
     at: int
     data: bytes
     epoch: int
-    """Number of times that the whole board was written; the agent's states name the one to which they belong."""
+    """Number of times that the whole board was written; the agent's states name the write to which they belong."""
     number: int = 0
     """If not 0, answered by `BoardWritten`."""
 

@@ -2,7 +2,7 @@
 
 Training ranks cause the same few kinds many times a second: output, metrics, progress, phases. These travel as plain
 tuples, because a pickled dataclass costs the kernel ten times as much, and they wait a moment for others. All other
-events are urgent: they go at once, behind those that wait.
+events are urgent: they go at once, behind calm events that wait.
 """
 
 from __future__ import annotations

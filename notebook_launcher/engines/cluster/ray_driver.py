@@ -31,7 +31,7 @@ WINDOW = 8
 """Calls to an actor that may be under way at once."""
 KILL_PATIENCE = 2.0
 END_PATIENCE = 15.0
-"""Seconds that an agent gets to end its ranks, once its link was closed."""
+"""Longest wait in seconds for an agent to end its ranks, once its link was closed."""
 MAX_WORDS = 4000
 KIND = "accelerator_type:"
 """Begins the name of the resource that names the GPUs of a node."""

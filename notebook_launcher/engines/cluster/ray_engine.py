@@ -47,7 +47,7 @@ class Ray:
     network: str | None = None
     """As in `Commands`."""
     patience: float = 60.0
-    """Seconds that Ray gets to place and start the agents; other work may hold what they need."""
+    """Longest wait in seconds until Ray has placed and started the agents; other work may hold what they need."""
     keep: float | None = 300.0
     """Seconds after a launch for which the agents stay up, with what they hold. None: until `close`."""
     runtime_env: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
@@ -80,7 +80,7 @@ class Ray:
         )
 
     def _nodes(self) -> list[NodeShare]:
-        """Return what every node has: first those that agents hold, then free ones, then those that others use."""
+        """Return the resources of every node: first nodes with agents, then free nodes, then nodes that others use."""
         found = ray_drivers().get(self.address).nodes()
         held = {share.node_id for share, _ in self._agents()}
         shares = [NodeShare(**each) for each in found]
@@ -156,7 +156,7 @@ class RayNodes:
 
     @property
     def patience(self) -> float:
-        """Seconds that Ray gets to place and start the agents."""
+        """Longest wait in seconds until Ray has placed and started the agents."""
         return self.engine.patience
 
     @property

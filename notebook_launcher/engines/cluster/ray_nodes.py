@@ -1,4 +1,4 @@
-"""Resources of one node of a Ray cluster, and those that an agent holds of it."""
+"""Resources of one node of a Ray cluster, and the share of them that an agent holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["NodeShare"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShare:
-    """Resources of one node, or those that an agent holds of it."""
+    """Resources of one node, or the share of them that an agent holds."""
 
     node_id: str
     host: str

@@ -37,7 +37,11 @@ def cell_matcher(session: Callable[[str], Any]) -> Callable[[Any], dict[str, Any
             return {"completions": [SimpleCompletion(text=context.token, type="rank")], "suppress": True}
         start = found[0].start
         return {
-            "completions": [SimpleCompletion(text=one.text, type=one.kind) for one in found if one.start == start],
+            "completions": [
+                SimpleCompletion(text=completion.text, type=completion.kind)
+                for completion in found
+                if completion.start == start
+            ],
             "matched_fragment": body[start:offset],
             "suppress": True,
         }

@@ -84,7 +84,7 @@ def _cells(row: RankVariable) -> tuple[str, ...]:
 def _merged(name: str, by_rank: Mapping[int, Mapping[str, Variable]]) -> RankVariable:
     found = {rank: variables[name] for rank, variables in sorted(by_rank.items()) if name in variables}
     first = next(iter(found.values()))
-    forms = {(one.type_name, one.fingerprint) for one in found.values()}
+    forms = {(variable.type_name, variable.fingerprint) for variable in found.values()}
     state: Literal["same", "differs", "missing", "unknown"] = (
         "missing"
         if len(found) < len(by_rank)
@@ -94,5 +94,5 @@ def _merged(name: str, by_rank: Mapping[int, Mapping[str, Variable]]) -> RankVar
         if first.fingerprint is None
         else "same"
     )
-    value = first.value if len({one.value for one in found.values()}) == 1 else f"{first.value}, ..."
+    value = first.value if len({variable.value for variable in found.values()}) == 1 else f"{first.value}, ..."
     return RankVariable(name=name, type_name=first.type_name, value=value, ranks=tuple(found), state=state)

@@ -40,13 +40,13 @@ __all__ = ["RankChoice", "SessionCells"]
 RankChoice: TypeAlias = "int | str | Iterable[int] | None"
 """Ranks as people name them: 2, [0, 2], "0,2", "1-3"; None or "all": all ranks."""
 
-CELLS = "notebook_launcher.processes.rank_cells"
-NAMES = "notebook_launcher.processes.rank_names"
+CELLS = "notebook_launcher.processes.notebook.rank_cells"
+NAMES = "notebook_launcher.processes.notebook.rank_names"
 PUSHED = re.compile(r"\bargs\[0\](?:\[\d+\])?\['(\w+)'\]")
 """Path of a pushed variable in the arguments of the call that pushes it."""
 MAX_CODE = 80
 ANSWER_WITHIN = 1.0
-"""Seconds that rank 0 gets to complete a name."""
+"""Longest wait in seconds for rank 0 to complete a name."""
 
 
 class SessionCells(ABC):
@@ -265,8 +265,8 @@ class SessionCells(ABC):
             return answer
         word = re.search(r"\w*$", code[:offset])
         start = offset if word is None else word.start()
-        known = [one for one in self._completions if one.text.startswith(code[start:offset])]
-        return [dataclasses.replace(one, start=start, end=offset) for one in known]
+        known = [completion for completion in self._completions if completion.text.startswith(code[start:offset])]
+        return [dataclasses.replace(completion, start=start, end=offset) for completion in known]
 
     def inspect_name(self, name: str, detail_level: int = 0) -> Mapping[str, Any]:
         """Return what `name?` shows of rank 0's object, by MIME type; empty where `complete` returns nothing."""

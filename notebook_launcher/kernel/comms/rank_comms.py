@@ -109,7 +109,7 @@ class RankComms:
         if not self._waiting:
             return
         with self._lock:
-            for rank in [one for one in self._waiting if one not in self._handling]:
+            for rank in [waiter for waiter in self._waiting if waiter not in self._handling]:
                 waiting = self._waiting[rank]
                 record = waiting.popleft()
                 if not waiting:

@@ -59,7 +59,7 @@ class RankPanels:
             bundles.clear()
         elif record.update:
             shown = record.transient.get("display_id")
-            bundles[:] = [record if one.transient.get("display_id") == shown else one for one in bundles]
+            bundles[:] = [record if bundle.transient.get("display_id") == shown else bundle for bundle in bundles]
         else:
             bundles.append(record)
         return True

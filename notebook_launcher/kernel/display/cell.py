@@ -1,7 +1,7 @@
 """The sinks for a run's output: the cell that launched the run, or a terminal.
 
 Text that a thread of the kernel prints goes to a cell that depends on the version of ipykernel: the latest cell, or
-the one that started the thread. A `CellSink` therefore remembers the message that started its cell and sends every
+the cell that started the thread. A `CellSink` therefore remembers the message that started its cell and sends every
 message as a reply to it, from any thread, even after the cell has ended. The sockets behind `kernel.iopub_socket`
 belong to ipykernel's own thread, so sending needs no lock.
 """
@@ -133,7 +133,7 @@ class CellSink:
         _warn_of_broken_ipykernel()
         self._kernel = shell.kernel
         self._parent = _ANSWERED.get() or self._kernel.get_parent("shell")
-        """The message to which every output is a reply: the one that started the cell."""
+        """The message that started the cell; every output is a reply to it."""
         self._loop = self._kernel.iopub_socket.io_thread.io_loop
         """The event loop of the thread that publishes."""
         self._streams = {name: _redirected(getattr(sys, name)) for name in ("stdout", "stderr")}

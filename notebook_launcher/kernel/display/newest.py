@@ -109,25 +109,25 @@ class Newest:
         return max(self._limits[kind], 0) / max(1, len(self._held.keys() - {None}))
 
     def _over_its_share(self, rank: int | None, kind: str) -> int | None:
-        """Return a rank with more than its share: this one, if it has, as in a flood; else the one that has most."""
+        """Return a rank with more than its share: this rank, if it has, as in a flood; else the rank that has most."""
         if rank in self._by_rank and getattr(self._by_rank[rank], kind) > self._share(kind):
             return rank
-        return max(self._by_rank, key=lambda one: getattr(self._by_rank[one], kind))
+        return max(self._by_rank, key=lambda other: getattr(self._by_rank[other], kind))
 
     def _drop(self, rank: int | None, kind: str, excess: float) -> TextBlock:
         """Remove a rank's oldest block, or lines from its beginning if that is enough."""
         blocks, total = self._held[rank], self._by_rank[rank]
         oldest = blocks.popleft()
-        for one in (total, self._total):
-            one.add(oldest, -1)
+        for amounts in (total, self._total):
+            amounts.add(oldest, -1)
         amount = getattr(oldest, kind)
         needed = min(excess, getattr(total, kind) + amount - self._share(kind))
         gone, rest = _cut(oldest.block, kind, oldest.lines, max(0.0, 1 - needed / amount))
         if rest.text:
             held = self._measure(oldest.order, rest)
             blocks.appendleft(held)
-            for one in (total, self._total):
-                one.add(held, 1)
+            for amounts in (total, self._total):
+                amounts.add(held, 1)
         elif not blocks:
             del self._held[rank], self._by_rank[rank]
         return gone

@@ -70,7 +70,7 @@ class RunOutput:
         return self._sink
 
     def choose_widget_ranks(self, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Return the ranks whose widgets the cell shows: those that are wanted; None: by the option `display`."""
+        """Return the ranks whose widgets the cell shows: the wanted ranks; None: the ranks of the option `display`."""
         if not self._sink.takes_comms:
             return ()
         if wanted is not None:

@@ -182,7 +182,7 @@ def _describe_kept(rank: int, kept: KeptFrames) -> str:
 
 
 def _sequel(first: Failure, others: tuple[Failure, ...]) -> str:
-    """Return a clause about the ranks that failed in the same way, and those that ended because of the first."""
+    """Return a clause about the ranks that failed in the same way, and those that the first failure ended."""
     same = [other.rank for other in others if (other.victim, other.summary) == (first.victim, first.summary)]
     victims = [other.rank for other in others if other.victim and not first.victim]
     words = [f"{rank_list(same)} failed in the same way"] if same else []
@@ -205,7 +205,7 @@ def _early_returns(failure: Failure, results: Results) -> str:
         return ""
     seconds = {summary.rank: summary.seconds or 0.0 for summary in results.ranks}
     end = seconds[failure.rank]
-    gone = [one.rank for one in results.ranks if one.state == "returned" and seconds[one.rank] < end]
+    gone = [rank.rank for rank in results.ranks if rank.state == "returned" and seconds[rank.rank] < end]
     they = "it" if len(gone) == 1 else "they"
     return f"{rank_list(gone)} had returned already: {they} took part in fewer collectives." if gone else ""
 

@@ -15,8 +15,8 @@ __all__ = ["CUDA_WAIT", "is_end_of_call", "waits_for_gpu"]
 
 CUDA_WAIT = "CUDA synchronization"
 SYNCHRONIZE = ("/torch/cuda/__init__.py", "/torch/cuda/streams.py")
-END_OF_CALL = ("/processes/cuda_work.py", "finish")
-"""File and function in which a rank whose function has returned waits for what that has queued."""
+END_OF_CALL = ("/processes/rank/cuda_work.py", "finish")
+"""File and function in which a rank waits for work on the GPU after the user's function has returned."""
 READERS = ("/torch/_tensor.py", "/torch/_tensor_str.py", "/torch/amp/grad_scaler.py", "/torch/nn/utils/clip_grad.py")
 """Files of torch that read numbers from a GPU: `print(loss)`, the scaler's overflow flags, the norm's check."""
 READS = re.compile(r"\.(?:item|cpu|tolist|numpy|nonzero|to|synchronize)\(|\b(?:float|int|bool)\(")

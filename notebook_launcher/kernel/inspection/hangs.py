@@ -42,7 +42,7 @@ FORGIVEN = 2
 
 
 @dataclasses.dataclass(slots=True)
-class _Stretch:
+class _Standstill:
     """Period in which a rank's main thread has not moved."""
 
     since: float
@@ -173,7 +173,7 @@ class HangWatch:
         self._uses_gpu = uses_gpu
         self._look_at = began + min(FIRST_LOOK, self._interval)
         """Time of the next look, by `time.monotonic()`."""
-        self._stretches: dict[int, _Stretch] = {}
+        self._standstills: dict[int, _Standstill] = {}
         """By rank: the period since its main thread last moved."""
         self._is_announced = False
         """True once the cell has a line about the present wait."""
@@ -188,12 +188,12 @@ class HangWatch:
         """Forget what is known, because ranks are being stopped or wait for the user."""
         self.hang = None
         self._is_announced = False
-        self._stretches.clear()
+        self._standstills.clear()
 
     def forgive(self) -> None:
         """Ignore the moves of ranks that a request for all stacks causes."""
-        for stretch in self._stretches.values():
-            stretch.num_forgiven = FORGIVEN
+        for standstill in self._standstills.values():
+            standstill.num_forgiven = FORGIVEN
 
     def poll(
         self,
@@ -207,7 +207,7 @@ class HangWatch:
         Args:
             now: The time, by `time.monotonic()`.
             pulses: Reads the pulses of the ranks that run the function.
-            absent: The other ranks, each with what it does instead: `has returned`.
+            absent: The other ranks, each with its activity: `has returned`.
             dump: Asks ranks for their stacks.
         """
         if not self._is_on or now < self._look_at:
@@ -215,7 +215,7 @@ class HangWatch:
         self._look_at = now + self._interval
         self._follow(now, pulses())
         line = self._release(now)
-        due = [rank for rank, stretch in self._stretches.items() if stretch.is_due(now)]
+        due = [rank for rank, standstill in self._standstills.items() if standstill.is_due(now)]
         if due:
             # Ranks that are known to wait are asked again, so that the notice stays up to date.
             due += [rank for rank in (self.hang.since if self.hang else ()) if rank not in due]
@@ -223,12 +223,12 @@ class HangWatch:
         return line or self._announce(now)
 
     def _follow(self, now: float, pulses: Mapping[int, Pulse]) -> None:
-        before, self._stretches = self._stretches, {}
+        before, self._standstills = self._standstills, {}
         for rank, pulse in pulses.items():
-            stretch = before.get(rank)
-            if stretch is None or not stretch.goes_on(pulse):
-                stretch = _Stretch(since=now, sample_after=self._notice_after, first=pulse, last=pulse)
-            self._stretches[rank] = stretch
+            standstill = before.get(rank)
+            if standstill is None or not standstill.goes_on(pulse):
+                standstill = _Standstill(since=now, sample_after=self._notice_after, first=pulse, last=pulse)
+            self._standstills[rank] = standstill
 
     def _release(self, now: float) -> str:
         """Drop the ranks that no longer wait; return a line for the cell once none waits."""
@@ -256,16 +256,16 @@ class HangWatch:
         return self.hang.text(now)
 
     def _since(self, rank: int) -> float | None:
-        return self._stretches[rank].since if rank in self._stretches else None
+        return self._standstills[rank].since if rank in self._standstills else None
 
     def _parse(self, dumps: Mapping[int, str]) -> Stacks:
         return Stacks.parse(dumps, uses_gpu=self._uses_gpu)
 
     def _note(self, stack: RankStack, now: float) -> bool:
         """Record a rank's stack, and return True if the rank has waited for others since it last moved."""
-        stretch = self._stretches[stack.rank]
-        stretch.note(stack, now)
-        return stretch.is_wait(stack, now)
+        standstill = self._standstills[stack.rank]
+        standstill.note(stack, now)
+        return standstill.is_wait(stack, now)
 
     def _examine(
         self,
@@ -276,17 +276,17 @@ class HangWatch:
     ) -> Hang | None:
         """Ask the ranks that have not moved for their stacks, and if such a rank waits in a collective, all others."""
         stacks = {stack.rank: stack for stack in self._parse(dump(due))}
-        waiting = {rank: self._stretches[rank].since for rank, stack in stacks.items() if self._note(stack, now)}
+        waiting = {rank: self._standstills[rank].since for rank, stack in stacks.items() if self._note(stack, now)}
         if not waiting:
             return None
-        others = self._stretches.keys() - set(due)
+        others = self._standstills.keys() - set(due)
         stacks |= {stack.rank: stack for stack in self._parse(dump(others))} if others else {}
         for rank in others:
             if rank not in stacks or stacks[rank].waiting_in is None:
-                del self._stretches[rank]  # The request has moved the rank, so its period starts again.
-            elif self._note(stacks[rank], now) and now - self._stretches[rank].since >= self._notice_after:
+                del self._standstills[rank]  # The request has moved the rank, so its period starts again.
+            elif self._note(stacks[rank], now) and now - self._standstills[rank].since >= self._notice_after:
                 # Two ranks that entered at different times would otherwise never be found in one look.
-                waiting[rank] = self._stretches[rank].since
+                waiting[rank] = self._standstills[rank].since
         hang = Hang(since=waiting, stacks=Stacks(stacks[rank] for rank in sorted(stacks)), absent=absent)
         calls = {stacks[rank].waiting_in for rank in waiting}
         somebody_is_missing = bool(absent) or any(
@@ -297,7 +297,7 @@ class HangWatch:
         is_dead = (
             waiting.keys() == stacks.keys()
             and CUDA_WAIT not in calls
-            and all(self._stretches[rank].is_idle(now) for rank in waiting)
+            and all(self._standstills[rank].is_idle(now) for rank in waiting)
         )
         return hang if somebody_is_missing or is_dead else None
 

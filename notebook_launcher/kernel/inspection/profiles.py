@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,8 @@ from notebook_launcher.units import format_bytes, format_count, format_seconds, 
 
 if TYPE_CHECKING:
     from notebook_launcher import messages
-    from notebook_launcher.kernel.latch import Latch
 
-__all__ = ["PendingProfile", "Profile"]
+__all__ = ["Profile"]
 
 SHOWN = 12
 """Operators of a rank that a table shows."""
@@ -33,22 +31,24 @@ class Profile(tuple["messages.Profiled", ...]):
     @property
     def table(self) -> str:
         """The operators that took most time, as text, by rank."""
-        return "\n\n".join("\n".join([_head(one), *table_text(operator_columns(one)), *_notes(one)]) for one in self)
+        return "\n\n".join(
+            "\n".join([_head(record), *table_text(operator_columns(record)), *_notes(record)]) for record in self
+        )
 
     @property
     def traces(self) -> dict[int, Path]:
         """By rank: the file with its trace, compressed, for the viewer at ui.perfetto.dev."""
-        return {one.rank: Path(one.trace) for one in self if one.trace}
+        return {record.rank: Path(record.trace) for record in self if record.trace}
 
     def plain_tables(self) -> list[dict[str, Any]]:
         """Return a table for each rank as data for a page: its head, names of columns, rows, and notes."""
         tables = []
-        for one in self:
-            columns = [column for column in operator_columns(one) if any(column.cells)]
+        for record in self:
+            columns = [column for column in operator_columns(record) if any(column.cells)]
             rows = [list(row) for row in zip(*(column.cells for column in columns), strict=True)]
             names = [column.name for column in columns]
             tables.append(
-                {"head": _head(one), "columns": names, "rows": rows, "trace": one.trace, "notes": _notes(one)}
+                {"head": _head(record), "columns": names, "rows": rows, "trace": record.trace, "notes": _notes(record)}
             )
         return tables
 
@@ -58,8 +58,10 @@ class Profile(tuple["messages.Profiled", ...]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        parts = [_rank_html(one) for one in self]
-        return joined([parts[0], *(folded(_head(one), part) for one, part in zip(self[1:], parts[1:], strict=True))])
+        parts = [_rank_html(record) for record in self]
+        return joined(
+            [parts[0], *(folded(_head(record), part) for record, part in zip(self[1:], parts[1:], strict=True))]
+        )
 
 
 def operator_columns(record: messages.Profiled) -> list[Column]:
@@ -99,23 +101,3 @@ def _rank_html(record: messages.Profiled) -> str:
     # As IPython's FileLink: front ends find a path relative to the notebook.
     link = f'<a href="{escape(os.path.relpath(path))}" download>{escape(path.name)}</a>'
     return f"{table}<div>Trace: {link} ({size}). {VIEWER}</div>{note_html(record.problem)}"
-
-
-@dataclasses.dataclass(slots=True)
-class PendingProfile:
-    """A profile that some ranks have not delivered yet."""
-
-    ranks: tuple[int, ...]
-    answer: Latch[Profile | str]
-    records: dict[int, messages.Profiled] = dataclasses.field(default_factory=dict)
-
-    def note(self, record: messages.Profiled) -> None:
-        """Add the result of a rank, and give the answer once all are there."""
-        self.records[record.rank] = record
-        if self.records.keys() != set(self.ranks):
-            return
-        empty = [one for one in self.records.values() if not one.operators]
-        if len(empty) == len(self.ranks):
-            self.answer.set(f"rank {empty[0].rank}: {empty[0].problem or 'nothing was recorded'}")
-        else:
-            self.answer.set(Profile(self.records[rank] for rank in sorted(self.records)))

@@ -71,7 +71,7 @@ def split_dumps(text: str) -> Iterator[str]:
 
 
 def _flame(rank: int, dumps: Iterable[str]) -> Flame:
-    root, num_samples = _Node(), 0
+    root, num_samples = _CallTree(), 0
     for dump in dumps:
         main = parse_stacks(rank, dump).main
         if main is not None:
@@ -107,16 +107,16 @@ def _key(frame: StackFrame) -> _Key:
     return _Key(f"{frame.function}, line {frame.line}", frame.place, is_wait=False, is_library=False)
 
 
-class _Node:
+class _CallTree:
     def __init__(self) -> None:
         self.count = 0
-        self.children: collections.defaultdict[_Key, _Node] = collections.defaultdict(_Node)
+        self.children: collections.defaultdict[_Key, _CallTree] = collections.defaultdict(_CallTree)
 
     def add(self, path: list[_Key]) -> None:
-        node = self
+        tree = self
         for key in path:
-            node = node.children[key]
-            node.count += 1
+            tree = tree.children[key]
+            tree.count += 1
 
     def frames(self) -> tuple[FlameFrame, ...]:
         found = sorted(self.children.items(), key=lambda item: -item[1].count)
@@ -124,12 +124,12 @@ class _Node:
             FlameFrame(
                 name=key.name,
                 place=key.place,
-                count=node.count,
+                count=tree.count,
                 is_wait=key.is_wait,
                 is_library=key.is_library,
-                children=node.frames(),
+                children=tree.frames(),
             )
-            for key, node in found
+            for key, tree in found
         )
 
 

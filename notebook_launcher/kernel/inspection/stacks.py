@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["RankStack", "StackFrame", "Stacks", "ThreadStack", "crash_site", "parse_stacks"]
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
-ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank.py"), "run_rank")
+ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank" / "rank.py"), "run_rank")
 """File and function of a rank's outermost frame; frames outside belong to the process that the rank was forked from."""
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)(?: \[(?P<name>.*)\])? ")
@@ -186,7 +186,7 @@ def crash_site(rank: int, dump: str) -> StackFrame | None:
 
 
 class Stacks(tuple[RankStack, ...]):
-    """The stacks of all ranks; printed, they begin with the ranks that wait and those that they wait for."""
+    """The stacks of all ranks; printed, they begin with the ranks that wait and the ranks that are waited for."""
 
     __slots__ = ()
 

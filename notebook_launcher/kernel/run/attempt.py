@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["Attempt"]
 
 SURE_GRACE = 0.15
-"""Seconds that other ranks get to report their own failure, if the first failure is surely a cause."""
+"""Longest wait in seconds for the failures of other ranks, if the first failure is surely a cause."""
 SESSION_GRACE = 0.15
-"""Seconds that the ranks of a session get to end a call that is being stopped. After them, ranks that have ended the
-call leave the process group, which breaks the group; models that are wrapped with the group are worth keeping."""
+"""Longest wait in seconds until all ranks of a session have ended a call that is being stopped. Then ranks that have
+ended the call leave the process group, which breaks the group; models that are wrapped with it are worth keeping."""
 RETURN_GRACE = 1.0
 """Seconds after which a rank that has returned leaves the process group while others have not returned. Under torchrun
 the rank's process would have exited, and peers that wait for it in a collective would get an error."""
 VICTIM_GRACE = 1.0
-"""Seconds that other ranks get to report their own failure, if the first failure looks like a consequence of another
+"""Longest wait in seconds for the failures of other ranks, if the first failure looks like a consequence of another
 one (for example "connection reset")."""
 
 
@@ -78,7 +78,7 @@ class Attempt:
         """Descriptor of the packed call; None if the ranks inherit the call by a fork."""
         self._deadline = deadline
         """Time at which the run is stopped, by `time.monotonic()`, as are the times below."""
-        self._paused_at: float | None = None
+        self._held_at: float | None = None
         """Time since which a rank waits for the user's input, which stops the clock of `_deadline`."""
         self._fail_at: float | None = None
         """Time at which the other ranks are stopped, because a rank has failed."""
@@ -130,7 +130,7 @@ class Attempt:
     def begin_debugging(self, rank: int) -> None:
         """Open the debugger in a rank that has failed; the others stay as they are, and clocks stop, until its end."""
         self.state.debugged, self._fail_at = rank, None
-        self.pause(paused=True)
+        self.hold_clock(held=True)
         self.tree.send(rank, messages.DebugFailure())
 
     def end_debugging(self, rank: int) -> None:
@@ -138,7 +138,7 @@ class Attempt:
         if rank != self.state.debugged:
             return
         self.state.debugged = None
-        self.pause(paused=False)
+        self.hold_clock(held=False)
         self._fail_at = time.monotonic()
 
     def fold(self, event: Event) -> None:
@@ -206,7 +206,7 @@ class Attempt:
     def note_change(self, changed: messages.Changed) -> None:
         """Stop the clocks while the ranks are paused."""
         if self.requests.note_change(changed):
-            self.pause(paused=False)
+            self.hold_clock(held=False)
 
     def _climb_onto(self, ladder: Ladder) -> None:
         self.ladder = ladder
@@ -245,15 +245,15 @@ class Attempt:
                 self.tree.kill_supervisor()
         self.tree.signal(ranks, signum)
 
-    def pause(self, *, paused: bool) -> None:
+    def hold_clock(self, *, held: bool) -> None:
         """Stop the clock of the time-out while a rank waits for the user's input, and start it again afterwards."""
-        now, paused = time.monotonic(), paused or self._is_held
-        if paused and self._paused_at is None:
-            self._paused_at = now
-        elif not paused and self._paused_at is not None:
+        now, held = time.monotonic(), held or self._is_held
+        if held and self._held_at is None:
+            self._held_at = now
+        elif not held and self._held_at is not None:
             if self._deadline is not None:
-                self._deadline += now - self._paused_at
-            self._paused_at = None
+                self._deadline += now - self._held_at
+            self._held_at = None
 
     @property
     def _is_held(self) -> bool:
@@ -267,7 +267,7 @@ class Attempt:
             moments.append(self._leave_at)
         if self.ladder is None:
             moments.append(self._idle_at)
-            if self._paused_at is None:
+            if self._held_at is None:
                 moments.append(self._deadline)
         known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
         return min(known, default=None)
@@ -298,7 +298,7 @@ class Attempt:
 
     def _is_late(self, now: float) -> bool:
         self.went_idle = now >= self._idle_at
-        has_aged = self._deadline is not None and self._paused_at is None and now >= self._deadline
+        has_aged = self._deadline is not None and self._held_at is None and now >= self._deadline
         return has_aged or self.went_idle
 
     @property

@@ -6,29 +6,33 @@ import dataclasses
 import math
 import queue
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from notebook_launcher.kernel.inspection.profiles import Profile
+from notebook_launcher.kernel.inspection.stacks import Stacks
+from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.run.questions import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notebook_launcher.changes import Wanted
-    from notebook_launcher.kernel.inspection.profiles import Profile
-    from notebook_launcher.kernel.inspection.stacks import Stacks
-    from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.messages import ChangeAction, ChangeSource
+    from notebook_launcher.settings.changes import Wanted
 
 __all__ = [
+    "AskingCommand",
     "ChangeCommand",
     "Command",
     "CommandQueue",
+    "EndSamplingCommand",
     "ProfileCommand",
     "SampleCommand",
     "SaveCommand",
     "StacksCommand",
     "StopCommand",
 ]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,54 +46,58 @@ class StopCommand:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SaveCommand:
-    """Ask the ranks for a checkpoint."""
+class AskingCommand(Generic[T]):
+    """A command whose sender waits for an answer."""
 
-    answer: Latch[bool]
-    """Set to True if an Accelerator will write the checkpoint; to None if the run is over."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StacksCommand:
-    """Read the stacks of all ranks."""
-
-    answer: Latch[Stacks]
-    """Set to the stacks; to None if the run is over."""
+    answer: Latch[T] = dataclasses.field(default_factory=Latch, kw_only=True)
+    """Set by the run's thread; to None if the run is over."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ChangeCommand:
-    """Ask the ranks to change settings, to pause or to resume, all after the same update."""
+class SaveCommand(AskingCommand[bool]):
+    """Ask the ranks for a checkpoint; the answer is True if an Accelerator will write it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StacksCommand(AskingCommand[Stacks]):
+    """Read the stacks of all ranks, which are the answer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChangeCommand(AskingCommand[bool]):
+    """Ask the ranks to change settings, to pause or to resume, all after the same update.
+
+    The answer is True if an Accelerator will do it.
+    """
 
     action: ChangeAction
     values: dict[str, Wanted]
-    answer: Latch[bool]
-    """Set to True if an Accelerator will do it; to None if the run is over."""
     source: ChangeSource = "code"
     """Origin of the request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SampleCommand:
-    """Have all ranks write their stacks, and read what they have written since the sampling began."""
-
-    answer: Latch[dict[int, int] | dict[int, str]]
-    """Set to the positions in the ranks' files before they write, or to what they have written after `starts`."""
-    starts: dict[int, int] | None = None
-    """The positions at which the sampling began, to end it; None for one more sample."""
+class SampleCommand(AskingCommand[dict[int, int]]):
+    """Have all ranks write their stacks; the answer is the positions in the ranks' files before they write."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ProfileCommand:
-    """Profile the next updates on some ranks."""
+class EndSamplingCommand(AskingCommand[dict[int, str]]):
+    """Read the stacks that all ranks have written since the sampling began, which are the answer."""
+
+    starts: dict[int, int]
+    """By rank: the position at which the sampling began."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProfileCommand(AskingCommand[Profile | str]):
+    """Profile the next updates on some ranks; the answer is the profile, or the reason why there is none."""
 
     updates: int
     ranks: tuple[int, ...]
-    answer: Latch[Profile | str]
-    """Set to the profile, to the reason why there is none, or to None if the run is over."""
 
 
-Command = ProfileCommand | SampleCommand | StopCommand | SaveCommand | ChangeCommand | StacksCommand | Answer
+Command: TypeAlias = StopCommand | AskingCommand[Any] | Answer
 
 
 class CommandQueue:
@@ -122,5 +130,5 @@ class CommandQueue:
     def refuse_all(self) -> None:
         """Remove the commands that are there, and release the threads that wait for an answer; the run is over."""
         for command in self.take_all():
-            if isinstance(command, (SaveCommand, ProfileCommand, SampleCommand, ChangeCommand, StacksCommand)):
+            if isinstance(command, AskingCommand):
                 command.answer.set(None)

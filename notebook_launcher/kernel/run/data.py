@@ -89,7 +89,7 @@ class RunData:
     @classmethod
     def of_call(
         cls,
-        call: FunctionCall,
+        call: FunctionCall | None,
         plan: Plan,
         scope: CallScope,
         *,
@@ -97,9 +97,14 @@ class RunData:
         in_cell: bool,
         hosting: Hosting | None = None,
     ) -> RunData:
-        """Return the data of a run that begins now, in the thread whose cell gets the output."""
-        name = scope.name or plan.config.name or name_of(call.fn)
-        arguments = describe_arguments(*call) if scope.arguments is None else dict(scope.arguments)
+        """Return the data of a run that begins now, in the thread whose cell gets the output.
+
+        `call` is None in a host; `scope` describes the call there.
+        """
+        name = scope.name or plan.config.name or ("call" if call is None else name_of(call.fn))
+        arguments = dict(scope.arguments or {})
+        if scope.arguments is None and call is not None:
+            arguments = describe_arguments(*call)
         launched, started = time.monotonic(), time.time()
         run_id = run_folders.new_id(name, started)
         kept_in = f"open_run({run_id!r}).logs(rank)" if in_cell and plan.config.runs_folder else "run.logs(rank)"

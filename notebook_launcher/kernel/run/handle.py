@@ -12,25 +12,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits
-from notebook_launcher.changes import check_change, read_wanted
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, fork_check, views
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.inspection.samples import Samples
-from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.run import snapshots
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.commands import (
     ChangeCommand,
+    EndSamplingCommand,
     ProfileCommand,
     SampleCommand,
     SaveCommand,
     StacksCommand,
     StopCommand,
 )
+from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.thread import RunThread
+from notebook_launcher.settings.changes import check_change, read_wanted
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.travel.rank_function import RankFunction
 from notebook_launcher.units import format_seconds, plural
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from notebook_launcher.changes import Wanted
     from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
         RankSnapshot,
         RunChange,
         RunPicture,
-        RunSnapshot,
         RunState,
     )
     from notebook_launcher.kernel.hosting import Hosting
@@ -58,10 +58,11 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run.commands import Command
+    from notebook_launcher.kernel.run.commands import AskingCommand
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.outcome import RunOutcome
     from notebook_launcher.messages import ChangeAction, ChangeSource
+    from notebook_launcher.settings.changes import Wanted
 
 __all__ = ["Run"]
 
@@ -79,14 +80,13 @@ def data_of(run: Run) -> RunData:
     return run._data  # noqa: SLF001 - `Run` is public, and its data are not
 
 
-class Run(AnyRun):
+class Run(LiveRunReader, AnyRun):
     """One launch of one function: `launch(...)` returns it at once, `await run` waits and returns the results."""
 
     def __init__(self, thread: RunThread) -> None:
+        super().__init__(thread.data)
         self._thread = thread
         """Takes commands."""
-        self._data = thread.data
-        """The run data, which this handle only reads."""
 
     @classmethod
     def start(
@@ -94,18 +94,18 @@ class Run(AnyRun):
     ) -> Run:
         """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts."""
         if isinstance(fn, RankFunction):  # This package's own call, which the check would cost 0.1 ms of a cell's 4.
-            args, kwargs = tuple(args), dict(kwargs or {})
+            call = travel.FunctionCall(fn, tuple(args), dict(kwargs or {}))
         else:
-            args, kwargs = checks.check_call(fn, args, kwargs)
+            call = checks.check_call(fn, args, kwargs)
         if ranks.plan.config.debug:
             check_answers("debug=True", in_cell=in_cell)
-        call, call_parcel = travel.FunctionCall(fn, args, kwargs), None
+        call_parcel = None
         try:
             if ranks.inherits_call:
                 ranks.plan = fork_check.adapt(ranks.plan)
                 ranks.start(call)
             else:
-                call_parcel = travel.pack_call(*call, start=lambda: ranks.start(call))
+                call_parcel = travel.pack_call(call, start=lambda: ranks.start(call))
             thread = RunThread(ranks, call, call_parcel, scope, in_cell=in_cell)
         except BaseException:
             if call_parcel is not None:
@@ -123,9 +123,8 @@ class Run(AnyRun):
     @classmethod
     def start_hosted(cls, ranks: Ranks, scope: CallScope, call_parcel: AnonymousFile, hosting: Hosting) -> Run:
         """Begin a run in a host; a kernel has checked and packed its call, and `scope` describes it."""
-        call = travel.FunctionCall(_call_elsewhere, (), {})
-        ranks.start(call)
-        thread = RunThread(ranks, call, call_parcel, scope, in_cell=False, hosting=hosting)
+        ranks.start()
+        thread = RunThread(ranks, None, call_parcel, scope, in_cell=False, hosting=hosting)
         thread.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
         hosting.questions.connect(thread.command, thread.waits_for)
         hosting.begin_in(thread.data.id, thread.make_folder())
@@ -200,27 +199,15 @@ class Run(AnyRun):
         """Present state of each rank."""
         return snapshots.take_rank_snapshots(self._data)
 
-    def snapshot(self) -> RunSnapshot:
-        """Return everything that is known of the run at this moment, as plain data."""
-        return snapshots.take_snapshot(self._data)
-
     @property
     def metrics(self) -> tuple[MetricPoint, ...]:
         """Metrics that the ranks have reported so far, in the order of arrival."""
         return tuple(self._data.live.metrics)
 
-    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
-        """Return the metrics reported after a position, and the next position; start with 0."""
-        return self._data.live.metrics_since(position)
-
     @property
     def pictures(self) -> tuple[RunPicture, ...]:
         """Images and histograms that the ranks have reported so far, in the order of arrival."""
         return tuple(self._data.live.pictures)
-
-    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
-        """Return the pictures reported after a position, and the next position; start with 0."""
-        return self._data.live.pictures_since(position)
 
     @property
     def phases(self) -> dict[int, RankPhases]:
@@ -233,11 +220,7 @@ class Run(AnyRun):
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return the text that a rank wrote after a position, and the next position; start with 0."""
-        return self._data.output.text_since(self._check_rank(rank), position)
-
-    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
-        """Return the rank and the end of the newest pieces of output of all ranks, in the order of their arrival."""
-        return self._data.output.text_order(num_pieces)
+        return super().logs_since(self._check_rank(rank), position)
 
     def _check_rank(self, rank: int) -> int:
         num = self._data.plan.num_processes
@@ -253,8 +236,7 @@ class Run(AnyRun):
             CallOrderError: The run is over, so there are no stacks.
         """
         self._check_goes_on("its ranks are gone, and so are their stacks")
-        command = StacksCommand(Latch())
-        return self._ask(command, command.answer)
+        return self._ask(StacksCommand())
 
     def sample(self, seconds: float = 5.0, *, rate: float = 20.0) -> Samples:
         """Sample the stacks of all ranks for a while, and return where their time went: a drawing in a cell.
@@ -277,10 +259,11 @@ class Run(AnyRun):
             )
             raise for_caller(ValueError(msg))
         self._check_goes_on("its ranks are gone, and so are their stacks")
-        starts, end = self._take_sample(None), time.monotonic() + seconds
+        starts, end = self._ask(SampleCommand()), time.monotonic() + seconds
         while time.monotonic() < end and not self._data.over.wait(1 / rate):
-            self._take_sample(None)
-        return Samples.parse(self._take_sample(starts))
+            self._ask(SampleCommand())
+        texts: dict[int, str] = self._ask(EndSamplingCommand(starts))
+        return Samples.parse(texts)
 
     def profile(self, updates: int = 3, *, ranks: Sequence[int] = (0,)) -> Profile:
         """Profile some updates with `torch.profiler` during the training; wait for the result.
@@ -308,23 +291,18 @@ class Run(AnyRun):
             msg = f"profile(ranks={ranks!r}): ranks must list ranks of this run, from 0 to {num - 1}."
             raise for_caller(ValueError(msg))
         self._check_goes_on("there is nothing left to profile")
-        command = ProfileCommand(updates, chosen, Latch())
-        answer = self._ask(command, command.answer)
+        answer = self._ask(ProfileCommand(updates, chosen))
         if isinstance(answer, str):
             raise CallOrderError(answer)
         return answer
 
-    def _take_sample(self, starts: dict[int, Any] | None) -> dict[int, Any]:
-        command = SampleCommand(Latch(), starts)
-        return self._ask(command, command.answer)
-
-    def _ask(self, command: Command, answer: Latch[T]) -> T:
+    def _ask(self, command: AskingCommand[T]) -> T:
         self._thread.command(command)
-        while not (answer.wait(AWAKE_EVERY) or self._data.over.is_set):
+        while not (command.answer.wait(AWAKE_EVERY) or self._data.over.is_set):
             pass
-        if answer.value is None:
+        if command.answer.value is None:
             raise CallOrderError(TOO_LATE)
-        return answer.value
+        return command.answer.value
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback(run)` in the run's thread once the run is over; immediately if the run is over already."""
@@ -405,8 +383,7 @@ class Run(AnyRun):
             CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
         """
         self._check_goes_on("there is nothing left to save")
-        command = SaveCommand(Latch())
-        if not self._ask(command, command.answer):
+        if not self._ask(SaveCommand()):
             raise CallOrderError(
                 "no Accelerator has made an update in this run yet, so it cannot be saved. Prepare the model and the "
                 "optimizer with Accelerator().prepare(...), or save in the function itself."
@@ -429,15 +406,16 @@ class Run(AnyRun):
             ValueError: A setting is unknown, or a value cannot work. Nothing is changed.
             CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
         """
-        live = self._data.live
-        checked = {name: check_change(name, value, live.tunables, live.settings) for name, value in settings.items()}
-        if checked:
-            self._change("set", checked)
+        if settings:
+            self._change("set", {name: self._check_change(name, value) for name, value in settings.items()})
 
     def set_from_page(self, name: str, text: str) -> None:
         """Change one setting to the text that was typed into the monitor's field for it; errors as for `set`."""
-        live = self._data.live
-        self._change("set", {name: check_change(name, read_wanted(text), live.tunables, live.settings)}, "monitor")
+        self._change("set", {name: self._check_change(name, read_wanted(text))}, "monitor")
+
+    def _check_change(self, name: str, wanted: object) -> Wanted:
+        known = self._data.live.settings
+        return check_change(name, wanted, known.tunables, known.of_accelerator)
 
     def pause(self) -> None:
         """Hold all ranks after the same update, until `run.resume()`; the time limit does not count meanwhile.
@@ -464,8 +442,7 @@ class Run(AnyRun):
 
     def _change(self, action: ChangeAction, values: dict[str, Wanted], source: ChangeSource = "code") -> None:
         self._check_goes_on("there is nothing left to change")
-        command = ChangeCommand(action, values, Latch(), source)
-        if not self._ask(command, command.answer):
+        if not self._ask(ChangeCommand(action, values, source)):
             raise CallOrderError(
                 "no Accelerator has made an update in this run yet, so nothing can be changed. Prepare the model and "
                 "the optimizer with Accelerator().prepare(...), and try again after the first update."
@@ -518,7 +495,3 @@ class Run(AnyRun):
 def _is_within(value: object, most: float) -> bool:
     """Return True if a value is a number above 0, up to a limit."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
-
-
-def _call_elsewhere() -> None:
-    """Stand in for the function of a hosted run, which only its ranks unpack."""

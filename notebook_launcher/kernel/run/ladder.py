@@ -18,7 +18,7 @@ __all__ = ["Ladder", "Rung"]
 
 
 class Rung(enum.Enum):
-    """One step of a stop; each is harder to resist than the one before."""
+    """One step of a stop; each is harder to resist than the step before."""
 
     ASK = "ask"
     INTERRUPT = "interrupt"
@@ -49,7 +49,7 @@ class Ladder:
     started: float
     """Time at which the stop began, by `time.monotonic()`."""
     budgets: dict[Rung, float]
-    """Seconds that each rung gets; rungs without a budget are not left any more."""
+    """By rung: seconds until the next rung; a rung without a budget is the last one."""
     rung: Rung
     """The present rung."""
     deadline: float

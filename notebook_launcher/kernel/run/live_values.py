@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from typing import TypeVar
 
 from notebook_launcher import messages
-from notebook_launcher.changes import ACCELERATOR_SETTINGS
 from notebook_launcher.history.schema import (
     MAX_SPANS,
     MetricPoint,
@@ -15,9 +14,9 @@ from notebook_launcher.history.schema import (
     RankPhases,
     RunChange,
     RunPicture,
-    RunSetting,
 )
 from notebook_launcher.kernel.pace import Pace
+from notebook_launcher.kernel.run.live_settings import LiveSettings
 from notebook_launcher.units import describe_values
 
 __all__ = ["LiveValues", "describe_change"]
@@ -45,10 +44,8 @@ class LiveValues:
         """By rank: the latest value of each metric."""
         self.last_steps: dict[int, int] = {}
         """By rank: the step of the latest metrics."""
-        self.tunables: dict[str, float] = {}
-        """By name: present values of the settings that the function offers."""
-        self.settings: dict[str, float | None] = {}
-        """By name: present settings of the Accelerator that carries changes out; empty until it made an update."""
+        self.settings = LiveSettings()
+        """Settings that can be changed."""
         self.changes: tuple[RunChange, ...] = ()
         """Settings that were changed."""
         self._kept: tuple[list[MetricPoint], int] = ([], 0)
@@ -92,7 +89,7 @@ class LiveValues:
                     if len(self._waiting[rank]) >= MAX_WAITING:
                         self._add_waiting(rank)
                 if record.settings:
-                    self.settings = record.settings
+                    self.settings.take_reported(record.settings)
 
     @property
     def phases(self) -> dict[int, RankPhases]:
@@ -108,9 +105,7 @@ class LiveValues:
     def note_change(self, record: messages.Changed) -> None:
         """Add the settings that were changed."""
         step, seconds = self.last_steps.get(0), record.time - self._launched
-        # A change is reported before the first record of phases, which reports the settings as well.
-        own = {name: after for name, (_, after) in record.values.items() if name in ACCELERATOR_SETTINGS}
-        self.settings = {**self.settings, **own}
+        self.settings.note_change(record)
         self.changes += tuple(
             RunChange(
                 name=name,
@@ -122,9 +117,6 @@ class LiveValues:
                 source=record.source,
             )
             for name, (before, after) in record.values.items()
-        )
-        self.tunables.update(
-            {name: after for name, (_, after) in record.values.items() if name in self.tunables and after is not None}
         )
 
     def note_fewer_ranks(self, before: int, after: int, *, seconds: float) -> None:
@@ -145,25 +137,6 @@ class LiveValues:
             source="launcher",
         )
         self.changes += (change,)
-
-    def forget_settings(self) -> None:
-        """Forget what ranks of an earlier attempt offered."""
-        self.settings, self.tunables = {}, {}
-
-    def settings_now(self) -> tuple[RunSetting, ...]:
-        """Return the settings that can be changed, with their last known values."""
-        own = [
-            RunSetting(name=name, value=value, kind=ACCELERATOR_SETTINGS[name]) for name, value in self.settings.items()
-        ]
-        offered = [
-            RunSetting(
-                name=name,
-                value=value,
-                kind="switch" if isinstance(value, bool) else "integer" if isinstance(value, int) else "number",
-            )
-            for name, value in dict(self.tunables).items()
-        ]
-        return (*own, *offered)
 
     @property
     def metrics(self) -> list[MetricPoint]:

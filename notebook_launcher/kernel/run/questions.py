@@ -97,9 +97,9 @@ class Questions:
 
     def _next(self, idle: Callable[[], float | None]) -> Question | None:
         while True:
-            pause = idle()
+            wait = idle()
             with contextlib.suppress(queue.Empty):
-                return self._queue.get(timeout=AWAKE_EVERY if pause is None else min(pause, AWAKE_EVERY))
+                return self._queue.get(timeout=AWAKE_EVERY if wait is None else min(wait, AWAKE_EVERY))
             if self._is_over():
                 return None  # An interrupt may have lost the end mark that `get` had already removed from the queue.
 

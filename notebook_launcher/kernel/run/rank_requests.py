@@ -10,9 +10,9 @@ from notebook_launcher import messages
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from notebook_launcher.changes import Wanted
     from notebook_launcher.engines.tree import Tree
     from notebook_launcher.messages import ChangeAction, ChangeSource
+    from notebook_launcher.settings.changes import Wanted
 
 __all__ = ["RankRequests"]
 

@@ -15,46 +15,19 @@ from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.history.schema import MetricPoint, RankPhases, RankState, RunPicture, RunState
+    from notebook_launcher.history.schema import RankPhases, RankState, RunState
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.outcome import RunOutcome
     from notebook_launcher.messages import Failure
 
-__all__ = ["LiveRunReader", "config_as_json", "state_of", "take_rank_snapshots", "take_snapshot"]
+__all__ = ["config_as_json", "state_of", "take_rank_snapshots", "take_snapshot"]
 
 ACTIVITIES: dict[int, RankState] = {
     context.COMPUTING: "running",
     context.WAITING: "waiting",
     context.SAVING: "saving",
 }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LiveRunReader:
-    """A live run, as views read it."""
-
-    data: RunData
-
-    def snapshot(self) -> RunSnapshot:
-        """Return the present state of the run."""
-        return take_snapshot(self.data)
-
-    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
-        """Return the metrics after a position, and the next position."""
-        return self.data.live.metrics_since(position)
-
-    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
-        """Return the pictures after a position, and the next position."""
-        return self.data.live.pictures_since(position)
-
-    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
-        """Return the output of a rank after a position, and the next position."""
-        return self.data.output.text_since(rank, position)
-
-    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
-        """Return the rank and the end of the newest pieces of output of all ranks, in the order of their arrival."""
-        return self.data.output.text_order(num_pieces)
 
 
 def state_of(data: RunData) -> RunState:
@@ -100,7 +73,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         phases=phases,
         usage=dict(data.usage.usage),
         changes=data.live.changes,
-        settings=data.live.settings_now(),
+        settings=data.live.settings.present(),
     )
 
 

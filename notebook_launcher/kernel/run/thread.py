@@ -17,9 +17,9 @@ from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.origin import Origin
 from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.run.data import RunData
+from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.loop import RunLoop
 from notebook_launcher.kernel.run.questions import Questions
-from notebook_launcher.kernel.run.snapshots import LiveRunReader
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RunThread:
 
     Args:
         ranks: The ranks that serve the run; closed at its end unless they stay for further calls.
-        call: The function and its arguments.
+        call: The function and its arguments; None in a host, where only the ranks unpack them.
         call_parcel: The packed call; None if the ranks inherit the call by a fork.
         scope: The ranks that the call is for, and how its run is shown.
         in_cell: True if a cell waits for the run.
@@ -52,7 +52,7 @@ class RunThread:
     def __init__(
         self,
         ranks: Ranks,
-        call: travel.FunctionCall,
+        call: travel.FunctionCall | None,
         call_parcel: AnonymousFile | None,
         scope: CallScope,
         *,
@@ -67,8 +67,8 @@ class RunThread:
         self.questions = Questions(lambda: over.is_set)
         """Questions of ranks to the user. They know `over` and not `self`, which would be a reference cycle."""
         self._ranks = ranks
-        self._call: travel.FunctionCall | None = call
-        """None once the run is over, so that a finished run keeps no data of the call."""
+        self._call = call
+        """None in a host, and once the run is over, so that a finished run keeps no data of the call."""
         self._call_parcel = call_parcel
         """None once the run is over, or if the ranks inherit the call."""
         self._in_cell = in_cell
@@ -76,13 +76,12 @@ class RunThread:
         if not ranks.announced:
             ranks.announced = True
             data.output.headline(f"{data.name}: {data.plan.summary}")
-        function = call.fn
         self._recorder = Recorder(
             LiveRunReader(data),
             None if scope.is_aside else data.plan.config.runs_folder,
             data.launched,
             data.output.warn,
-            origin=_begin_folder(data, function, hosting),
+            origin=_begin_folder(data, None if call is None else call.fn, hosting),
         )
         """Writes the run's folder; deleted when the run is over."""
         _announce(data, call, call_parcel)
@@ -234,9 +233,9 @@ def _begin_folder(data: RunData, function: object, hosting: Hosting | None) -> C
     return begin
 
 
-def _announce(data: RunData, call: travel.FunctionCall, call_parcel: AnonymousFile | None) -> None:
+def _announce(data: RunData, call: travel.FunctionCall | None, call_parcel: AnonymousFile | None) -> None:
     """Show the notices about what the call takes along: random number generators, and modules that changed."""
-    if data.plan.num_processes > 1 and (notice := travel.describe_generators(*call)):
+    if call is not None and data.plan.num_processes > 1 and (notice := travel.describe_generators(*call)):
         data.output.headline(notice)
     if stale := travel.stale_modules(None if call_parcel is None else call_parcel.fileno()):
         forked = data.plan.config.start_method == "fork"

@@ -7,7 +7,7 @@ import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.option_checks import whole_number
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.text import read_bool
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.option_checks import whole_number
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training.plugins import warn_user
 
 if TYPE_CHECKING:

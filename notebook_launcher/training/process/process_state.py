@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
-from notebook_launcher.option_checks import whole_number
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training.operations.checking import debug_mode
 from notebook_launcher.training.plugins import DistributedType, warn_user
 from notebook_launcher.training.process.arrivals import meet

@@ -55,7 +55,7 @@ def train() -> None:
 @pytest.fixture
 def run() -> Iterator[Run]:
     run = launch(train, 2, output="none", monitor=False)
-    while not run.metrics or run._data.live.settings == {}:
+    while not run.metrics or run._data.live.settings.of_accelerator == {}:
         run.wait(0.01)
     yield run
     run.stop()

@@ -12,7 +12,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.exporting.sources import attribute_chains, names_at_definition, names_in, source_of
+from notebook_launcher.notebook_code.sources import attribute_chains, names_at_definition, names_in, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.processes.afterimport import after_import
-from notebook_launcher.processes.widget_output import OutputCaptures
+from notebook_launcher.processes.notebook.widget_output import OutputCaptures
 
 if TYPE_CHECKING:
     import types
@@ -52,7 +52,7 @@ class RankWidgets:
         """The `Output` widgets that take what is shown."""
 
     def install(self) -> None:
-        """Replace the functions of `comm`, once it is imported; again if ipykernel does so after its own import."""
+        """Replace the functions of `comm`, once it is imported; again if ipykernel replaces them afterwards."""
         after_import(
             {
                 "comm": self._replace_functions,

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, messages
-from notebook_launcher.processes.rank_process import flush
+from notebook_launcher.processes.rank.rank_process import flush
 
 if TYPE_CHECKING:
     from collections.abc import Callable

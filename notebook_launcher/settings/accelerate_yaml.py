@@ -14,8 +14,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.accelerate_deepspeed import KIND, SECTION, asks_for_deepspeed, deepspeed_options
-from notebook_launcher.accelerate_sections import (
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.settings.accelerate_deepspeed import KIND, SECTION, asks_for_deepspeed, deepspeed_options
+from notebook_launcher.settings.accelerate_sections import (
     COMPILER_KEYS,
     SECTIONS,
     compiler_of,
@@ -24,8 +25,7 @@ from notebook_launcher.accelerate_sections import (
     sections_of,
     variables_of,
 )
-from notebook_launcher.errors import ConfigError
-from notebook_launcher.training_settings import PRECISIONS
+from notebook_launcher.settings.training_settings import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

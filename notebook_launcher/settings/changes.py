@@ -101,7 +101,7 @@ def _check_tunable(name: str, wanted: object, tunables: Mapping[str, float]) -> 
 
 
 def _number_in(wanted: object) -> float | None:
-    """Return a wanted number, or that of a factor; None if there is none, or none that is finite."""
+    """Return a wanted number, or the number in a factor; None if there is no finite number."""
     number: object = wanted
     if isinstance(wanted, str) and (found := FACTOR.fullmatch(wanted)):
         with contextlib.suppress(ValueError):

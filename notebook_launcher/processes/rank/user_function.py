@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from notebook_launcher.processes.rank_process import flush
+from notebook_launcher.processes.rank.rank_process import flush
 
 __all__ = ["call_function", "exit_code"]
 

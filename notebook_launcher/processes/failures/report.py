@@ -21,7 +21,7 @@ __all__ = ["describe", "users_place"]
 T = TypeVar("T")
 Link = Literal["cause", "context", ""]
 
-OURS = str(Path(__file__).resolve().parents[1])
+OURS = str(Path(__file__).resolve().parents[2])
 INTERRUPT_HANDLER = "_on_interrupt"
 """The function that Python calls in a rank when the run is stopped, as the innermost frame of the traceback."""
 PICKLING = re.compile(r"/(notebook_launcher|cloudpickle)/|/pickle\.py$")

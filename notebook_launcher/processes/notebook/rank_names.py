@@ -9,7 +9,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.processes.rank_cells import shell_of_rank
+from notebook_launcher.processes.notebook.rank_cells import shell_of_rank
 from notebook_launcher.travel.rank_function import Completion, Variable
 from notebook_launcher.units import plural
 
@@ -69,7 +69,10 @@ def complete(code: str, offset: int) -> list[Completion]:
     completer.use_jedi = False  # Jedi reads the disk for every cell.
     with provisionalcompleter():
         found = list(completer.completions(code, offset))
-    return [Completion(text=one.text, start=one.start, end=one.end, kind=one.type) for one in found]
+    return [
+        Completion(text=completion.text, start=completion.start, end=completion.end, kind=completion.type)
+        for completion in found
+    ]
 
 
 def inspect_name(name: str, detail_level: int) -> Mapping[str, Any]:
@@ -104,7 +107,7 @@ def _short(value: Any) -> str:
         device = str(getattr(value, "device", ""))
         return " ".join(filter(None, (str(tuple(shape)), dtype, "" if device == "cpu" else device)))
     if hasattr(value, "parameters") and hasattr(value, "state_dict"):
-        return plural(sum(one.numel() for one in value.parameters()), "parameter")
+        return plural(sum(parameter.numel() for parameter in value.parameters()), "parameter")
     if isinstance(value, PLAIN):
         text = " ".join(reprlib.repr(value).split())
         return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
@@ -117,9 +120,9 @@ def _fingerprint(value: Any) -> str | None:
         from notebook_launcher.training.rank_check.fingerprints import fingerprint, is_comparable
 
         tensors = list(tensors)
-        if not all(map(is_comparable, tensors)) or sum(one.nbytes for one in tensors) > MAX_COMPARED:
+        if not all(map(is_comparable, tensors)) or sum(tensor.nbytes for tensor in tensors) > MAX_COMPARED:
             return None
-        shapes = [(tuple(one.shape), str(one.dtype)) for one in tensors]
+        shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
         return f"{fingerprint(tensors)} {shapes}"
     if type(value).__module__ == "numpy" and getattr(value, "nbytes", MAX_COMPARED) < MAX_COMPARED:
         return f"{_digest(value.tobytes())} {getattr(value, 'shape', '')} {value.dtype}"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.processes.afterimport import after_import
-from notebook_launcher.processes.notebook_bars import divide_bars
-from notebook_launcher.processes.rank_widgets import RankWidgets
+from notebook_launcher.processes.notebook.notebook_bars import divide_bars
+from notebook_launcher.processes.notebook.rank_widgets import RankWidgets
 
 if TYPE_CHECKING:
     import types
@@ -31,7 +31,8 @@ def warm() -> None:
     import getpass  # noqa: F401
 
     with contextlib.suppress(ImportError):
-        from notebook_launcher.processes import debugger, shell  # noqa: F401
+        from notebook_launcher.processes.failures import debugger  # noqa: F401
+        from notebook_launcher.processes.notebook import shell
 
         shell.build(None)
 
@@ -91,7 +92,7 @@ def _connect_display(send: Callable[[object], None], keyboard: _Keyboard, widget
 
 
 def _shell_module() -> Any:
-    from notebook_launcher.processes import shell
+    from notebook_launcher.processes.notebook import shell
 
     return shell
 
@@ -157,7 +158,7 @@ class _Keyboard:
         module.set_trace = self.set_trace  # type: ignore[attr-defined]
 
     def _debug(self, frame: types.FrameType, header: str | None) -> None:
-        from notebook_launcher.processes.debugger import RankPdb
+        from notebook_launcher.processes.failures.debugger import RankPdb
 
         debugger = RankPdb(self._rank, self.ask, sys.stdout)
         if header is not None:

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messages import GroupState
-from notebook_launcher.processes.sockets import hang_up, open_sockets
+from notebook_launcher.processes.rank.sockets import hang_up, open_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,11 @@ __all__ = ["Rendezvous", "install", "torchrun_environment"]
 
 NCCL_DEFAULTS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """Set in ranks with GPUs unless the user has. After a device-side assert every CUDA call of the process fails, even
-those of NCCL's watchdog thread, which would end the process (SIGABRT) before Python could report the error."""
+calls of NCCL's watchdog thread, which would end the process (SIGABRT) before Python could report the error."""
 
 PATIENCE = dt.timedelta(seconds=10)
 """Time for which a rank that replaces the group waits until its peers are connected in it."""
-GIL_PAUSE = 0.02
+GIL_WAIT = 0.02
 """Seconds in which the threads of a group that was destroyed may have the GIL, before the group is dropped."""
 WATCHDOG_KEY = "exception_dump"
 """Key that a watchdog of NCCL sets when it gives up. It has no group's prefix, so the monitors of a later group find it
@@ -86,7 +86,7 @@ class Rendezvous:
         """The backend of the group that `join` makes; None: `join` makes no group."""
         self._address = (setup.place.store_address, setup.master_port)
         self._generation = -1
-        """Number of the present group among those that `join` has made."""
+        """Number of the present group among the groups that `join` has made."""
         self._num_groups = 0
         """Number of groups that were made in this generation, the function's own included."""
         self._store: Any = None
@@ -123,11 +123,11 @@ class Rendezvous:
         if len(made) < len(self._made):
             # torch 2.6 holds the GIL here while it waits for the group's threads. One that has just carried out a
             # collective needs the GIL to drop its tensors.
-            time.sleep(GIL_PAUSE)
+            time.sleep(GIL_WAIT)
         self._made = made
 
     def state(self) -> GroupState:
-        """Return True if the group is still the one that `join` made, and the number of collectives of each group."""
+        """Return True if the group is still the group that `join` made, and the number of collectives of each group."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         if c10d is None:
             return GroupState(is_kept=True, num_calls={})

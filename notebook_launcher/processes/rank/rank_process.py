@@ -14,7 +14,7 @@ from notebook_launcher.processes import inherited
 from notebook_launcher.processes.libraries import libc
 
 if TYPE_CHECKING:
-    from notebook_launcher.processes.rank_start import RankStart
+    from notebook_launcher.processes.rank.rank_start import RankStart
 
 __all__ = [
     "die_with_parent",

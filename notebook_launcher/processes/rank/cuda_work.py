@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["finish", "is_broken", "run_apart"]
 
-PAUSE = 1e-3
+LOOK_EVERY = 1e-3
 """Seconds between two looks at a stream."""
 LAST_KERNELS = 0.1
-"""Seconds that queued work gets to fail, after its function has failed: a rank that waits for a peer in NCCL, which may
-never come, is to report its failure all the same."""
+"""Longest wait in seconds for queued work, after the function has failed: the work may wait in NCCL for a peer that
+never comes, and the rank must report its failure."""
 
 
 def finish() -> None:
@@ -77,7 +77,7 @@ def is_broken() -> bool:
     try:
         for device in devices:
             while not torch.cuda.current_stream(device).query() and time.monotonic() < until:
-                time.sleep(PAUSE)
+                time.sleep(LOOK_EVERY)
     except RuntimeError:
         return True
     return False

@@ -91,7 +91,7 @@ class _Capture:
     def text(self, name: str, text: str) -> None:
         """Add text of a stream."""
         self._add({"output_type": "stream", "name": name, "text": text})
-        is_small = sum(len(one.get("text", "")) for one in self._output.outputs) < SMALL
+        is_small = sum(len(output.get("text", "")) for output in self._output.outputs) < SMALL
         if ("\n" in text and is_small) or time.monotonic() - self._sent_at > INTERVAL:
             self.flush()
 

@@ -21,7 +21,7 @@ from notebook_launcher import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher.processes.rank_widgets import RankWidgets
+    from notebook_launcher.processes.notebook.rank_widgets import RankWidgets
 
 __all__ = ["RankPublisher", "RankShell", "adopt_kernel", "build"]
 

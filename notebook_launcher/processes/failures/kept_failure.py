@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messages import KeptFrames
-from notebook_launcher.processes.held_memory import gpu_bytes, tensor_bytes
+from notebook_launcher.processes.failures.held_memory import gpu_bytes, tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptFailure"]
 
-OURS = str(Path(__file__).resolve().parents[1])
+OURS = str(Path(__file__).resolve().parents[2])
 
 
 class KeptFailure:
@@ -57,7 +57,7 @@ class KeptFailure:
         """Open the debugger in the frame that raised, until the user leaves it; return at once if nothing is kept."""
         if self._error is None or self._error.__traceback__ is None:
             return
-        from notebook_launcher.processes.debugger import RankPdb
+        from notebook_launcher.processes.failures.debugger import RankPdb
 
         debugger = RankPdb(rank, ask, sys.stdout)
         debugger.reset()

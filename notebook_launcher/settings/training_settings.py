@@ -1,4 +1,4 @@
-"""Settings of a launch for training; Accelerate's environment variables give those that the launch leaves open."""
+"""Settings of a launch for training; Accelerate's environment variables give what the launch leaves open."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import types
 
-    from notebook_launcher.processes.rank_widgets import RankWidgets
+    from notebook_launcher.processes.notebook.rank_widgets import RankWidgets
 
 __all__ = ["divide_bars"]
 

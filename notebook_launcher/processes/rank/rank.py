@@ -22,26 +22,18 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import board_layout, context, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
 from notebook_launcher.errors import ResourceError, ReturnValueError
-from notebook_launcher.processes import (
-    boot,
-    cuda_work,
-    forking,
-    frameworks,
-    frontend,
-    inherited,
-    rank_process,
-    rendezvous,
-    seeding,
-)
-from notebook_launcher.processes.edited_modules import LocalModules
-from notebook_launcher.processes.inbox import Inbox
-from notebook_launcher.processes.kept_failure import KeptFailure
-from notebook_launcher.processes.rendezvous import Rendezvous, torchrun_environment
-from notebook_launcher.processes.report import describe, users_place
-from notebook_launcher.processes.user_function import call_function, exit_code
+from notebook_launcher.processes import boot, inherited
+from notebook_launcher.processes.failures.kept_failure import KeptFailure
+from notebook_launcher.processes.failures.report import describe, users_place
+from notebook_launcher.processes.notebook import frontend
+from notebook_launcher.processes.rank import cuda_work, forking, frameworks, rank_process, rendezvous, seeding
+from notebook_launcher.processes.rank.edited_modules import LocalModules
+from notebook_launcher.processes.rank.inbox import Inbox
+from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
+from notebook_launcher.processes.rank.user_function import call_function, exit_code
 
 if TYPE_CHECKING:
-    from notebook_launcher.processes.rank_start import RankStart
+    from notebook_launcher.processes.rank.rank_start import RankStart
 
 __all__ = ["main", "run_rank"]
 
@@ -191,35 +183,35 @@ class _Rank:
         stage.name = "arrive"
         if call.ranks is not None and self._number not in call.ranks:
             return self._sit_out(call, fds, stage), None
-        function, args, kwargs = self._take_call(fds)
+        function_call = self._take_call(fds)
         stage.name = "group"
         self._rendezvous.join(call.generation)
         stage.name = "function"
         self._channel.send(messages.CallStarted(call_id=call.call_id))
-        value = self._call(call, function, args, kwargs)
+        value = self._call(call, function_call)
         self._rendezvous.drop_destroyed()
         stage.name = "return"
         fd, unsent = _pack(value)
         return self._returned(call, unsent), fd
 
-    def _take_call(self, fds: list[int]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def _take_call(self, fds: list[int]) -> travel.FunctionCall:
         """Unpack the function and its arguments; without a descriptor, they were inherited by a fork of the kernel."""
         if not fds:
             assert self._inherited_call is not None
             travel.note_inherited()
             return self._inherited_call
         self._inherited_call = None
-        function, args, kwargs, overwritten = travel.unpack_call(fds[0])
+        function_call, overwritten = travel.unpack_call(fds[0])
         self._report_overwritten(overwritten)
-        return function, args, kwargs
+        return function_call
 
-    def _call(self, call: messages.RunCall, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, call: messages.RunCall, function_call: travel.FunctionCall) -> Any:
         """Call the function, and wait for the work that it has queued on a GPU; return its value."""
         try:
             self._on_comm_signal(0, None)  # Messages whose signal came before the call were not handled then.
             for message in call.comm_messages:
                 self._widgets.handle(message)
-            value = call_function(function, args, kwargs)
+            value = call_function(*function_call)
             cuda_work.finish()
         except SystemExit as error:
             if error.code not in (None, 0):

@@ -16,7 +16,7 @@ import token
 import tokenize
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.processes.cell_sources import CellSources
+from notebook_launcher.processes.notebook.cell_sources import CellSources
 from notebook_launcher.travel.rank_function import CellOutput
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _is_silent(code: str) -> bool:
     if ";" not in code:
         return False
     try:
-        tokens = [one for one in tokenize.generate_tokens(io.StringIO(code).readline) if one.type not in COMMENTS]
+        tokens = [token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type not in COMMENTS]
     except (tokenize.TokenError, SyntaxError):  # IPython's own syntax.
         return code.rstrip().endswith(";")
     return bool(tokens) and tokens[-1].string == ";"

@@ -1,0 +1,45 @@
+"""`runs()` lists the runs that have left a folder, and can stop detached ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from notebook_launcher.archive.listing import RunList
+from notebook_launcher.archive.stored import find_home, stored_runs
+from notebook_launcher.history.host_files import goes_on, is_session
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["runs", "stop_hosted"]
+
+
+def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
+    """Return the runs that have left a folder, also runs of other kernels and runs that are not over.
+
+    Args:
+        folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
+
+    Raises:
+        LookupError: `folder` is `"auto"`, and recording of runs is off.
+    """
+    home = find_home(folder)
+    return RunList(home, stored_runs(home), stop_hosted)
+
+
+def stop_hosted(folders: Sequence[Path]) -> int:
+    """Stop the detached runs and close the detached sessions in these folders; return their number."""
+    from notebook_launcher.detached.attached_run import AttachedRun
+    from notebook_launcher.detached.attached_session import AttachedSession
+
+    live = [AttachedRun(folder) for folder in folders if goes_on(folder)]
+    for run in live:
+        run.stop(wait=False)
+    for run in live:
+        run.wait()
+    sessions = [AttachedSession(folder) for folder in folders if is_session(folder)]
+    for session in sessions:
+        session.close()
+    return len(live) + len(sessions)

@@ -1,0 +1,55 @@
+"""The exit of a launch's ranks after the last attempt: their exit handlers run, within a limit of time."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.engines.events import Event
+    from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run.attempt import Attempt
+    from notebook_launcher.kernel.run.commands import CommandQueue
+    from notebook_launcher.kernel.run.data import RunData
+
+__all__ = ["EXIT_BUDGET", "end_ranks"]
+
+EXIT_BUDGET = 5.0
+"""Time limit in seconds of the ranks' exit handlers after a success."""
+FAILED_EXIT_BUDGET = 0.5
+"""Time limit in seconds of the ranks' exit handlers after a failure, or once the run is being stopped."""
+
+
+def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event, Attempt], None]) -> None:
+    """Have the ranks run their exit handlers and exit; kill ranks that take too long, and show a notice about them.
+
+    Args:
+        data: The run data.
+        ranks: The ranks, which are closed.
+        attempt: The attempt that is over.
+        handle: Takes each event of the process tree that arrives meanwhile.
+    """
+    failed, began = attempt.state.failed, time.monotonic()
+    for events in ranks.finish(lambda: _deadline(data.commands, began, failed=failed)):
+        for event in events:
+            handle(event, attempt)
+        data.output.publish()
+    when, hint = f"{EXIT_BUDGET:g} s after it returned", ". Finish such work in the function, a save for example"
+    if data.commands.asked_to_stop:
+        when, hint = "as the run was stopped", ""
+    for rank in attempt.tree.pids:
+        outcome = attempt.state.outcomes[rank]
+        outcome.after_stop = outcome.after_stop or not outcome.failed  # A rank that failed did so before the stop.
+        if not failed:
+            text = f"rank {rank} was killed: {when} it was still running exit handlers or threads{hint}"
+            data.output.notice(text, "stderr")
+    ranks.close()
+
+
+def _deadline(commands: CommandQueue, began: float, *, failed: bool) -> float:
+    if commands.stops_at_once:
+        return began
+    usual = began + (FAILED_EXIT_BUDGET if failed else EXIT_BUDGET)
+    return min(usual, max(began, commands.stop_asked_at) + FAILED_EXIT_BUDGET)

@@ -1,0 +1,1 @@
+"""The code of a notebook: the definitions that a function uses, and their sources."""

@@ -1,0 +1,1 @@
+"""The notebook's side of a rank: display, questions, widgets, cells and variables."""

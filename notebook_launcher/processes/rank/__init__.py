@@ -1,0 +1,1 @@
+"""A rank: the calls it serves, its process, its group, and libraries that it makes fit."""
