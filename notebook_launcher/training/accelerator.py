@@ -169,8 +169,7 @@ class Accelerator:
         resolved = resolving.resolve(
             AcceleratorArguments(
                 mixed_precision=mixed_precision,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-                gradient_accumulation_plugin=gradient_accumulation_plugin,
+                accumulation=resolving.given_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
                 max_grad_norm=max_grad_norm,
                 fsdp_plugin=fsdp_plugin,
                 parallelism_config=parallelism_config,

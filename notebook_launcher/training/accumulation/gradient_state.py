@@ -54,9 +54,7 @@ class GradientState:
             rules: The differences from Accelerate.
             on_next: Called when an outermost loop over a prepared loader asks for its next batch.
         """
-        self.plugin = plugin
-        self.num_steps = plugin.num_steps or 1
-        """Micro-batches per update."""
+        self.adopt(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
         self.stack = LoaderStack(self._loop_begins, on_next=on_next, follows_draws=rules.guards)
@@ -80,6 +78,12 @@ class GradientState:
         self._last: Window | None = None
         self.loaded: dict[int, dict[str, Any]] = {}
         """Windows of a checkpoint whose models have not been used since, by their numbers."""
+
+    def adopt(self, plugin: GradientAccumulationPlugin) -> None:
+        """Take over the settings of a plugin; a window that is open keeps its number of micro-batches."""
+        self.plugin = plugin
+        self.num_steps = plugin.num_steps or 1
+        """Micro-batches per update. The plugin stays as it was given when this number is set later."""
 
     @property
     def current(self) -> Window | None:
