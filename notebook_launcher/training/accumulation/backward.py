@@ -17,7 +17,6 @@ import torch.distributed as dist
 from notebook_launcher.training.accumulation import gradients
 from notebook_launcher.training.accumulation.blocks import MicroBatchBlock
 from notebook_launcher.training.accumulation.correction import keep_or_read, ratio, rescale
-from notebook_launcher.training.accumulation.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.accumulation.given_weights import (
     as_total,
     checked_weight,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.member_kinds import PreparedModel
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.parallelism.mesh import Layout
@@ -338,7 +338,7 @@ class Accumulation:
             rescale(window.outside(window.joined), window.correction)
 
     def _note_gradients(
-        self, window: Window | None, watched: Sequence[tuple[SyncedModel, list[int] | None]], *, ends: bool
+        self, window: Window | None, watched: Sequence[tuple[PreparedModel, list[int] | None]], *, ends: bool
     ) -> None:
         """Note what this backward has gathered, and which gradients are the same on all ranks."""
         if window is not None and not ends:
@@ -347,21 +347,22 @@ class Accumulation:
             self._note_reduced(watched)
             self._broadcast_buffers(window, ends=ends)
 
-    def _note_reduced(self, watched: Sequence[tuple[SyncedModel, list[int] | None]]) -> None:
+    def _note_reduced(self, watched: Sequence[tuple[PreparedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
-        for model, before in watched:
-            if model.has_gradients() if before is None else model.grad_versions() != before:
-                self._note_backward(model)
+        for member, versions in watched:
+            member.note_backward(versions, self.warn_once)
         if self.members.leaves and reduce_leaves(self.members.leaves):
             self.members.leaf_notes.num_synced += 1
 
     def _broadcast_buffers(self, window: Window | None, *, ends: bool) -> None:
         """Copy the buffers of sharded models from rank 0 to all ranks if the window ends."""
-        if ends:
-            for member in self.members.models_and_leaves if window is None else self.state.block.members:
-                member.share_buffers()
+        if not ends:
+            return
+        for buffers in self.members.shared_buffers:
+            if window is None or buffers.member in self.state.block.members:
+                buffers.broadcast()
 
-    def _watched(self) -> list[tuple[SyncedModel, list[int] | None]]:
+    def _watched(self) -> list[tuple[PreparedModel, list[int] | None]]:
         """Return the models that this backward may reach, each with the versions of its gradients before.
 
         The versions show which of several models a backward has reached. For a single model they are None: it has
@@ -370,22 +371,7 @@ class Accumulation:
         synced_models = self.members.synced_models
         if len(synced_models) == 1 and synced_models[0].notes.forwards:
             return [(synced_models[0], None)]
-        noted = (model for model in synced_models if (model.notes.forwards or model.notes.answered & FORWARD_SYNCED))
-        return [(model, model.grad_versions()) for model in noted]
-
-    def _note_backward(self, model: SyncedModel) -> None:
-        """Note whether a model's gradients, which a backward has just written to, are the same on all ranks."""
-        notes = model.notes
-        if notes.forwards == FORWARD_SYNCED and not model.require_backward_grad_sync:
-            self.warn_once(
-                "backward alone",
-                f"{type(model.module).__name__}: no_sync() was around the backward only. DDP decides at the forward, "
-                "so the gradients were synchronised anyway. Put forward and backward inside, or "
-                "write `with accelerator.accumulate(model):` around both.",
-            )
-        if notes.forwards & FORWARD_SYNCED and not model._join_config.enable:  # noqa: SLF001 - ranks leave a join apart
-            notes.num_synced += 1
-        notes.answered, notes.forwards = notes.forwards or FORWARD_REPEATED, 0
+        return [(member, member.module.grad_versions()) for member in synced_models if member.may_be_reached]
 
     def _warn_of_old_gradients(self) -> None:
         """Warn if gradients are there before the first backward of a window: a short window would rescale them."""

@@ -83,8 +83,12 @@ class LocalSGD:
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - a switch
         members = self._accumulation.members
         for member in members.inside(self._model):
-            member.train_alone(allowed, "LocalSGD")
-        self._accumulation.is_local = all(member.trains_alone for member in members.models_and_leaves)
+            if member.notes is not None:
+                member.notes.trains_alone = allowed
+                member.notes.own_state = "LocalSGD"
+        self._accumulation.is_local = all(
+            member.notes is not None and member.notes.trains_alone for member in members.models_and_leaves
+        )
 
     def _average(self) -> None:
         for parameter in self._model.parameters():

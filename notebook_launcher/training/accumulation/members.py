@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.accumulation.ddp import Notes, SyncedModel
+from notebook_launcher.training.accumulation.ddp import Notes
 from notebook_launcher.training.accumulation.looked_up import LookedUp, Owned
 from notebook_launcher.training.accumulation.member_kinds import (
     LeafTensor,
     PlainModel,
+    PreparedModel,
     StrayParameters,
     member_of,
     synchronises_itself,
@@ -41,8 +42,10 @@ class Members:
         self.models: list[Any] = []
         """The models as `prepare` returned them."""
         self.leaves: list[LeafTensor] = []
-        self.synced_models: list[SyncedModel] = []
-        """The models that DDP synchronises, without what compiled them."""
+        self.synced_models: list[PreparedModel] = []
+        """The models that `prepare` wrapped in DDP, which note their forwards and backwards."""
+        self.shared_buffers: list[SharedBuffers] = []
+        """The buffers that every rank takes from rank 0 where a window ends; DDP copies those of its models itself."""
         self.leaf_notes = Notes()
         """Notes of the reductions of all leaf tensors, which are reduced together."""
         self.version = 0
@@ -200,15 +203,13 @@ class Members:
         """Add a prepared model."""
         self.models.append(model)
         member = self._add_module(synced_part(model))
-        if isinstance(member.module, SyncedModel):
-            self.synced_models.append(member.module)
+        if isinstance(member, PreparedModel):
+            self.synced_models.append(member)
         self.changed()
 
     def share_buffers(self, model: torch.nn.Module) -> None:
         """Copy the buffers from rank 0 to every rank where a window ends, as DDP does at each forward."""
-        for member in self._of_modules:
-            if member.module is model:
-                member.buffers = SharedBuffers(model)
+        self.shared_buffers += [SharedBuffers(member) for member in self._of_modules if member.module is model]
 
     def _add_module(self, module: torch.nn.Module) -> PlainModel:
         member = member_of(module)
@@ -236,6 +237,7 @@ class Members:
         """Release everything."""
         self.models.clear()
         self.synced_models.clear()
+        self.shared_buffers.clear()
         self.leaves.clear()
         self._of_modules.clear()
         self._strays.clear()

@@ -10,7 +10,6 @@ import torch
 
 from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_, given_parameters
 from notebook_launcher.training.accumulation.correction import rescale
-from notebook_launcher.training.accumulation.member_kinds import PreparedModel
 from notebook_launcher.training.accumulation.targets import parameters_of
 from notebook_launcher.training.argument_checks import check_limit
 
@@ -336,7 +335,7 @@ class Updates:
     def _check_synced(self, prepared: AcceleratedOptimizer) -> None:
         members = self._accumulation.members
         for member in members.of_optimizer(prepared.optimizer):
-            if member.trains_alone:
+            if member.notes is not None and member.notes.trains_alone:
                 return
             if not member.is_synced and member.has_gradients():
                 raise RuntimeError(
@@ -350,11 +349,11 @@ class Updates:
 
     def _check_foreign(self, member: Member) -> None:
         """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
-        check = self._accumulation.check
-        if check is None or not isinstance(member, PreparedModel) or member.module.notes.answered:
+        check, notes = self._accumulation.check, member.notes
+        if check is None or notes is None or notes.answered or not member.has_gradients():
             return
-        if member.has_gradients():
-            check.compare_gradients(member.module)
+        notes.num_foreign += 1
+        check.compare_gradients(member, notes.num_foreign)
 
     def clear(self) -> None:
         """Release the optimizers."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.ddp import Notes
     from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.updates import LiveOptimizers
     from notebook_launcher.training.agreement import UpdateFence
@@ -123,10 +124,10 @@ class RankCheck:
         self._same_inputs = 0
         self._notified: set[str] = set()
 
-    def write(self, watched: Sequence[tuple[SyncedModel, Any]]) -> list[Unit]:
+    def write(self, watched: Sequence[tuple[PreparedModel, Any]]) -> list[Unit]:
         """Before a backward: write evidence of the units that are due for a comparison, and return these units."""
-        due = [model for model, _ in watched if model.notes.is_due and model.notes.forwards & FORWARD_SYNCED]
-        units = [Unit.of_model(model) for model in due if model.notes.compares]
+        due = [member for member, _ in watched if member.notes.is_due and member.notes.forwards & FORWARD_SYNCED]
+        units = [Unit.of_model(member.module) for member in due if member.notes.compares]
         leaves = self._members.leaves
         if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
             units.append(Unit.of_leaves(self._members))
@@ -156,21 +157,24 @@ class RankCheck:
 
             self._judge(unit, evidence, f"update {update}", gather)
 
-    def compare_gradients(self, model: SyncedModel) -> None:
+    def compare_gradients(self, member: Member, number: int) -> None:
         """Compare gradients of `loss.backward()`, `torch.autograd.grad` or the user, at steps 1, 2, 4, 8 and so on.
 
+        Args:
+            member: The model that has the gradients.
+            number: Number of the model's steps with such gradients, this one included.
+
         Raises:
-            RuntimeError: They differ between the ranks; on every rank.
+            RuntimeError: The gradients differ between the ranks; on every rank.
         """
-        model.notes.num_foreign += 1
-        number = model.notes.num_foreign
         if number & (number - 1):
             return
-        mine = fingerprint(one.grad for one in model.trained if one.grad is not None and is_comparable(one))
-        found = self.bulletin.exchange(model, f"gradients {number}", mine, range(self._num_processes))
+        trained = [parameter for parameter in member.synchronised if is_comparable(parameter)]
+        mine = fingerprint(parameter.grad for parameter in trained if parameter.grad is not None)
+        found = self.bulletin.exchange(member, f"gradients {number}", mine, range(self._num_processes))
         if len(set(found.values())) > 1:
             raise RuntimeError(
-                f"step(): the gradients of {type(model.module).__name__} differ between the ranks, so the weights "
+                f"step(): the gradients of {member.describe()} differ between the ranks, so the weights "
                 "would diverge. No accelerator.backward(loss) has computed them, and gradients of "
                 "torch.autograd.grad, or set by hand, are not synchronised. Call accelerator.backward(loss), or "
                 f"average them: parameter.grad = accelerator.reduce(gradient, 'mean'). {SWITCH}"
@@ -186,7 +190,8 @@ class RankCheck:
         Raises:
             RuntimeError: As `compare`; on every rank.
         """
-        units = [Unit.of_model(model) for model in self._members.synced_models if not model.notes.trains_alone]
+        models = self._members.synced_models
+        units = [Unit.of_model(member.module) for member in models if not member.notes.trains_alone]
         units += [Unit.of_leaves(self._members)] if self._members.leaves else []
         by_rank = exchange([self._evidence_of(unit) for unit in units])
         if any(len(theirs) != len(units) for theirs in by_rank):

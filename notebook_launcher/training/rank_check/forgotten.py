@@ -13,7 +13,7 @@ from notebook_launcher.training.accumulation.targets import parameters_of
 from notebook_launcher.training.rank_check.fingerprints import is_comparable
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.accumulation.ddp import SyncedModel
+    from notebook_launcher.training.accumulation.ddp import Notes
     from notebook_launcher.training.accumulation.members import Members
 
 __all__ = ["ForgottenOptimizers"]
@@ -43,7 +43,7 @@ class ForgottenOptimizers:
 
         An optimizer inside a prepared one, as `ZeroRedundancyOptimizer` has it, passes: the outer one was checked.
         """
-        local = [model for model in self._members.synced_models if _is_local(model)]
+        local = [member.module for member in self._members.synced_models if _is_local(member.notes)]
         if not local:
             return
         mine = {id(parameter) for parameter in parameters_of(optimizer)}
@@ -94,7 +94,6 @@ class _StepCheck:
             forgotten.note(optimizer)
 
 
-def _is_local(model: SyncedModel) -> bool:
-    """Return True if the model's gradients, if it has any, are this rank's own."""
-    notes = model.notes
+def _is_local(notes: Notes) -> bool:
+    """Return True if a model's gradients, if it has any, are this rank's own."""
     return not (notes.trains_alone or (notes.answered | notes.forwards) & FORWARD_SYNCED)

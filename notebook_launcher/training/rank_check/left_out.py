@@ -18,8 +18,8 @@ from notebook_launcher.training.rank_check.divergence import SWITCH, named
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notebook_launcher.training.accumulation.ddp import SyncedModel
     from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.member_kinds import PreparedModel
     from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.agreement import UpdateFence
 
@@ -42,7 +42,7 @@ class LeftOut:
         self._held: list[int] | None = None
         """Contents of this rank's window, if this rank has written them for the present backward."""
 
-    def write(self, window: Window, watched: Sequence[tuple[SyncedModel, Any]], *, syncs: bool) -> None:
+    def write(self, window: Window, watched: Sequence[tuple[PreparedModel, Any]], *, syncs: bool) -> None:
         """Before a backward: write what the window holds, if this rank left something out since the last reduction.
 
         Args:
@@ -52,7 +52,7 @@ class LeftOut:
         """
         found = self._state.left_out
         # DDP reduces at the first backward after a forward that was to synchronise and had none.
-        syncs = syncs or (found is not None and any(model.notes.forwards & FORWARD_SYNCED for model, _ in watched))
+        syncs = syncs or (found is not None and any(member.notes.forwards & FORWARD_SYNCED for member, _ in watched))
         if not syncs:
             return
         self._num_reductions += 1
