@@ -19,9 +19,9 @@ from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimiz
 from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
 from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
-from notebook_launcher.training.data.loader_settings import SharingSettings
+from notebook_launcher.training.data.dispatching.wire import wire_device
+from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
 from notebook_launcher.training.data.prepare import share_out
-from notebook_launcher.training.data.wire import wire_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.unwrapping import synced_part
 

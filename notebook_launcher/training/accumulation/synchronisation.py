@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.accumulation.member_kinds import Pause
-from notebook_launcher.training.data.wire import wire_device
+from notebook_launcher.training.data.dispatching.wire import wire_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

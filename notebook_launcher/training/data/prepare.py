@@ -16,20 +16,20 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
-from notebook_launcher.training.data.iterable import IterableDatasetShard
-from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
-from notebook_launcher.training.data.loader_settings import SharingSettings
-from notebook_launcher.training.data.ownshards import OwnShards, is_split_by_node, shards_of_rank
-from notebook_launcher.training.data.samplers import (
+from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
+from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
+from notebook_launcher.training.data.iterables.ownshards import OwnShards, is_split_by_node, shards_of_rank
+from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
+from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
+from notebook_launcher.training.data.loaders.shard import DataLoaderShard
+from notebook_launcher.training.data.sampling.samplers import (
     SeedableRandomSampler,
     get_sampler,
     links_of,
     new_generator,
     sampler_chain,
 )
-from notebook_launcher.training.data.shard import DataLoaderShard
-from notebook_launcher.training.data.sharding import BatchSamplerShard
+from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.process_state import ProcessState
 

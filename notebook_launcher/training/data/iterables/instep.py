@@ -15,7 +15,7 @@ from notebook_launcher.training.operations import broadcast_object_list, gather
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from notebook_launcher.training.data.streams import Receipt
+    from notebook_launcher.training.data.iterables.streams import Receipt
 
 __all__ = ["OWN_SHARDS", "Common", "InStep", "Readings", "wrong_readers"]
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from notebook_launcher.training.data.epoch_plan import EpochPlan, agree_on_plan
-from notebook_launcher.training.data.instep import OWN_SHARDS, InStep, Readings, wrong_readers
-from notebook_launcher.training.data.iterable import IterableDatasetShard
-from notebook_launcher.training.data.loader import PreparedLoader
-from notebook_launcher.training.data.loader_arguments import data_arguments
-from notebook_launcher.training.data.loader_settings import LoaderSettings
-from notebook_launcher.training.data.lookahead import look_ahead
-from notebook_launcher.training.data.ownshards import OwnShards
+from notebook_launcher.training.data.iterables.instep import OWN_SHARDS, InStep, Readings, wrong_readers
+from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
+from notebook_launcher.training.data.iterables.ownshards import OwnShards
+from notebook_launcher.training.data.iterables.streams import CollateWithReceipt, StartWorker, StreamWithReceipts
+from notebook_launcher.training.data.loaders.epoch_plan import EpochPlan, agree_on_plan
+from notebook_launcher.training.data.loaders.loader import PreparedLoader
+from notebook_launcher.training.data.loaders.loader_arguments import data_arguments
+from notebook_launcher.training.data.loaders.loader_settings import LoaderSettings
+from notebook_launcher.training.data.loaders.lookahead import look_ahead
+from notebook_launcher.training.data.loaders.transfer import Delivery
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position
 from notebook_launcher.training.data.rounds import LoaderStack, Round
-from notebook_launcher.training.data.samplers import SeedableRandomSampler, length_of, sampler_chain
-from notebook_launcher.training.data.sharding import BatchSamplerShard
-from notebook_launcher.training.data.streams import CollateWithReceipt, StartWorker, StreamWithReceipts
-from notebook_launcher.training.data.transfer import Delivery
+from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, length_of, sampler_chain
+from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
 from notebook_launcher.training.operations.collectives import world_size
 from notebook_launcher.training.random import synchronize_rng_states
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.data.streams import Receipt
+    from notebook_launcher.training.data.iterables.streams import Receipt
 
 __all__ = ["DataLoaderShard"]
 

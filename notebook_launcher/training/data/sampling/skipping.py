@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
-from notebook_launcher.training.data.shares import Share, Stretch, shares_in, stretches_of
+from notebook_launcher.training.data.sampling.shares import Share, Stretch, shares_in, stretches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from notebook_launcher.training.data.permutation import advance, permutation
-from notebook_launcher.training.data.samplers import SeedableRandomSampler, new_generator
+from notebook_launcher.training.data.sampling.permutation import advance, permutation
+from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, new_generator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.data.iterable import IterableDatasetShard, StreamRound
+from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard, StreamRound
 from notebook_launcher.training.data.rounds import Round
 
 if TYPE_CHECKING:

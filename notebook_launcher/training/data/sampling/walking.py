@@ -10,8 +10,8 @@ import collections
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.training.data.position import Order, generator_owners
-from notebook_launcher.training.data.samplers import links_of
-from notebook_launcher.training.data.shares import Stretch, stretches_of
+from notebook_launcher.training.data.sampling.samplers import links_of
+from notebook_launcher.training.data.sampling.shares import Stretch, stretches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

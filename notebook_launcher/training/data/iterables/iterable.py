@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.data.samplers import length_of
+from notebook_launcher.training.data.sampling.samplers import length_of
 from notebook_launcher.training.operations import find_batch_size
 
 if TYPE_CHECKING:

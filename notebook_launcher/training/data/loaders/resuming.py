@@ -8,11 +8,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.option_checks import whole_number
 from notebook_launcher.training.argument_checks import check_instance
-from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
-from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
-from notebook_launcher.training.data.samplers import sampler_chain
-from notebook_launcher.training.data.shard import DataLoaderShard
-from notebook_launcher.training.data.skipping import SkipBatchSampler
+from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
+from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
+from notebook_launcher.training.data.loaders.shard import DataLoaderShard
+from notebook_launcher.training.data.sampling.samplers import sampler_chain
+from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 
 __all__ = ["SkipDataLoader", "skip_first_batches"]
 

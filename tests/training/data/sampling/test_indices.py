@@ -20,10 +20,11 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.data import BatchSamplerShard, SeedableRandomSampler, SkipBatchSampler, permutation
-from notebook_launcher.training.data.indices import indices_of
-from notebook_launcher.training.data.shares import shares_of
-from notebook_launcher.training.data.transfer import move, without_label
+from notebook_launcher.training.data import BatchSamplerShard, SeedableRandomSampler, SkipBatchSampler
+from notebook_launcher.training.data.loaders.transfer import move, without_label
+from notebook_launcher.training.data.sampling import permutation
+from notebook_launcher.training.data.sampling.indices import indices_of
+from notebook_launcher.training.data.sampling.shares import shares_of
 
 LENGTHS = [1, 2, 3, 33, 2047, 2048, 2049, 2050, 7000]
 

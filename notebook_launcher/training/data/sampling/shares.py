@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import BatchSampler
 
-from notebook_launcher.training.data.indices import IndexStream, indices_of
 from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.data.samplers import count_samples
+from notebook_launcher.training.data.sampling.indices import IndexStream, indices_of
+from notebook_launcher.training.data.sampling.samplers import count_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

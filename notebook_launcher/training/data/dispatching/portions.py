@@ -7,7 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.data.completing import uneven_error
-from notebook_launcher.training.data.counted import CountedBatch, counted
+from notebook_launcher.training.data.dispatching.counted import CountedBatch, counted
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.rows import find_rows, join_batches
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
-from notebook_launcher.training.data.counted import counted_ready
+from notebook_launcher.training.data.dispatching.counted import counted_ready
 from notebook_launcher.training.data.rows import find_rows
 from notebook_launcher.units import plural
 

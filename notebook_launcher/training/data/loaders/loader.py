@@ -10,21 +10,21 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher import reporting
-from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
-from notebook_launcher.training.data.mixin import DataLoaderStateMixin
+from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
+from notebook_launcher.training.data.loaders.mixin import DataLoaderStateMixin
+from notebook_launcher.training.data.loaders.row_watch import watch_rows
+from notebook_launcher.training.data.loaders.transfer import Delivery, copied_ahead, move, without_label
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners, pack, unpack
 from notebook_launcher.training.data.rounds import LoaderStack
-from notebook_launcher.training.data.row_watch import watch_rows
-from notebook_launcher.training.data.samplers import (
+from notebook_launcher.training.data.sampling.samplers import (
     SeedableRandomSampler,
     get_sampler,
     length_of,
     sampler_chain,
     set_epochs,
 )
-from notebook_launcher.training.data.skipping import SkipBatchSampler
-from notebook_launcher.training.data.transfer import Delivery, copied_ahead, move, without_label
-from notebook_launcher.training.data.walking import WalkedSampler
+from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
+from notebook_launcher.training.data.sampling.walking import WalkedSampler
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.units import plural
@@ -32,7 +32,7 @@ from notebook_launcher.units import plural
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.training.data.loader_settings import LoaderSettings
+    from notebook_launcher.training.data.loaders.loader_settings import LoaderSettings
     from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["PreparedLoader"]

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from notebook_launcher.training.data import wire
 from notebook_launcher.training.data.completing import uneven_error
-from notebook_launcher.training.data.counted import CountedBatch, CountingCollate, counted
-from notebook_launcher.training.data.loader import PreparedLoader
-from notebook_launcher.training.data.loader_arguments import data_arguments
-from notebook_launcher.training.data.loader_settings import LoaderSettings
-from notebook_launcher.training.data.lookahead import look_ahead
-from notebook_launcher.training.data.portions import Portions
+from notebook_launcher.training.data.dispatching import wire
+from notebook_launcher.training.data.dispatching.counted import CountedBatch, CountingCollate, counted
+from notebook_launcher.training.data.dispatching.portions import Portions
+from notebook_launcher.training.data.loaders.loader import PreparedLoader
+from notebook_launcher.training.data.loaders.loader_arguments import data_arguments
+from notebook_launcher.training.data.loaders.loader_settings import LoaderSettings
+from notebook_launcher.training.data.loaders.lookahead import look_ahead
+from notebook_launcher.training.data.loaders.transfer import Delivery, without_label
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners
-from notebook_launcher.training.data.samplers import length_of, sampler_chain
-from notebook_launcher.training.data.transfer import Delivery, without_label
-from notebook_launcher.training.data.walking import WalkedSampler
+from notebook_launcher.training.data.sampling.samplers import length_of, sampler_chain
+from notebook_launcher.training.data.sampling.walking import WalkedSampler
 from notebook_launcher.training.operations.collectives import world_size
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.data.counted import CountedBatch, CountingCollate
-from notebook_launcher.training.data.portions import Portions
+from notebook_launcher.training.data.dispatching.counted import CountedBatch, CountingCollate
+from notebook_launcher.training.data.dispatching.portions import Portions
 from tests.support.toy_training import Sessions, sessions_fixture
 
 if TYPE_CHECKING:

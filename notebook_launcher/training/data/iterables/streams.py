@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from notebook_launcher.training.data.iterable import IterableDatasetShard
+    from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
     from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["CollateWithReceipt", "Receipt", "StartWorker", "StreamWithReceipts"]

@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler
 
 from notebook_launcher.training.data.completing import fill, keep_step, uneven_error
 from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.data.samplers import count_samples, length_of
-from notebook_launcher.training.data.shares import (
+from notebook_launcher.training.data.sampling.samplers import count_samples, length_of
+from notebook_launcher.training.data.sampling.shares import (
     Share,
     Stretch,
     batches_of,
