@@ -17,7 +17,7 @@ from notebook_launcher.training.accumulation.gradient_state import GradientState
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.argument_checks import check_instance, check_switch
-from notebook_launcher.training.checkpoints.model_files import gather_state_dict
+from notebook_launcher.training.checkpoints.models.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, announce_zero

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.training.checkpoints.loading import load_state
-from notebook_launcher.training.checkpoints.model_files import save, save_model
+from notebook_launcher.training.checkpoints.models.model_files import save, save_model
 from notebook_launcher.training.checkpoints.objects import check_custom_objects
-from notebook_launcher.training.checkpoints.parts import Parts
-from notebook_launcher.training.checkpoints.saving import save_state
+from notebook_launcher.training.checkpoints.training_state.loading import load_state
+from notebook_launcher.training.checkpoints.training_state.parts import Parts
+from notebook_launcher.training.checkpoints.training_state.saving import save_state
 from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:

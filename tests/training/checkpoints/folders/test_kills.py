@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.toy_training import shards_on_cpus
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 HARNESS = '''
 import json, os, signal, sys, warnings
@@ -88,8 +88,8 @@ def check(result: dict[str, Any], *, at_least: int) -> None:
 
 FOLDERS = """
 import shutil
-from notebook_launcher.training.checkpoints import staging
-from notebook_launcher.training.checkpoints.durable_files import write_text
+from notebook_launcher.training.checkpoints.folders import staging
+from notebook_launcher.training.checkpoints.folders.durable_files import write_text
 
 target, way = Path(sys.argv[1]), sys.argv[2]
 NAMES = ("a", "below/b", "c", "entry")

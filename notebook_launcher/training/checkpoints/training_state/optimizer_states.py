@@ -17,7 +17,7 @@ from notebook_launcher.training.spread_tensors import is_spread
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from notebook_launcher.training.checkpoints.parts import Parts
+    from notebook_launcher.training.checkpoints.training_state.parts import Parts
 
 __all__ = ["join_state", "parameter_names", "split_state", "tensor_names"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.sharded import local_part
+from notebook_launcher.training.checkpoints.layouts.sharded import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

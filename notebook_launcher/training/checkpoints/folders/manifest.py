@@ -11,7 +11,7 @@ import torch
 
 from notebook_launcher.installed import version_of
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.durable_files import FileDigest, measure, write_text
+from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest, measure, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,11 +6,11 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING
 
-from notebook_launcher.training.checkpoints import staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.checkpoint_folders import folder_to_save
-from notebook_launcher.training.checkpoints.checkpoint_writer import CheckpointWriter
-from notebook_launcher.training.checkpoints.state_dict_types import check_layout, choose_sharded
+from notebook_launcher.training.checkpoints.folders import staging
+from notebook_launcher.training.checkpoints.folders.checkpoint_folders import folder_to_save
+from notebook_launcher.training.checkpoints.layouts.state_dict_types import check_layout, choose_sharded
+from notebook_launcher.training.checkpoints.training_state.checkpoint_writer import CheckpointWriter
 from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks
 from notebook_launcher.training.process.arrivals import meet
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from notebook_launcher.training.checkpoints.durable_files import FileDigest
-    from notebook_launcher.training.checkpoints.parts import Parts
+    from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest
+    from notebook_launcher.training.checkpoints.training_state.parts import Parts
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck

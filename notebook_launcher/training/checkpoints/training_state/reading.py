@@ -6,17 +6,23 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.accumulation.targets import parameters_of
-from notebook_launcher.training.checkpoints import file_names
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.distributed_files import read_outline, read_shards
-from notebook_launcher.training.checkpoints.file_names import METADATA
-from notebook_launcher.training.checkpoints.manifest import check_file, read_manifest
+from notebook_launcher.training.checkpoints.folders import file_names
+from notebook_launcher.training.checkpoints.folders.file_names import METADATA
+from notebook_launcher.training.checkpoints.folders.manifest import check_file, read_manifest
+from notebook_launcher.training.checkpoints.folders.staging import contents
+from notebook_launcher.training.checkpoints.layouts.distributed_files import read_outline, read_shards
+from notebook_launcher.training.checkpoints.layouts.sharded import local_part, share_out_state
+from notebook_launcher.training.checkpoints.models.weights import (
+    check_fit,
+    fill_in,
+    find_shards,
+    load_shards,
+    read_weights,
+)
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.training.checkpoints.optimizer_states import join_state, tensor_names
-from notebook_launcher.training.checkpoints.sharded import local_part, share_out_state
-from notebook_launcher.training.checkpoints.staging import contents
-from notebook_launcher.training.checkpoints.weights import check_fit, fill_in, find_shards, load_shards, read_weights
-from notebook_launcher.training.checkpoints.window import merge_windows
+from notebook_launcher.training.checkpoints.training_state.optimizer_states import join_state, tensor_names
+from notebook_launcher.training.checkpoints.training_state.window import merge_windows
 from notebook_launcher.training.random import derive_rng_states
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.units import rank_list
@@ -26,8 +32,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.checkpoints.manifest import Manifest
-    from notebook_launcher.training.checkpoints.parts import Parts
+    from notebook_launcher.training.checkpoints.folders.manifest import Manifest
+    from notebook_launcher.training.checkpoints.training_state.parts import Parts
     from notebook_launcher.training.checkpoints.writers import Writers
 
 __all__ = ["Reader", "State"]

@@ -24,7 +24,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.checkpoints.durable_files import sync_folder, write_text
+from notebook_launcher.training.checkpoints.folders.durable_files import sync_folder, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.checkpoint_folders import continue_after, folder_to_load, newest_of
-from notebook_launcher.training.checkpoints.reading import Reader
-from notebook_launcher.training.checkpoints.sharded import share_out
-from notebook_launcher.training.checkpoints.window import restore_window
+from notebook_launcher.training.checkpoints.folders.checkpoint_folders import continue_after, folder_to_load, newest_of
+from notebook_launcher.training.checkpoints.layouts.sharded import share_out
+from notebook_launcher.training.checkpoints.training_state.reading import Reader
+from notebook_launcher.training.checkpoints.training_state.window import restore_window
 from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.arrivals import meet
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from notebook_launcher.training.checkpoints.parts import Parts
-    from notebook_launcher.training.checkpoints.reading import State
+    from notebook_launcher.training.checkpoints.training_state.parts import Parts
+    from notebook_launcher.training.checkpoints.training_state.reading import State
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.durable_files import FileDigest, measure
-from notebook_launcher.training.checkpoints.file_names import METADATA
+from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest, measure
+from notebook_launcher.training.checkpoints.folders.file_names import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -70,7 +70,7 @@ def read_outline(folder: Path, kind: str) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: The folder's `.metadata` is missing, cannot be read, or refers to types of other kinds.
     """
-    from notebook_launcher.training.checkpoints.shard_reader import ShardReader
+    from notebook_launcher.training.checkpoints.layouts.shard_reader import ShardReader
 
     try:
         entries = ShardReader(folder).read_metadata().state_dict_metadata
@@ -91,7 +91,7 @@ def read_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """
     import torch.distributed.checkpoint as dcp
 
-    from notebook_launcher.training.checkpoints.shard_reader import ShardReader
+    from notebook_launcher.training.checkpoints.layouts.shard_reader import ShardReader
 
     try:
         with _quiet():

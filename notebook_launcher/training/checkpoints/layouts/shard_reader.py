@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from notebook_launcher.training.checkpoints.file_names import METADATA
+from notebook_launcher.training.checkpoints.folders.file_names import METADATA
 
 __all__ = ["ShardReader"]
 

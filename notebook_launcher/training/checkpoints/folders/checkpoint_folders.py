@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.staging import settle
+from notebook_launcher.training.checkpoints.folders.staging import settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

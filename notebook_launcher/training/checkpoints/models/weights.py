@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.distributed_files import read_outline, read_shards
-from notebook_launcher.training.checkpoints.durable_files import FileDigest, write_object, write_tensors
+from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest, write_object, write_tensors
+from notebook_launcher.training.checkpoints.layouts.distributed_files import read_outline, read_shards
+from notebook_launcher.training.checkpoints.layouts.sharded import has_spread
+from notebook_launcher.training.checkpoints.layouts.streaming import stream_object, stream_tensors
+from notebook_launcher.training.checkpoints.models.packing import check_tensors, compact, find_tied, spread_ties
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.training.checkpoints.packing import check_tensors, compact, find_tied, spread_ties
-from notebook_launcher.training.checkpoints.sharded import has_spread
-from notebook_launcher.training.checkpoints.streaming import stream_object, stream_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

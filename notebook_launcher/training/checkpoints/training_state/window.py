@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.accumulation.held_gradients import has_held, parameter_groups
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.sharded import from_local_part, local_part
+from notebook_launcher.training.checkpoints.layouts.sharded import from_local_part, local_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from notebook_launcher.training.checkpoints.parts import Parts
+    from notebook_launcher.training.checkpoints.training_state.parts import Parts
 
 __all__ = ["capture_window", "merge_windows", "restore_window"]
 

@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.durable_files import FileDigest, measure, write_object
-from notebook_launcher.training.checkpoints.sharded import has_spread, leaves
+from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest, measure, write_object
+from notebook_launcher.training.checkpoints.layouts.sharded import has_spread, leaves
 from notebook_launcher.training.spread_tensors import whole_tensor
 
 if TYPE_CHECKING:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.checkpoints import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.checkpoint_folders import keep_newest
-from notebook_launcher.training.checkpoints.distributed_files import measure_shards, write_shards
-from notebook_launcher.training.checkpoints.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from notebook_launcher.training.checkpoints.folders import durable_files, file_names, staging
+from notebook_launcher.training.checkpoints.folders.checkpoint_folders import keep_newest
+from notebook_launcher.training.checkpoints.folders.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from notebook_launcher.training.checkpoints.layouts.distributed_files import measure_shards, write_shards
+from notebook_launcher.training.checkpoints.layouts.sharded import gather_tree, has_spread
+from notebook_launcher.training.checkpoints.layouts.streaming import stream_object
+from notebook_launcher.training.checkpoints.models.packing import check_tensors
+from notebook_launcher.training.checkpoints.models.weights import write_weights
 from notebook_launcher.training.checkpoints.objects import unsafe_types
-from notebook_launcher.training.checkpoints.optimizer_states import parameter_names, split_state
-from notebook_launcher.training.checkpoints.packing import check_tensors
-from notebook_launcher.training.checkpoints.sharded import gather_tree, has_spread
-from notebook_launcher.training.checkpoints.streaming import stream_object
-from notebook_launcher.training.checkpoints.weights import write_weights
-from notebook_launcher.training.checkpoints.window import capture_window
+from notebook_launcher.training.checkpoints.training_state.optimizer_states import parameter_names, split_state
+from notebook_launcher.training.checkpoints.training_state.window import capture_window
 from notebook_launcher.training.checkpoints.writers import Writers, run_each
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.random import capture_rng_states
@@ -23,8 +23,8 @@ from notebook_launcher.training.random import capture_rng_states
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from notebook_launcher.training.checkpoints.durable_files import FileDigest
-    from notebook_launcher.training.checkpoints.parts import Parts
+    from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest
+    from notebook_launcher.training.checkpoints.training_state.parts import Parts
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
 

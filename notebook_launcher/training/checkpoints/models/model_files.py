@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
-from notebook_launcher.training.checkpoints import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.file_names import METADATA
-from notebook_launcher.training.checkpoints.packing import (
+from notebook_launcher.training.checkpoints.folders import durable_files, file_names, staging
+from notebook_launcher.training.checkpoints.folders.file_names import METADATA
+from notebook_launcher.training.checkpoints.layouts.sharded import gather_tree, has_spread, share_out
+from notebook_launcher.training.checkpoints.models.packing import (
     Shards,
     check_tensors,
     compact,
@@ -23,8 +24,7 @@ from notebook_launcher.training.checkpoints.packing import (
     parse_size,
     shard,
 )
-from notebook_launcher.training.checkpoints.sharded import gather_tree, has_spread, share_out
-from notebook_launcher.training.checkpoints.weights import (
+from notebook_launcher.training.checkpoints.models.weights import (
     check_fit,
     fill_in,
     load_shards,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.checkpoints.sharded import leaves
+from notebook_launcher.training.checkpoints.layouts.sharded import leaves
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.units import format_bytes
