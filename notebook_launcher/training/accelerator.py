@@ -34,8 +34,8 @@ from notebook_launcher.training.plugins import (
 )
 from notebook_launcher.training.process.accelerator_state import AcceleratorState
 from notebook_launcher.training.recording.profiling import build_profiler
+from notebook_launcher.training.requests.safepoint import make_safepoint
 from notebook_launcher.training.rules import EXACT, Rules
-from notebook_launcher.training.safepoint import make_safepoint
 
 if TYPE_CHECKING:
     import os

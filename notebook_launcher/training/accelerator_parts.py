@@ -8,7 +8,6 @@ from notebook_launcher.training import precision, resolving
 from notebook_launcher.training.accumulation.backward import Accumulation
 from notebook_launcher.training.accumulation.members import Members
 from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
-from notebook_launcher.training.agreement import make_fence
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
@@ -17,7 +16,8 @@ from notebook_launcher.training.prepared import Prepared
 from notebook_launcher.training.rank_check.check import RankCheck
 from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.recording.trackers import Trackers
-from notebook_launcher.training.steering import Steering
+from notebook_launcher.training.requests.agreement import make_fence
+from notebook_launcher.training.requests.steering import Steering
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.process.accelerator_state import AcceleratorState
+    from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.resolving import Resolved
     from notebook_launcher.training.rules import Rules
-    from notebook_launcher.training.safepoint import Safepoint
 
 __all__ = ["AcceleratorParts", "lay_out"]
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock
+    from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
-    from notebook_launcher.training.safepoint import Safepoint
 
 __all__ = ["Accumulation"]
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.updates import LiveOptimizers
-    from notebook_launcher.training.agreement import UpdateFence
+    from notebook_launcher.training.requests.agreement import UpdateFence
 
 __all__ = ["RankCheck", "notify"]
 

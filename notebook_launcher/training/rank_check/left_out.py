@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.member_kinds import PreparedModel
     from notebook_launcher.training.accumulation.windows import Window
-    from notebook_launcher.training.agreement import UpdateFence
+    from notebook_launcher.training.requests.agreement import UpdateFence
 
 __all__ = ["LeftOut"]
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from notebook_launcher import LaunchConfig, board_layout
 from notebook_launcher.context import RankContext, RunStopped
-from notebook_launcher.training.agreement import UpdateFence
-from notebook_launcher.training.safepoint import Safepoint
-from notebook_launcher.training.steering import Steering
+from notebook_launcher.training.requests.agreement import UpdateFence
+from notebook_launcher.training.requests.safepoint import Safepoint
+from notebook_launcher.training.requests.steering import Steering
 
 if TYPE_CHECKING:
     from collections.abc import Callable

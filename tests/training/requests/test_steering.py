@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from notebook_launcher import Accelerator, launch, notebook_launch, open_run, report, tunable
 from notebook_launcher.changes import ACCELERATOR_SETTINGS, apply_change, check_change, read_wanted
 from notebook_launcher.errors import CallOrderError, RunStoppedError
-from notebook_launcher.training.steering import scale_rates
+from notebook_launcher.training.requests.steering import scale_rates
 from notebook_launcher.widgets import Monitor
 from tests.support.waiting import until
 

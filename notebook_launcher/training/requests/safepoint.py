@@ -14,16 +14,16 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher import board_layout, context, messages
-from notebook_launcher.training.agreement import Agreement, BoardSlot, StoreSlot, make_fence
 from notebook_launcher.training.recording.update_profile import UpdateProfile
+from notebook_launcher.training.requests.agreement import Agreement, BoardSlot, StoreSlot, make_fence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from notebook_launcher.changes import Wanted
     from notebook_launcher.context import RankContext
-    from notebook_launcher.training.agreement import ChoiceSlot, UpdateFence
     from notebook_launcher.training.process.process_state import ProcessState
+    from notebook_launcher.training.requests.agreement import ChoiceSlot, UpdateFence
 
 __all__ = ["Safepoint", "make_safepoint"]
 
@@ -33,7 +33,7 @@ MAX_NEW_CHANGES = 128
 
 
 class ChangingSettings(Protocol):
-    """The part of `training.steering.Steering` that is used here."""
+    """The part of `training.requests.steering.Steering` that is used here."""
 
     @property
     def has_open_window(self) -> bool:
