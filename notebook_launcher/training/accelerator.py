@@ -200,7 +200,7 @@ class Accelerator:
         """Join the process group, make the parts, and report what a user should know of the settings."""
         self.deepspeed_plugin = resolved.deepspeed_plugin
         self.scaler_handler = resolved.scaler_handler
-        self.state = self._make_state(resolved.precision, cpu=cpu)
+        self.state = self._make_accelerator_state(resolved.precision, cpu=cpu)
         self._layout = lay_out(resolved, self.state)
         safepoint = make_safepoint(self.state)
         on_next = None if safepoint is None else safepoint.act
@@ -970,7 +970,7 @@ class Accelerator:
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
         return resolving.resolve_precision(argument, conflicts)
 
-    def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
+    def _make_accelerator_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
         handler = self.init_handler
         return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
 

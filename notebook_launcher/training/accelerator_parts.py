@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 __all__ = ["AcceleratorParts", "lay_out"]
 
 
-def lay_out(resolved: Resolved, state: AcceleratorState) -> Layout:
-    """Make the mesh of ranks that the settings ask for, and note it in `state`.
+def lay_out(resolved: Resolved, process: AcceleratorState) -> Layout:
+    """Make the mesh of ranks that the settings ask for, and note it in `process`.
 
     Raises:
         ValueError: The number of ranks does not fit the sizes, or the device cannot compute in the precision.
     """
-    resolving.check_precision(resolved.precision, state.device)
+    resolving.check_precision(resolved.precision, process.device)
     if resolved.zero is not None:
-        state.note_deepspeed(resolved.deepspeed_plugin)
+        process.note_deepspeed(resolved.deepspeed_plugin)
     layout = make_layout(
         resolved.parallelism_config,
         resolved.fsdp_plugin,
         launched=resolved.shard,
-        num_processes=state.num_processes,
-        process_index=state.process_index,
-        device=state.device,
+        num_processes=process.num_processes,
+        process_index=process.process_index,
+        device=process.device,
     )
     if layout.shards:
-        state.note_layout(layout)
+        process.note_layout(layout)
         resolving.report_dropped(() if layout.plugin is None else layout.plugin.dropped)
     return layout
 

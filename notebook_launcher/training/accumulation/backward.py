@@ -58,7 +58,7 @@ class Accumulation:
 
     def __init__(
         self,
-        state: GradientState,
+        gradient_state: GradientState,
         members: Members,
         rules: Rules,
         process: ProcessState,
@@ -72,7 +72,7 @@ class Accumulation:
         """Take what a micro-batch needs.
 
         Args:
-            state: Progress of accumulation.
+            gradient_state: Progress of accumulation.
             members: Models and tensors that are trained.
             rules: The differences from Accelerate.
             process: This process among its peers.
@@ -82,7 +82,7 @@ class Accumulation:
             safepoint: Saves and stops all ranks together, if a launcher may ask for it.
             check: Compares the ranks' weights now and then, if there are several ranks.
         """
-        self.state = state
+        self.gradient_state = gradient_state
         self.members = members
         self.scaler = scaler
         self.clock = clock
@@ -122,15 +122,15 @@ class Accumulation:
         """Compute gradients; at the end of a window they belong to the mean over the whole window."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
-        state, clock = self.state, self.clock
-        # As `state.current`, without a call.
-        window: Window | None = None if state.block is None else state.block.window
+        gradient_state, clock = self.gradient_state, self.clock
+        # As `gradient_state.current`, without a call.
+        window: Window | None = None if gradient_state.block is None else gradient_state.block.window
         weight = self._own_weight(window, weight)
         if window is None:
             self._act_between_updates()
             factor, ends = self._factor_outside_blocks(weight, reduction), True
         else:
-            factor, ends = self._factor_in_window(window, weight, reduction), state.sync_gradients
+            factor, ends = self._factor_in_window(window, weight, reduction), gradient_state.sync_gradients
         syncs = waits_for_ranks(window, self.members, ends=ends, num_processes=self._num_processes)
         is_watched = clock is not None and clock.begin_backward(syncs=syncs)
         check = self.check
@@ -165,7 +165,7 @@ class Accumulation:
         """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
         due = self._has_stepped and self.safepoint is not None and self.safepoint.is_due
         self._has_stepped = False
-        if due and self.safepoint is not None and not self.state.in_dataloader:
+        if due and self.safepoint is not None and not self.gradient_state.in_dataloader:
             self.safepoint.act()
 
     def _run(
@@ -201,7 +201,7 @@ class Accumulation:
 
     def _factor_outside_blocks(self, weight: Any, reduction: str) -> float | torch.Tensor:
         """Return the factor of a loss outside any block."""
-        num_steps = self.state.num_steps
+        num_steps = self.gradient_state.num_steps
         if self._rules.nominal_divisor:
             return 1.0 / num_steps
         if weight is not None:
@@ -223,7 +223,7 @@ class Accumulation:
         """Count the micro-batch in its window, and return the factor of its loss."""
         if self._rules.nominal_divisor:
             window.count_backward()
-            return 1.0 / self.state.num_steps
+            return 1.0 / self.gradient_state.num_steps
         if not window.check_gathered() and self._rules.guards:
             self._warn_of_changed_gradients()
         if window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
@@ -237,16 +237,16 @@ class Accumulation:
             mine = self._given_weight(weight)
             window.weigh("given", mine, 0.0, self._unit_of_given(mine))
             mine = mine if reduction == "mean" else one_if_used(mine)
-        first_is_last = window.num_backwards == 1 and self.state.sync_gradients and window.kind != "given"
+        first_is_last = window.num_backwards == 1 and self.gradient_state.sync_gradients and window.kind != "given"
         if first_is_last:  # No gradient needs the correction yet, but a second backward of this block will.
             window.close(self._num_data_ranks)
             return self._num_data_ranks * mine / (window.world_weight or 1.0)
         factor = mine / (window.num_steps * window.unit)
-        return factor * window.correction if again and self.state.sync_gradients else factor
+        return factor * window.correction if again and self.gradient_state.sync_gradients else factor
 
     def _weigh_counted(self, window: Window) -> float:
         """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
-        loader = self.state.stack.active
+        loader = self.gradient_state.stack.active
         weights = None if loader is None else self._round_weights()
         if loader is None or weights is None:
             mine = window.unit if window.kind == "counted" else 1.0
@@ -255,7 +255,7 @@ class Accumulation:
         if loader.counts_otherwise and self._rules.guards and (window.num_steps > 1 or self._num_data_ranks > 1):
             self.warn_once("counts otherwise", loader.counts_otherwise)
         if self._rules.guards and any(
-            relative_weights(other) != relative_weights(loader) for other in self.state.stack.in_step(loader)
+            relative_weights(other) != relative_weights(loader) for other in self.gradient_state.stack.in_step(loader)
         ):
             self.warn_once("zipped", _ZIPPED)
         full = float(loader.current_full_rows or max(loader.current_round.rows) or 1)
@@ -267,10 +267,10 @@ class Accumulation:
 
     def _own_weight(self, window: Window | None, weight: Any) -> Any:
         """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None: there is none."""
-        loader = self.state.stack.active
+        loader = self.gradient_state.stack.active
         if weight is not None or loader is None or self._rules.nominal_divisor:
             return weight
-        return None if window is None and self.state.num_steps > 1 else loader.current_rows
+        return None if window is None and self.gradient_state.num_steps > 1 else loader.current_rows
 
     def _given_weight(self, weight: Any) -> float | torch.Tensor:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
@@ -284,7 +284,7 @@ class Accumulation:
         return 0.0 if repeats else value
 
     def _round_weights(self) -> tuple[int, ...] | None:
-        loader = self.state.stack.active
+        loader = self.gradient_state.stack.active
         current = None if loader is None else loader.current_round
         if current is None or len(current.weights) != self._num_data_ranks:
             return None
@@ -300,9 +300,9 @@ class Accumulation:
         # in multiples of the first, which all ranks agree on once.
         if self.scaler is None:
             return 1.0
-        if self.state.given_unit is None:
-            self.state.given_unit = float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
-        return self.state.given_unit
+        if self.gradient_state.given_unit is None:
+            self.gradient_state.given_unit = float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
+        return self.gradient_state.given_unit
 
     def _total(self, weight: float | torch.Tensor) -> float | torch.Tensor:
         if self._num_data_ranks == 1 or self.is_local:
@@ -329,7 +329,7 @@ class Accumulation:
             window.close(self._num_data_ranks, self._num_data_ranks * window.weight)
         else:
             window.close(self._num_data_ranks)
-        named = (parameter for member in self.state.block.members for parameter in member.parameters())
+        named = (parameter for member in self.gradient_state.block.members for parameter in member.parameters())
         rescale([*named, *window.outside(window.joined)] if window.joined else named, window.correction)
 
     def correct_joined(self, window: Window) -> None:
@@ -342,7 +342,7 @@ class Accumulation:
     ) -> None:
         """Note what this backward has gathered, and which gradients are the same on all ranks."""
         if window is not None and not ends:
-            window.note_gathered(self.state.block.members)
+            window.note_gathered(self.gradient_state.block.members)
         if self._num_processes > 1:
             self._note_reduced(watched)
             self._broadcast_buffers(window, ends=ends)
@@ -359,7 +359,7 @@ class Accumulation:
         if not ends:
             return
         for buffers in self.members.shared_buffers:
-            if window is None or buffers.member in self.state.block.members:
+            if window is None or buffers.member in self.gradient_state.block.members:
                 buffers.broadcast()
 
     def _watched(self) -> list[tuple[PreparedModel, list[int] | None]]:
@@ -375,7 +375,7 @@ class Accumulation:
 
     def _warn_of_old_gradients(self) -> None:
         """Warn if gradients are there before the first backward of a window: a short window would rescale them."""
-        if any(probe is not None and has_values(probe.grad) for probe in self.state.block.probes):
+        if any(probe is not None and has_values(probe.grad) for probe in self.gradient_state.block.probes):
             self.warn_once(
                 "not fresh",
                 "a window began with gradients that its models had already, from an update without zero_grad() or from "
@@ -397,7 +397,7 @@ class Accumulation:
         if (
             self._rules.guards
             and not self.is_in_closure
-            and window.backwards_in_block >= max(1, len(self.state.block.members))
+            and window.backwards_in_block >= max(1, len(self.gradient_state.block.members))
         ):
             self.warn_once(
                 "two backwards",

@@ -94,13 +94,13 @@ class Updates:
 
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
-        state = self._accumulation.state
-        window = state.current
+        gradient_state = self._accumulation.gradient_state
+        window = gradient_state.current
         if self._rules.guards and window is not None:
             self._check_window(window, closure)
             if window.num_backwards and not self._is_covered(prepared, window):
                 self._join(self._accumulation.members.of_optimizer(prepared.optimizer), window)
-        if not state.sync_gradients or self._puts_off(window):
+        if not gradient_state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
         if self._rules.guards:
             self._check_complete(prepared)
@@ -141,21 +141,21 @@ class Updates:
         """
         if not members or window.holds(members):
             return
-        others = [other for other in self._accumulation.state.windows.values() if other is not window]
+        others = [other for other in self._accumulation.gradient_state.windows.values() if other is not window]
         if any(other.num_backwards and other.holds(members) for other in others):
             return
         window.join(members)
-        if self._accumulation.state.sync_gradients:
+        if self._accumulation.gradient_state.sync_gradients:
             # The window has ended, and has corrected the models that it knew.
             self._accumulation.correct_joined(window)
 
     def _puts_off(self, window: Window | None) -> bool:
         """Put the update off, and return True, if the window has not ended: its last micro-batch was left out."""
-        state = self._accumulation.state
-        if window is None or not state.lacks_end(window):
+        gradient_state = self._accumulation.gradient_state
+        if window is None or not gradient_state.lacks_end(window):
             return False
         window.put_off()
-        state.sync_gradients = False  # Schedulers follow it.
+        gradient_state.sync_gradients = False  # Schedulers follow it.
         return True
 
     def _scaled_step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
@@ -186,7 +186,7 @@ class Updates:
         """
         scaler = self._accumulation.scaler
         if self._stepped and scaler is not None:
-            opened = [window for window in self._accumulation.state.windows.values() if window.num_backwards]
+            opened = [window for window in self._accumulation.gradient_state.windows.values() if window.num_backwards]
             before = _scale_of(scaler).clone() if opened else torch.ones(())
             done = {
                 id(parameter)
@@ -207,16 +207,16 @@ class Updates:
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
         """Return True if `zero_grad()` clears; the gradients then count as not synchronised."""
-        state = self._accumulation.state
+        gradient_state = self._accumulation.gradient_state
         if self._rules.zero_grad_drops_window:
-            return state.sync_gradients
-        if state.loaded:
+            return gradient_state.sync_gradients
+        if gradient_state.loaded:
             return False
-        owned, current = self._accumulation.members.of_optimizer(prepared.optimizer), state.current
-        for window in state.windows.values():
+        owned, current = self._accumulation.members.of_optimizer(prepared.optimizer), gradient_state.current
+        for window in gradient_state.windows.values():
             if not window.num_backwards:
                 continue
-            if window is current and state.sync_gradients and window.backwards_in_block:
+            if window is current and gradient_state.sync_gradients and window.backwards_in_block:
                 continue
             if window.holds(owned):
                 return False
@@ -255,23 +255,27 @@ class Updates:
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor | None:
         """Clip the gradients where a window ends; inside a window there is nothing to clip yet."""
         check_limit("max_norm", max_norm)
-        state = self._accumulation.state
-        if not (state.sync_gradients or self._rules.clip_inside_window) or self._puts_off(state.current):
+        if not self._clips_now():
             return None
         return self._clip(self._all_corrected(parameters), max_norm, norm_type, self.optimizers)
 
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """Clip each element, where a window ends."""
         check_limit("clip_value", clip_value)
-        state = self._accumulation.state
-        if (state.sync_gradients or self._rules.clip_inside_window) and not self._puts_off(state.current):
+        if self._clips_now():
             parameters = self._all_corrected(parameters)
             self.unscale(self.optimizers)
             clip_value_(parameters, clip_value)
 
+    def _clips_now(self) -> bool:
+        """Return True where a window ends; by Accelerate's rules also inside a window."""
+        gradient_state = self._accumulation.gradient_state
+        is_wanted = gradient_state.sync_gradients or self._rules.clip_inside_window
+        return is_wanted and not self._puts_off(gradient_state.current)
+
     def _all_corrected(self, parameters: Any) -> Any:
         """Return the parameters that are to be clipped, after their models have joined the window that has ended."""
-        window = self._accumulation.state.current
+        window = self._accumulation.gradient_state.current
         if window is None or not self._rules.guards or (type(window.correction) is float and window.correction == 1.0):
             return parameters
         listed = list(given_parameters(parameters))
@@ -302,12 +306,12 @@ class Updates:
 
     def _check_complete(self, prepared: AcceleratedOptimizer) -> None:
         """Raise RuntimeError if another window than the current one gathers gradients that this step would use."""
-        state = self._accumulation.state
-        if len(state.windows) < 2:
+        gradient_state = self._accumulation.gradient_state
+        if len(gradient_state.windows) < 2:
             return
         owned = self._accumulation.members.of_optimizer(prepared.optimizer)
-        for key, window in state.windows.items():
-            if window is not state.current and window.num_backwards and key and window.holds(owned):
+        for key, window in gradient_state.windows.items():
+            if window is not gradient_state.current and window.num_backwards and key and window.holds(owned):
                 raise RuntimeError(
                     f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
                     f"with {window.num_batches} of {window.num_steps} micro-batches. Pass all models of an optimizer "
@@ -316,15 +320,15 @@ class Updates:
 
     def _check_window(self, window: Window, closure: Callable[[], Any] | None) -> None:
         """Raise ValueError for a closure in a window of several micro-batches; warn of a backward of torch's own."""
-        state = self._accumulation.state
-        if closure is not None and (window.num_batches > 1 or not state.sync_gradients):
+        gradient_state = self._accumulation.gradient_state
+        if closure is not None and (window.num_batches > 1 or not gradient_state.sync_gradients):
             raise ValueError(
                 f"step(closure) in a window of {window.num_steps} micro-batches: the closure computes one of them, and "
                 "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
                 "and others that call their closure again need gradient_accumulation_steps=1."
             )
         lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
-        if lacks_backward and window.has_unnoted_gradients(state.block.members):
+        if lacks_backward and window.has_unnoted_gradients(gradient_state.block.members):
             self._accumulation.warn_once(
                 "backward of torch",
                 "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "

@@ -157,10 +157,10 @@ def share_out(dataloader: DataLoader[Any], settings: SharingSettings) -> DataLoa
 def _place_among_ranks(num_processes: int | None, process_index: int | None) -> tuple[int, int]:
     if num_processes is not None and process_index is not None:
         return num_processes, process_index
-    state = ProcessState()
+    process = ProcessState()
     return (
-        state.num_processes if num_processes is None else num_processes,
-        state.process_index if process_index is None else process_index,
+        process.num_processes if num_processes is None else num_processes,
+        process.process_index if process_index is None else process_index,
     )
 
 

@@ -106,7 +106,7 @@ class RankCheck:
         self,
         members: Members,
         optimizers: LiveOptimizers,
-        state: GradientState,
+        gradient_state: GradientState,
         *,
         rank: int,
         num_processes: int,
@@ -114,12 +114,12 @@ class RankCheck:
     ) -> None:
         self._members = members
         self._optimizers = optimizers
-        self._state = state
+        self._gradient_state = gradient_state
         self._rank = rank
         self._num_processes = num_processes
         self.bulletin = Bulletin(rank, num_processes)
         self.forgotten = ForgottenOptimizers(members)
-        self.left_out = LeftOut(state, rank, num_processes, fence)
+        self.left_out = LeftOut(gradient_state, rank, num_processes, fence)
         self._fence = fence
         self._same_inputs = 0
         self._notified: set[str] = set()
@@ -205,17 +205,17 @@ class RankCheck:
             self._judge(unit, {rank: Evidence(*theirs[at]) for rank, theirs in enumerate(by_rank)}, call, gather)
 
     def _evidence_of(self, unit: Unit) -> Evidence:
-        state = self._state_of(unit)
+        state, gradient_state = self._state_of(unit), self._gradient_state
         return Evidence(
             form=_digest([(name, list(tensor.shape)) for name, tensor in unit.tensors]),
             weights=fingerprint(tensor for _, tensor in unit.tensors),
             state_form=_digest([name for name, _ in state]),
             state=fingerprint(tensor for _, tensor in state),
             rates=self._rates(unit),
-            inputs=unit.notes.inputs if self._state.stack.active is None else None,
+            inputs=unit.notes.inputs if gradient_state.stack.active is None else None,
             outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
-            num_steps=self._state.num_steps if self._state.current is None else self._state.current.num_steps,
-            order=_order_of(self._state.stack.active),
+            num_steps=(gradient_state.current or gradient_state).num_steps,
+            order=_order_of(gradient_state.stack.active),
         )
 
     def _judge(

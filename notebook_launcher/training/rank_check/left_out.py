@@ -29,8 +29,8 @@ __all__ = ["LeftOut"]
 class LeftOut:
     """Finds windows out of which some ranks have left a micro-batch that others have used."""
 
-    def __init__(self, state: GradientState, rank: int, num_processes: int, fence: UpdateFence) -> None:
-        self._state = state
+    def __init__(self, gradient_state: GradientState, rank: int, num_processes: int, fence: UpdateFence) -> None:
+        self._gradient_state = gradient_state
         self._rank = rank
         self._num_processes = num_processes
         self._fence = fence
@@ -50,7 +50,7 @@ class LeftOut:
             watched: The models that the backward may reach.
             syncs: True if the backward reduces the gradients.
         """
-        found = self._state.left_out
+        found = self._gradient_state.left_out
         # DDP reduces at the first backward after a forward that was to synchronise and had none.
         syncs = syncs or (found is not None and any(member.notes.forwards & FORWARD_SYNCED for member, _ in watched))
         if not syncs:
@@ -61,7 +61,7 @@ class LeftOut:
             self._bulletin.register(self)
         # Weights that were given are added up over the ranks where a window ends.
         if found is not None and found.iteration is window.iteration and window.kind != "given":
-            held = [self._state.num_blocks, window.num_batches, window.num_backwards]
+            held = [self._gradient_state.num_blocks, window.num_batches, window.num_backwards]
             if self._bulletin.write(self, self._topic, held):
                 self._held = held
 
@@ -82,9 +82,9 @@ class LeftOut:
         found = self._bulletin.read(self, self._topic)
         others = [rank for rank in range(self._num_processes) if found.get(rank) != held]
         if not others:
-            self._state.left_out = None  # All ranks have left out the same, so they are in step.
+            self._gradient_state.left_out = None  # All ranks have left out the same, so they are in step.
             return
-        left_out = self._state.left_out
+        left_out = self._gradient_state.left_out
         how = "no block of accumulate() began for a batch of the loader, by `continue` for instance."
         if left_out is not None and left_out.was_begun:
             how = (

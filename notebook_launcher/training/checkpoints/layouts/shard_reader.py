@@ -32,14 +32,16 @@ class ShardReader(dcp.FileSystemReader):
     def read_metadata(self, *_: Any, **__: Any) -> Any:
         """Return the index of the folder."""
         with (self.path / METADATA).open("rb") as file:  # type: ignore[operator]
-            metadata = _Unpickler(file).load()
+            metadata = _IndexUnpickler(file).load()
         if metadata.storage_meta is None:
             metadata.storage_meta = dcp.metadata.StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
 
-class _Unpickler(pickle.Unpickler):
+class _IndexUnpickler(pickle.Unpickler):
+    """An unpickler that finds the types of an index alone."""
+
     def find_class(self, module: str, name: str) -> Any:
         known = SAFE_TYPES.get(module, ())
         if name not in known and not (module == "torch" and (name == "Size" or _is_dtype(name))):

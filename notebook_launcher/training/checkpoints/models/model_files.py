@@ -90,7 +90,7 @@ def save_model(
     check_tensors(state, safe=safe_serialization)
     stage = staging.open_stage(target)
     try:
-        plan = _plan(compact(state), max_size, safe=safe_serialization)
+        plan = _plan_files(compact(state), max_size, safe=safe_serialization)
         for step in _writes(stage, state, plan, safe=safe_serialization):
             step()
         _publish(stage, target, plan)
@@ -104,7 +104,7 @@ def _save_spread(state: Mapping[str, Any], target: Path, max_size: int, *, safe:
     leads = writes_here()
     check_tensors(state, safe=safe)
     # Rank 0 plans, because another rank's part of a tensor may be empty, which hides that it is tied.
-    plan = gather_outcomes("plan the files", lambda: _plan(state, max_size, safe=safe) if leads else None)[0]
+    plan = gather_outcomes("plan the files", lambda: _plan_files(state, max_size, safe=safe) if leads else None)[0]
     stage = on_all_ranks("begin the files", lambda: staging.open_stage(target) if leads else None)
     assert plan is not None
 
@@ -123,7 +123,7 @@ def _save_spread(state: Mapping[str, Any], target: Path, max_size: int, *, safe:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Plan:
+class _FilePlan:
     """The files of a model."""
 
     shards: Shards
@@ -133,22 +133,22 @@ class _Plan:
     """The file that readers begin with."""
 
 
-def _plan(state: Mapping[str, Any], max_size: int, *, safe: bool) -> _Plan:
+def _plan_files(state: Mapping[str, Any], max_size: int, *, safe: bool) -> _FilePlan:
     tied = find_tied(state) if safe else {}
     kept = {name: tensor for name, tensor in state.items() if name not in tied}
     shards = shard(kept, max_size, "model{}.safetensors" if safe else "pytorch_model{}.bin")
     if shards.index is None:
-        return _Plan(shards, tied, next(iter(shards.files)))
-    return _Plan(shards, tied, "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json")
+        return _FilePlan(shards, tied, next(iter(shards.files)))
+    return _FilePlan(shards, tied, "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json")
 
 
-def _writes(stage: Path | None, state: Mapping[str, Any], plan: _Plan, *, safe: bool) -> list[Callable[[], Any]]:
+def _writes(stage: Path | None, state: Mapping[str, Any], plan: _FilePlan, *, safe: bool) -> list[Callable[[], Any]]:
     """Return a step for each file."""
     steps: list[Callable[[], Any]] = []
     for file, names in plan.shards.files.items():
         # With their other names, which go into the file's metadata.
-        members = {*names, *(name for name, first in plan.tied.items() if first in names)}
-        part = {name: state[name] for name in state if name in members}
+        in_file = {*names, *(name for name, first in plan.tied.items() if first in names)}
+        part = {name: state[name] for name in state if name in in_file}
         path = None if stage is None else stage / file
         steps.append(lambda path=path, part=part: write_weights(path, part, safe=safe))  # type: ignore[misc]
     if plan.shards.index is not None and stage is not None:
@@ -157,7 +157,7 @@ def _writes(stage: Path | None, state: Mapping[str, Any], plan: _Plan, *, safe: 
     return steps
 
 
-def _publish(stage: Path, target: Path, plan: _Plan) -> None:
+def _publish(stage: Path, target: Path, plan: _FilePlan) -> None:
     before = staging.contents(target) if target.exists() else set()
     earlier = {name for name in before if OURS.fullmatch(name)}
     staging.publish(

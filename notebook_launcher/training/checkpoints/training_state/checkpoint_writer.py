@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest
-    from notebook_launcher.training.checkpoints.training_state.parts import Parts
+    from notebook_launcher.training.checkpoints.training_state.stateful_objects import StatefulObjects
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
 
@@ -34,8 +34,10 @@ __all__ = ["CheckpointWriter"]
 class CheckpointWriter:
     """The writer of one checkpoint on one rank."""
 
-    def __init__(self, parts: Parts, process: ProcessState, writers: Writers, stage: Path, *, safe: bool) -> None:
-        self.parts = parts
+    def __init__(
+        self, stateful: StatefulObjects, process: ProcessState, writers: Writers, stage: Path, *, safe: bool
+    ) -> None:
+        self.stateful = stateful
         self.rank = process.process_index
         self.num_processes = process.num_processes
         self.leads = writers.leads
@@ -54,27 +56,27 @@ class CheckpointWriter:
 
     def collect(self) -> None:
         """Collect the state of every object; on every rank, because some objects synchronise in `state_dict()`."""
-        parts, keep = self.parts, self.leads
-        self.weights = [model.state_dict() for model in parts.models]
-        self.optimizers = [optimizer.state_dict() for optimizer in parts.optimizers]
+        stateful, keep = self.stateful, self.leads
+        self.weights = [model.state_dict() for model in stateful.models]
+        self.optimizers = [optimizer.state_dict() for optimizer in stateful.optimizers]
         kinds = [
-            (file_names.scheduler, parts.schedulers),
-            (file_names.loader, parts.dataloaders),
-            (file_names.custom_object, parts.custom_objects),
+            (file_names.scheduler, stateful.schedulers),
+            (file_names.loader, stateful.dataloaders),
+            (file_names.custom_object, stateful.custom_objects),
         ]
         for name, ones in kinds:
             self.objects.update({name(at): gather_tree(one.state_dict(), keep=keep) for at, one in enumerate(ones)})
-        if parts.leaves:
-            self.objects[file_names.LEAVES] = [leaf.detach() for leaf in parts.leaves]
-        if parts.scaler is not None:
-            self.objects[file_names.SCALER] = parts.scaler.state_dict()
-        self.window = capture_window(parts)
+        if stateful.leaves:
+            self.objects[file_names.LEAVES] = [leaf.detach() for leaf in stateful.leaves]
+        if stateful.scaler is not None:
+            self.objects[file_names.SCALER] = stateful.scaler.state_dict()
+        self.window = capture_window(stateful)
 
     def run_hooks(self) -> list[tuple[int | None, list[str]]]:
         """Let hooks write files and remove weights; return number and names of the weights that are left."""
         self.collected = list(self.weights)
-        for hook in self.parts.save_hooks:
-            hook(list(self.parts.models), self.weights, str(self.stage))
+        for hook in self.stateful.save_hooks:
+            hook(list(self.stateful.models), self.weights, str(self.stage))
         numbers = [next((at for at, one in enumerate(self.collected) if one is left), None) for left in self.weights]
         for number, left in zip(numbers, self.weights, strict=True):
             if number is None and has_spread(left):
@@ -94,7 +96,7 @@ class CheckpointWriter:
 
     def write_spread(self) -> None:
         """Write spread tensors, all ranks together; a failure is raised once no rank waits for this one."""
-        names = parameter_names(self.parts)
+        names = parameter_names(self.stateful)
         steps = [lambda at=at: self._write_model(at) for at in range(len(self.weights))]
         steps += [lambda at=at: self._write_optimizer(at, names) for at in range(len(self.optimizers))]
         run_each(steps)
@@ -111,7 +113,7 @@ class CheckpointWriter:
     def _write_optimizer(self, at: int, names: dict[int, str]) -> None:
         state = self.optimizers[at]
         if self.sharded:
-            state, tensors = split_state(self.parts.optimizers[at], state, names)
+            state, tensors = split_state(self.stateful.optimizers[at], state, names)
             if tensors:
                 self._write_shards(file_names.optimizer_shards(at), "optimizer", tensors)
         name = file_names.optimizer(at)
@@ -134,7 +136,7 @@ class CheckpointWriter:
         if self.window is not None:
             mine[file_names.window(self.rank)] = self.window
         # Last, since hooks and states of the user's objects may draw numbers.
-        windows = self.parts.gradient_state.state_dict().get("windows", [])
+        windows = self.stateful.gradient_state.state_dict().get("windows", [])
         step = windows[0]["num_batches"] if windows else 0
         mine[file_names.random_states(self.rank)] = {"step": step, **capture_rng_states()}
         for name, obj in mine.items():
@@ -164,7 +166,7 @@ class CheckpointWriter:
             self.stage,
             Manifest(
                 num_processes=self.num_processes,
-                objects=self.parts.counts,
+                objects=self.stateful.counts,
                 files=digests,
                 format=2 if self.sharded else 1,
             ),

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from notebook_launcher.training.checkpoints.training_state.parts import Parts
-    from notebook_launcher.training.checkpoints.training_state.reading import State
+    from notebook_launcher.training.checkpoints.training_state.reading import ObjectStates
+    from notebook_launcher.training.checkpoints.training_state.stateful_objects import StatefulObjects
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
 
@@ -31,7 +31,7 @@ MAP_LOCATIONS = (None, "cpu", "on_device")
 
 
 def load_state(
-    parts: Parts,
+    stateful: StatefulObjects,
     process: ProcessState,
     config: ProjectConfiguration,
     input_dir: str | os.PathLike[str] | None = None,
@@ -47,7 +47,7 @@ def load_state(
     random states of new ranks are derived from rank 0's.
 
     Args:
-        parts: The objects whose states are loaded: as many of each kind as were saved, in the same order.
+        stateful: The objects whose states are loaded: as many of each kind as were saved, in the same order.
         process: This process among its peers.
         config: Folder and naming of checkpoints.
         input_dir: The folder; None: the newest by automatic naming.
@@ -76,15 +76,17 @@ def load_state(
     device = process.device if map_location == "on_device" else "cpu"
     reader = on_all_ranks("read the manifest", lambda: _open(folder, process, device, load_kwargs))
     on_all_ranks("verify the checkpoint", lambda: reader.verify(writers))
-    state = on_all_ranks("read the checkpoint", lambda: reader.read(parts))
-    models = _models_to_load(parts, folder)
+    states = on_all_ranks("read the checkpoint", lambda: reader.read(stateful))
+    models = _models_to_load(stateful, folder)
     strict = bool(load_model_func_kwargs.get("strict", True))
     weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
     on_all_ranks("check the window", reader.check_window)
-    on_all_ranks("read what is sharded", lambda: _share_out(reader, parts, state, models, weights))
+    on_all_ranks("read what is sharded", lambda: _share_out(reader, stateful, states, models, weights))
     for remark in reader.remarks if process.is_main_process else ():
         warn_user(remark)
-    on_all_ranks("load the checkpoint", lambda: _apply(reader, parts, state, models, weights, load_model_func_kwargs))
+    on_all_ranks(
+        "load the checkpoint", lambda: _apply(reader, stateful, states, models, weights, load_model_func_kwargs)
+    )
     continue_after(config, folder)
     return folder
 
@@ -117,27 +119,31 @@ def _open(
     )
 
 
-def _models_to_load(parts: Parts, folder: Path) -> list[torch.nn.Module]:
+def _models_to_load(stateful: StatefulObjects, folder: Path) -> list[torch.nn.Module]:
     """Run the hooks, and return the models that they have left: only the files of these are read."""
-    models = list(parts.models)
-    if parts.load_hooks:
-        on_all_ranks("run the hooks", lambda: [hook(models, str(folder)) for hook in parts.load_hooks])
+    models = list(stateful.models)
+    if stateful.load_hooks:
+        on_all_ranks("run the hooks", lambda: [hook(models, str(folder)) for hook in stateful.load_hooks])
     return models
 
 
 def _share_out(
-    reader: Reader, parts: Parts, state: State, models: list[torch.nn.Module], weights: list[dict[str, Any]]
+    reader: Reader,
+    stateful: StatefulObjects,
+    states: ObjectStates,
+    models: list[torch.nn.Module],
+    weights: list[dict[str, Any]],
 ) -> None:
     """Keep this rank's parts of tensors that are loaded into spread ones; keep all others."""
     weights[:] = [share_out(tensors, model.state_dict()) for model, tensors in zip(models, weights, strict=True)]
-    pairs = enumerate(zip(parts.optimizers, state.optimizers, strict=True))
-    state.optimizers = [reader.read_optimizer_shards(at, optimizer, its_state) for at, (optimizer, its_state) in pairs]
+    pairs = enumerate(zip(stateful.optimizers, states.optimizers, strict=True))
+    states.optimizers = [reader.read_optimizer_shards(at, optimizer, state) for at, (optimizer, state) in pairs]
 
 
 def _apply(
     reader: Reader,
-    parts: Parts,
-    state: State,
+    stateful: StatefulObjects,
+    states: ObjectStates,
     models: list[torch.nn.Module],
     weights: list[dict[str, Any]],
     model_kwargs: dict[str, Any],
@@ -147,25 +153,25 @@ def _apply(
         if not reader.load_model_shards(at, model, strict=bool(model_kwargs.get("strict", True))):
             model.load_state_dict(tensors, **model_kwargs)
     with torch.no_grad():
-        for leaf, tensor in zip(parts.leaves, state.leaves, strict=True):
+        for leaf, tensor in zip(stateful.leaves, states.leaves, strict=True):
             leaf.copy_(tensor)
     pairs = [
-        *zip(parts.optimizers, map(with_counters_on_cpu, state.optimizers), strict=True),
-        *zip(parts.schedulers, state.schedulers, strict=True),
-        *zip(parts.dataloaders, state.dataloaders, strict=False),
-        *zip(parts.custom_objects, state.custom_objects, strict=True),
+        *zip(stateful.optimizers, map(with_counters_on_cpu, states.optimizers), strict=True),
+        *zip(stateful.schedulers, states.schedulers, strict=True),
+        *zip(stateful.dataloaders, states.dataloaders, strict=False),
+        *zip(stateful.custom_objects, states.custom_objects, strict=True),
     ]
-    for one, its_state in pairs:
-        one.load_state_dict(its_state)
-    if not parts.loaders_resume:
-        for loader in parts.dataloaders:
+    for stateful_object, state in pairs:
+        stateful_object.load_state_dict(state)
+    if not stateful.loaders_resume:
+        for loader in stateful.dataloaders:
             if not loader.use_stateful_dataloader:
                 loader.restart_epoch()
-    if parts.scaler is not None and state.scaler is not None:
-        parts.scaler.load_state_dict(state.scaler)
-    restore_window(parts, state.window)
+    if stateful.scaler is not None and states.scaler is not None:
+        stateful.scaler.load_state_dict(states.scaler)
+    restore_window(stateful, states.window)
     # Last, since states of the user's objects may draw numbers.
-    restore_rng_states(state.rng)
+    restore_rng_states(states.rng)
 
 
 def with_counters_on_cpu(state: dict[str, Any]) -> dict[str, Any]:

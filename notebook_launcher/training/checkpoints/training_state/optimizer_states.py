@@ -17,7 +17,7 @@ from notebook_launcher.training.spread_tensors import is_spread
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from notebook_launcher.training.checkpoints.training_state.parts import Parts
+    from notebook_launcher.training.checkpoints.training_state.stateful_objects import StatefulObjects
 
 __all__ = ["join_state", "parameter_names", "split_state", "tensor_names"]
 
@@ -25,10 +25,10 @@ STORED = "stored_as"
 """Key of the entry that stands for a tensor which is in the folder of the sharded layout."""
 
 
-def parameter_names(parts: Parts) -> dict[int, str]:
+def parameter_names(stateful: StatefulObjects) -> dict[int, str]:
     """Return the name of each parameter by its `id`; with one model, they are the model's own names."""
-    alone = len(parts.models) == 1 and not parts.leaves
-    return {id(tensor): name.partition(".")[2] if alone else name for name, tensor in parts.parameters()}
+    alone = len(stateful.models) == 1 and not stateful.leaves
+    return {id(tensor): name.partition(".")[2] if alone else name for name, tensor in stateful.parameters()}
 
 
 def split_state(optimizer: Any, state: Mapping[str, Any], names: Mapping[int, str]) -> tuple[dict[str, Any], Any]:

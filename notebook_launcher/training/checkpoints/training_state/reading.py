@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     import torch
 
     from notebook_launcher.training.checkpoints.folders.manifest import Manifest
-    from notebook_launcher.training.checkpoints.training_state.parts import Parts
+    from notebook_launcher.training.checkpoints.training_state.stateful_objects import StatefulObjects
     from notebook_launcher.training.checkpoints.writers import Writers
 
-__all__ = ["Reader", "State"]
+__all__ = ["ObjectStates", "Reader"]
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class State:
-    """The contents of the files, except for the models."""
+class ObjectStates:
+    """The states of the objects as they were read; the models' weights are read apart."""
 
     leaves: list[torch.Tensor]
     optimizers: list[dict[str, Any]]
@@ -97,24 +97,24 @@ class Reader:
         for name in by_size[writers.index :: writers.size]:
             check_file(self.folder, name, digests[name])
 
-    def read(self, parts: Parts) -> State:
+    def read(self, stateful: StatefulObjects) -> ObjectStates:
         """Return the contents of all files, except for the models.
 
         Raises:
             CheckpointError: Other objects were prepared, or a file cannot be read.
         """
-        self._check_counts(parts)
-        optimizers = [self._read_optimizer(at, optimizer) for at, optimizer in enumerate(parts.optimizers)]
-        for at, (optimizer, state) in enumerate(zip(parts.optimizers, optimizers, strict=True)):
+        self._check_counts(stateful)
+        optimizers = [self._read_optimizer(at, optimizer) for at, optimizer in enumerate(stateful.optimizers)]
+        for at, (optimizer, state) in enumerate(zip(stateful.optimizers, optimizers, strict=True)):
             _check_groups(self.folder / file_names.optimizer(at), optimizer, state)
-        return State(
-            leaves=self._read_leaves(parts),
+        return ObjectStates(
+            leaves=self._read_leaves(stateful),
             optimizers=optimizers,
-            schedulers=[self._load(file_names.scheduler(at)) for at in range(len(parts.schedulers))],
-            dataloaders=self._read_loaders(parts),
-            custom_objects=[self._load(file_names.custom_object(at)) for at in range(len(parts.custom_objects))],
-            scaler=self._read_scaler(parts),
-            window=self._read_window(parts),
+            schedulers=[self._load(file_names.scheduler(at)) for at in range(len(stateful.schedulers))],
+            dataloaders=self._read_loaders(stateful),
+            custom_objects=[self._load(file_names.custom_object(at)) for at in range(len(stateful.custom_objects))],
+            scaler=self._read_scaler(stateful),
+            window=self._read_window(stateful),
             rng=self._read_rng(),
         )
 
@@ -174,10 +174,10 @@ class Reader:
     def _load(self, name: str, **options: Any) -> Any:
         return read_object(self.folder / name, self._device, **{**options, **self._load_kwargs})
 
-    def _check_counts(self, parts: Parts) -> None:
+    def _check_counts(self, stateful: StatefulObjects) -> None:
         saved = file_names.count_objects(self.files) if self.manifest is None else self.manifest.objects
-        for kind, number in parts.counts.items():
-            if kind == "dataloaders" or (kind == "models" and self.manifest is None and parts.load_hooks):
+        for kind, number in stateful.counts.items():
+            if kind == "dataloaders" or (kind == "models" and self.manifest is None and stateful.load_hooks):
                 continue
             there = saved.get(kind, number)
             if there != number:
@@ -188,11 +188,11 @@ class Reader:
                     f"weights alone: load_model(model, {str(self.folder)!r})."
                 )
 
-    def _read_leaves(self, parts: Parts) -> list[torch.Tensor]:
-        if not parts.leaves:
+    def _read_leaves(self, stateful: StatefulObjects) -> list[torch.Tensor]:
+        if not stateful.leaves:
             return []
         leaves: list[torch.Tensor] = self._load(file_names.LEAVES)
-        for at, (mine, theirs) in enumerate(zip(parts.leaves, leaves, strict=True)):
+        for at, (mine, theirs) in enumerate(zip(stateful.leaves, leaves, strict=True)):
             if mine.shape != theirs.shape:
                 raise CheckpointError(
                     f"{self.folder / file_names.LEAVES}: leaf tensor {at} has shape {tuple(theirs.shape)} in the file, "
@@ -200,10 +200,10 @@ class Reader:
                 )
         return leaves
 
-    def _read_loaders(self, parts: Parts) -> list[dict[str, Any]]:
+    def _read_loaders(self, stateful: StatefulObjects) -> list[dict[str, Any]]:
         if self.manifest is None:
             return []
-        saved, mine = self.manifest.objects.get("dataloaders", 0), len(parts.dataloaders)
+        saved, mine = self.manifest.objects.get("dataloaders", 0), len(stateful.dataloaders)
         if saved != mine:
             self.remarks.append(
                 f"{self.folder} holds the positions of {saved} loaders, and {mine} are prepared here: they start "
@@ -212,8 +212,8 @@ class Reader:
             return []
         return [self._load(file_names.loader(at)) for at in range(mine)]
 
-    def _read_scaler(self, parts: Parts) -> dict[str, Any] | None:
-        if parts.scaler is None:
+    def _read_scaler(self, stateful: StatefulObjects) -> dict[str, Any] | None:
+        if stateful.scaler is None:
             return None
         if file_names.SCALER not in self.files:
             self.remarks.append(
@@ -223,32 +223,32 @@ class Reader:
         scaler: dict[str, Any] = self._load(file_names.SCALER)
         return scaler
 
-    def _read_window(self, parts: Parts) -> dict[str, Any] | None:
+    def _read_window(self, stateful: StatefulObjects) -> dict[str, Any] | None:
         ranks = 0 if self.manifest is None else self.manifest.num_processes
         if ranks == self._num_processes:
             mine = file_names.window(self._rank)
             window = self._load(mine) if mine in self.files else None
-            self._window_misfit = self._find_misfit(parts, [] if window is None else [window])
+            self._window_misfit = self._find_misfit(stateful, [] if window is None else [window])
             return window
         windows = [
             self._load(file_names.window(rank)) for rank in range(ranks) if file_names.window(rank) in self.files
         ]
         if not windows:
             return None
-        if any(is_spread(parameter) for _, parameter in parts.parameters()):
+        if any(is_spread(parameter) for _, parameter in stateful.parameters()):
             raise CheckpointError(
                 f"{self.folder} holds a window's gradients of a sharded model on {ranks} ranks, which "
                 f"{self._num_processes} cannot share; nothing was loaded. Save where a window ends, or load with as "
                 "many ranks."
             )
-        self._window_misfit = self._find_misfit(parts, windows)
+        self._window_misfit = self._find_misfit(stateful, windows)
         if self._window_misfit:
             return None
-        return merge_windows(windows, num_processes=self._num_processes, nominal_divisor=parts.nominal_divisor)
+        return merge_windows(windows, num_processes=self._num_processes, nominal_divisor=stateful.nominal_divisor)
 
-    def _find_misfit(self, parts: Parts, windows: list[dict[str, Any]]) -> str:
+    def _find_misfit(self, stateful: StatefulObjects, windows: list[dict[str, Any]]) -> str:
         """Return how a window's gradients do not fit, as parts of a model that was sharded in another way; or ""."""
-        shapes = {name: local_part(parameter).shape for name, parameter in parts.parameters()}
+        shapes = {name: local_part(parameter).shape for name, parameter in stateful.parameters()}
         for window in windows:
             for name, gradient in window["gradients"].items():
                 if name in shapes and gradient.shape != shapes[name]:

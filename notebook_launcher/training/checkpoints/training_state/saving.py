@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest
-    from notebook_launcher.training.checkpoints.training_state.parts import Parts
+    from notebook_launcher.training.checkpoints.training_state.stateful_objects import StatefulObjects
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
@@ -29,7 +29,7 @@ __all__ = ["save_state"]
 
 
 def save_state(
-    parts: Parts,
+    stateful: StatefulObjects,
     process: ProcessState,
     config: ProjectConfiguration,
     output_dir: str | os.PathLike[str] | None,
@@ -47,7 +47,7 @@ def save_state(
     their files become part of the checkpoint.
 
     Args:
-        parts: The objects whose states are saved.
+        stateful: The objects whose states are saved.
         process: This process among its peers.
         config: Folder and naming of checkpoints.
         output_dir: The folder; files in it that do not belong to an earlier checkpoint stay. None: the next one by
@@ -75,7 +75,7 @@ def save_state(
     with _open_stage(writers, config, output_dir) as (target, stage):
         if writers.spans_machines:
             on_all_ranks("reach the folder of the checkpoint", lambda: _check_reach(stage, process.process_index))
-        writer = CheckpointWriter(parts, process, writers, stage, safe=safe)
+        writer = CheckpointWriter(stateful, process, writers, stage, safe=safe)
         on_all_ranks("collect its part of the checkpoint", writer.collect)
         states = [*writer.weights, *writer.optimizers]
         writer.sharded = choose_sharded(states, state_dict_type, process, on_each_node=on_each_node)

@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.checkpoints.training_state.parts import Parts
+    from notebook_launcher.training.checkpoints.training_state.stateful_objects import StatefulObjects
 
 __all__ = ["capture_window", "merge_windows", "restore_window"]
 
 
-def capture_window(parts: Parts) -> dict[str, Any] | None:
+def capture_window(stateful: StatefulObjects) -> dict[str, Any] | None:
     """Return this rank's part of the window, or None if none is open.
 
     Raises:
         CheckpointError: Torch holds gradients of a sharded model that it has not reduced, where they cannot be read.
     """
-    if not parts.gradient_state.has_open_window:
+    if not stateful.gradient_state.has_open_window:
         return None
-    if any(has_held(parameter_groups(model)) for model in parts.models):
+    if any(has_held(parameter_groups(model)) for model in stateful.models):
         raise CheckpointError(
             "save_state() inside a window cannot save a sharded model's gradients that are not reduced yet, because "
             "torch keeps them to itself (sync_each_batch=False, or replicas of a sharded model). Save where a window "
             "ends: if accelerator.sync_gradients: accelerator.save_state(...)."
         )
-    gradients = {name: local_part(tensor.grad) for name, tensor in parts.parameters() if tensor.grad is not None}
-    return {"state": parts.gradient_state.state_dict(), "gradients": gradients}
+    gradients = {name: local_part(tensor.grad) for name, tensor in stateful.parameters() if tensor.grad is not None}
+    return {"state": stateful.gradient_state.state_dict(), "gradients": gradients}
 
 
 def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nominal_divisor: bool) -> dict[str, Any]:
@@ -63,11 +63,11 @@ def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nomi
     return {"state": state, "gradients": {name: (sums[name] / shares).to(dtypes[name]) for name in sums}}
 
 
-def restore_window(parts: Parts, window: dict[str, Any] | None) -> None:
+def restore_window(stateful: StatefulObjects, window: dict[str, Any] | None) -> None:
     """Restore the window; with None, close all windows and clear the gradients."""
     gradients = {} if window is None else window["gradients"]
-    for name, tensor in parts.parameters():
+    for name, tensor in stateful.parameters():
         gradient = gradients.get(name)
         tensor.grad = None if gradient is None else from_local_part(gradient.to(tensor.device, tensor.dtype), tensor)
-    parts.gradient_state.load_state_dict({} if window is None else window["state"])
-    parts.gradient_state.sync_gradients = window is None
+    stateful.gradient_state.load_state_dict({} if window is None else window["state"])
+    stateful.gradient_state.sync_gradients = window is None

@@ -121,7 +121,7 @@ def _announce(kind: int, numbers: list[int], drawn: Round | None, sizes: list[in
     dist.broadcast(torch.tensor([kind, *numbers, *table, *sizes], device=wire_device(device)), src=0)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A pickler that leaves plain tensors out, and notes their shapes."""
 
     def __init__(self, file: io.BytesIO, device: torch.device) -> None:
@@ -136,7 +136,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return tuple(value.shape), value.dtype
 
 
-class _Unpickler(pickle.Unpickler):
+class _TensorUnpickler(pickle.Unpickler):
     """An unpickler that makes room for the tensors that were left out."""
 
     def __init__(self, file: io.BytesIO, device: torch.device) -> None:
@@ -152,7 +152,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _pack(batch: Any, device: torch.device) -> BatchParcel:
     file = io.BytesIO()
-    pickler = _Pickler(file, device)
+    pickler = _TensorPickler(file, device)
     pickler.dump(batch)
     objects = torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(device)
     return BatchParcel(objects, [_as_bytes(tensor) for tensor in pickler.tensors])
@@ -168,7 +168,7 @@ def _receive_bytes(size: int, device: torch.device, receive_into: Callable[[torc
 
 
 def _unpack(parcel: bytearray, device: torch.device) -> Any:
-    unpickler = _Unpickler(io.BytesIO(parcel), device)
+    unpickler = _TensorUnpickler(io.BytesIO(parcel), device)
     batch = unpickler.load()
     parts = [_as_bytes(tensor) for tensor in unpickler.tensors]
     _exchange([_tensor_op(dist.irecv, part, 0, at) for at, part in _filled(parts)])

@@ -1,4 +1,4 @@
-"""The objects of an Accelerator that belong in a checkpoint."""
+"""The objects of an Accelerator whose states belong in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from notebook_launcher.training.prepared import Prepared
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Parts"]
+__all__ = ["StatefulObjects"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class StatefulObjects:
     """The objects, in the order in which they were prepared or registered."""
 
     models: list[torch.nn.Module]
@@ -40,7 +40,7 @@ class Parts:
     """True if loaders continue where they were saved."""
 
     @classmethod
-    def of(cls, prepared: Prepared, gradient_state: GradientState, rules: Rules, *, scaler: Any) -> Parts:
+    def of(cls, prepared: Prepared, gradient_state: GradientState, rules: Rules, *, scaler: Any) -> StatefulObjects:
         """Return what an Accelerator has prepared at this moment."""
         return cls(
             models=[unwrap_model(model, keep_torch_compile=False) for model in prepared.models],
