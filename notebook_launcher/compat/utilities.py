@@ -239,7 +239,7 @@ class CannotPadNestedTensorWarning(UserWarning):
 
 
 NAMES: dict[str, Any] = {
-    **{one.__name__: one for one in (
+    **{refused.__name__: refused for refused in (
         CannotPadNestedTensorWarning, are_libraries_initialized, check_os_kernel, compare_versions, convert_bytes,
         convert_outputs_to_fp32, filter_trackers, get_available_trackers, get_current_device_type, get_gpu_info,
         get_int_from_env, get_pretty_name, id_tensor_storage, is_compiled_module, is_initialized, is_namedtuple,
@@ -253,5 +253,5 @@ NAMES: dict[str, Any] = {
     "check_cuda_p2p_ib_support": lambda: True,
     "has_compiled_regions": lambda module: any(map(is_compiled_module, module.modules())),
     "ignorant_find_batch_size": operations.find_batch_size,
-    "model_has_dtensor": lambda model: any(hasattr(one, "device_mesh") for one in model.parameters()),
+    "model_has_dtensor": lambda model: any(hasattr(parameter, "device_mesh") for parameter in model.parameters()),
 }  # fmt: skip

@@ -331,7 +331,7 @@ def _advice(handler: Any, known: tuple[type, ...]) -> str:
     """Return what to pass for a handler that is none of the known ones."""
     if handler in known:
         return f"Pass an object of the class: {handler.__name__}()."
-    names = [one.__name__ for one in known]
+    names = [kind.__name__ for kind in known]
     if type(handler).__name__ in names:
         return f"It is from {type(handler).__module__}; import {type(handler).__name__} from notebook_launcher."
     return f"It can hold {', '.join(names)}."

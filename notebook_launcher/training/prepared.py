@@ -45,11 +45,11 @@ class Prepared:
         """The leaf tensors."""
         return [leaf.tensor for leaf in self.members.leaves]
 
-    def find(self, one: Any) -> Any:
+    def find(self, obj: Any) -> Any:
         """Return what an object was prepared to before, or the object if it is prepared itself; None otherwise."""
-        found = self._known.get(id(one))
+        found = self._known.get(id(obj))
         # In an Accelerator that was pickled, an id can be another object's.
-        return found[1] if found is not None and found[0] is one else None
+        return found[1] if found is not None and found[0] is obj else None
 
     def remember(self, original: Any, prepared: Any) -> None:
         """Note what an object was prepared to."""

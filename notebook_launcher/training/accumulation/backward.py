@@ -190,7 +190,7 @@ class Accumulation:
             gradients.backward(loss, gradient, kwargs)
             return
         with gradients.without_sparse_rows(
-            one for member in self.members.models_and_leaves for one in member.parameters()
+            parameter for member in self.members.models_and_leaves for parameter in member.parameters()
         ):
             gradients.backward(loss, gradient, kwargs)
 

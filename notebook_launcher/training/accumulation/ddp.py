@@ -40,14 +40,14 @@ class SyncedModel(DistributedDataParallel):
 
     def has_gradients(self) -> bool:
         """Return True if any parameter has a gradient."""
-        for one in self.trained:  # noqa: SIM110 - any() would make a generator at every backward
-            if one.grad is not None:
+        for parameter in self.trained:  # noqa: SIM110 - any() would make a generator at every backward
+            if parameter.grad is not None:
                 return True
         return False
 
     def grad_versions(self) -> list[int]:
         """Return the number of writes to each gradient; -1 for a parameter without a gradient."""
-        return [-1 if one.grad is None else one.grad._version for one in self.trained]  # noqa: SLF001
+        return [-1 if tensor.grad is None else tensor.grad._version for tensor in self.trained]  # noqa: SLF001
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model."""

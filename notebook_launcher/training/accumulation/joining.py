@@ -46,7 +46,7 @@ def join_uneven_inputs(
     if num_processes == 1:
         yield
         return
-    alone = next((type(one).__name__ for one in joinables if not isinstance(one, Joinable)), None)
+    alone = next((type(model).__name__ for model in joinables if not isinstance(model, Joinable)), None)
     if alone is not None:
         warn_user(
             f"join_uneven_inputs has no effect: it is only supported for multi-GPU and multi-CPU training with "

@@ -29,9 +29,9 @@ class LossOfTwo:
             second: Loss and weight of another.
             joined: Loss of the samples of both.
         """
-        (one, one_weight), (other, other_weight) = first, second
-        self.mean = (one * one_weight + other * other_weight) / (one_weight + other_weight)
-        self.total = one + other
+        (loss_a, weight_a), (loss_b, weight_b) = first, second
+        self.mean = (loss_a * weight_a + loss_b * weight_b) / (weight_a + weight_b)
+        self.total = loss_a + loss_b
         self.joined = joined
 
     @property
@@ -85,5 +85,5 @@ def compare_losses(
     return LossOfTwo(first, second, joined)
 
 
-def _relative(one: float, other: float) -> float:
-    return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
+def _relative(a: float, b: float) -> float:
+    return abs(a - b) / (max(abs(a), abs(b)) or 1.0)

@@ -140,9 +140,9 @@ class ShardedModel(PlainModel):
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
-        for one in module.modules():
-            if is_sharded(one):
-                one.reshard()  # type: ignore[operator] # after a forward, a module may have its whole parameters
+        for unit in module.modules():
+            if is_sharded(unit):
+                unit.reshard()  # type: ignore[operator] # after a forward, a module may have its whole parameters
         self._parameters = tuple(module.parameters())
         self._groups = [group for group in parameter_groups(module) if group is not None]
 

@@ -118,16 +118,16 @@ class Members:
         """Yield the members among a module and its submodules, the outermost of each branch."""
         pending, seen = [module], set()
         while pending:
-            one = pending.pop()
-            if id(one) in seen:
+            part = pending.pop()
+            if id(part) in seen:
                 continue
-            seen.add(id(one))
-            member: Member | None = next((member for member in self._of_modules if member.module is one), None)
-            if member is None and synchronises_itself(one) and self._owns_any(one.parameters()):
+            seen.add(id(part))
+            member: Member | None = next((member for member in self._of_modules if member.module is part), None)
+            if member is None and synchronises_itself(part) and self._owns_any(part.parameters()):
                 self.looked_up.owned.clear()
-                member = self._add_module(one)
+                member = self._add_module(part)
             if member is None:
-                pending.extend(reversed(list(one.children())))
+                pending.extend(reversed(list(part.children())))
             else:
                 yield member
 
@@ -139,7 +139,7 @@ class Members:
     def _with_strays(self, target: Any) -> list[Member]:
         found = self.inside(target)
         mine = {id(parameter) for parameter in parameters_of(target)}
-        strays = [one for one in self._look_for_strays() if any(id(tensor) in mine for tensor in one.tensors)]
+        strays = [found for found in self._look_for_strays() if any(id(tensor) in mine for tensor in found.tensors)]
         if not found and self._strict and mine:
             self._check_strays(target, strays)
         return [*found, *strays]
@@ -155,7 +155,7 @@ class Members:
                 f"accumulate({name}): none of its parameters belongs to a model, a leaf tensor or an optimizer that "
                 f"prepare() was given. A copy of a prepared model has parameters of its own. {advice}"
             )
-        if self._num_processes > 1 and any(self.local_parameters(one.optimizer) for one in strays):
+        if self._num_processes > 1 and any(self.local_parameters(stray.optimizer) for stray in strays):
             raise ValueError(
                 f"accumulate({name}): its optimizer was prepared, but the model was not. Nothing would synchronise its "
                 f"gradients, and each of the {self._num_processes} ranks would train a model of its own. {advice}"
@@ -185,9 +185,11 @@ class Members:
             parameters = parameters_of(optimizer)
             mine = {id(parameter) for parameter in parameters}
             everything = [*self.models_and_leaves, *self._look_for_strays()]
-            members = [one for one in everything if any(id(parameter) in mine for parameter in one.parameters())]
+            members = [
+                member for member in everything if any(id(parameter) in mine for parameter in member.parameters())
+            ]
             synced = {id(parameter) for member in members for parameter in member.synchronised}
-            local = [one for one in parameters if id(one) not in synced and not is_spread(one)]
+            local = [parameter for parameter in parameters if id(parameter) not in synced and not is_spread(parameter)]
             known = self.looked_up.owned[id(optimizer)] = Owned(sizes, members, local)
         return known
 

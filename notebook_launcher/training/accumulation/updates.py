@@ -198,7 +198,8 @@ class Updates:
             self._unscaled.clear()
             scaler.update()
             for window in opened:
-                gathered = [one for member in window.all_members for one in member.parameters() if id(one) not in done]
+                parameters = (parameter for member in window.all_members for parameter in member.parameters())
+                gathered = [parameter for parameter in parameters if id(parameter) not in done]
                 rescale(gathered, _scale_of(scaler) / before)
                 if window.gathered is not None:
                     # The version of the gradient has changed.
@@ -230,7 +231,7 @@ class Updates:
         Raises:
             ValueError: One was not prepared.
         """
-        known = {id(one): prepared for prepared in self.optimizers for one in (prepared, prepared.optimizer)}
+        known = {id(given): prepared for prepared in self.optimizers for given in (prepared, prepared.optimizer)}
         chosen = self.optimizers if given is None else given
         listed = [chosen] if id(chosen) in known or not isinstance(chosen, Iterable) else list(chosen)
         for optimizer in listed:
@@ -281,7 +282,7 @@ class Updates:
         listed = list(given_parameters(parameters))
         clipped = set(map(id, listed))
         for member in self._accumulation.members.models_and_leaves:
-            if not window.holds([member]) and any(id(one) in clipped for one in member.parameters()):
+            if not window.holds([member]) and any(id(parameter) in clipped for parameter in member.parameters()):
                 self._join([member], window)
         return listed
 
@@ -386,7 +387,7 @@ def _overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) 
 def _local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:
     """Return the message that nothing synchronises these parameters, and why."""
     mine = {id(parameter) for parameter in parameters}
-    inside = [one for one in members.models if any(id(parameter) in mine for parameter in one.parameters())]
+    inside = [model for model in members.models if any(id(parameter) in mine for parameter in model.parameters())]
     shapes = ", ".join(str(tuple(parameter.shape)) for parameter in parameters[:3])
     if inside:
         name = type(getattr(inside[0], "module", inside[0])).__name__

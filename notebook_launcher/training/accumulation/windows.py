@@ -164,7 +164,7 @@ class Window:
         """Return the trained parameters of these members that belong to no member of `accumulate`."""
         mine = self._trained()
         parameters = (parameter for member in members for parameter in member.parameters())
-        return [one for one in parameters if one.requires_grad and id(one) not in mine]
+        return [parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in mine]
 
     def shares_parameters(self, other: Window) -> bool:
         """Return True if a parameter has its gradient gathered by both windows."""
@@ -282,7 +282,7 @@ def _plain(value: Any) -> Any:
 def _find_gradient(members: Iterable[Member]) -> tuple[torch.Tensor, int] | None:
     """Return the first parameter that has a gradient, and the gradient's version."""
     trained = (parameter for member in members for parameter in member.parameters())
-    found = ((one, one.grad._version) for one in trained if one.grad is not None)  # noqa: SLF001
+    found = ((tensor, tensor.grad._version) for tensor in trained if tensor.grad is not None)  # noqa: SLF001
     return next(found, None)
 
 

@@ -62,7 +62,7 @@ def gather(tensor: Any) -> Any:
     found: list[torch.Tensor] = []
     map_tensors("gather", found.append, tensor)
     gathered = iter(_gather_all(found))
-    return map_tensors("gather", lambda one: next(gathered).to(one.device), tensor)
+    return map_tensors("gather", lambda part: next(gathered).to(part.device), tensor)
 
 
 def _gather_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -140,7 +140,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     _check_source(from_process)
     require_alike("broadcast", tensor)
-    return map_tensors("broadcast", lambda one: _broadcast_one(one, from_process), tensor)
+    return map_tensors("broadcast", lambda part: _broadcast_one(part, from_process), tensor)
 
 
 def _broadcast_one(tensor: torch.Tensor, from_process: int) -> torch.Tensor:
@@ -230,7 +230,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     check_number("scale", scale)
     if world_size() > 1:
         require_alike("reduce", tensor)
-    return map_tensors("reduce", lambda one: _reduce_one(one, reduction, scale), tensor)
+    return map_tensors("reduce", lambda part: _reduce_one(part, reduction, scale), tensor)
 
 
 def _reduce_one(tensor: torch.Tensor, reduction: str, scale: float) -> torch.Tensor:

@@ -199,7 +199,7 @@ def _with_sections(key: str) -> list[str]:
 
 def _section_is_off(config: Mapping[str, Any], key: str) -> bool:
     sections = (value_at(config, name) for name in _with_sections(key))
-    return any(isinstance(one, dict) and one.get("enabled") is False for one in sections)
+    return any(isinstance(section, dict) and section.get("enabled") is False for section in sections)
 
 
 def _check_known(key: str) -> None:

@@ -95,7 +95,7 @@ class _ForwardCheck:
 
     def _refuse_while_peers_wait(self, model: torch.nn.Module) -> None:
         rank = context.current()
-        waiting = [] if rank is None else [one for one in rank.waiting_peers() if one in self._peers]
+        waiting = [] if rank is None else [peer for peer in rank.waiting_peers() if peer in self._peers]
         if waiting and self._gathers_all() and (ahead := find_ahead(waiting)):
             raise RuntimeError(_explain_wait(_name(model), ahead))
 

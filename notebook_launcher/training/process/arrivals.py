@@ -90,7 +90,7 @@ def describe_ahead(ahead: Mapping[int, str]) -> str:
     for rank, call in ahead.items():
         calls.setdefault(call, []).append(rank)
     return ", ".join(
-        f"{rank_list(one)} {'waits' if len(one) == 1 else 'wait'} in {call}" for call, one in calls.items()
+        f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {call}" for call, ranks in calls.items()
     )
 
 

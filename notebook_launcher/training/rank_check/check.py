@@ -146,7 +146,7 @@ class RankCheck:
         for unit in reached:
             update = unit.notes.compared = unit.notes.num_synced
             found = self.bulletin.read(unit.owner, f"comparison {update}")
-            evidence = {rank: Evidence(*one) for rank, one in found.items()}
+            evidence = {rank: Evidence(*fields) for rank, fields in found.items()}
             _compare_steps(evidence, f"update {update}")
             self._compare_inputs(evidence)
             self._compare_outside(evidence)
@@ -223,13 +223,13 @@ class RankCheck:
     ) -> None:
         """Raise or report the first thing in which these ranks differ; every rank comes to the same conclusion."""
         mine = evidence[self._rank]
-        alike = {rank: one for rank, one in evidence.items() if one.form == mine.form}
-        in_parts = any(one.state_form != mine.state_form for one in alike.values())
-        rates = {rank: tuple(one.rates) for rank, one in alike.items()}
+        alike = {rank: theirs for rank, theirs in evidence.items() if theirs.form == mine.form}
+        in_parts = any(theirs.state_form != mine.state_form for theirs in alike.values())
+        rates = {rank: tuple(theirs.rates) for rank, theirs in alike.items()}
         found: dict[str, dict[int, Any]] = {
-            "weights": {rank: one.weights for rank, one in alike.items()},
+            "weights": {rank: theirs.weights for rank, theirs in alike.items()},
             "rates": rates,
-            "state": {rank: 0 if in_parts else one.state for rank, one in alike.items()},
+            "state": {rank: 0 if in_parts else theirs.state for rank, theirs in alike.items()},
         }
         what = next((what for what, values in found.items() if len(set(values.values())) > 1), None)
         if what is None:
@@ -253,7 +253,7 @@ class RankCheck:
         self._notify(what, text)
 
     def _compare_inputs(self, evidence: dict[int, Evidence]) -> None:
-        inputs = {one.inputs for one in evidence.values()}
+        inputs = {theirs.inputs for theirs in evidence.values()}
         same = len(evidence) == self._num_processes and len(inputs) == 1 and None not in inputs
         self._same_inputs = self._same_inputs + 1 if same else 0
         if self._same_inputs == SAME_INPUTS:
@@ -265,7 +265,7 @@ class RankCheck:
             )
 
     def _compare_outside(self, evidence: dict[int, Evidence]) -> None:
-        found = {one.outside for one in evidence.values()}
+        found = {theirs.outside for theirs in evidence.values()}
         if len(found) > 1 and None not in found:
             kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.forgotten.outside))
             self._notify(
@@ -277,7 +277,7 @@ class RankCheck:
             )
 
     def _compare_orders(self, evidence: dict[int, Evidence]) -> None:
-        orders = {rank: one.order for rank, one in evidence.items() if one.order is not None}
+        orders = {rank: theirs.order for rank, theirs in evidence.items() if theirs.order is not None}
         others = [rank for rank, order in orders.items() if order != orders.get(0, order)]
         if others:
             self._notify(
@@ -326,7 +326,11 @@ class RankCheck:
     def _groups(self, unit: Unit) -> list[tuple[Any, dict[str, Any]]]:
         mine = {id(tensor) for _, tensor in unit.tensors}
         groups = [(prepared, group) for prepared in self._optimizers for group in prepared.param_groups]
-        return [(prepared, group) for prepared, group in groups if any(id(one) in mine for one in group["params"])]
+        return [
+            (prepared, group)
+            for prepared, group in groups
+            if any(id(parameter) in mine for parameter in group["params"])
+        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # The ranks of another launch need not all have a copy.
@@ -334,7 +338,7 @@ class RankCheck:
 
 def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
     """Raise RuntimeError if the ranks' windows have different numbers of micro-batches; on every rank."""
-    by_rank = {rank: one.num_steps for rank, one in sorted(evidence.items())}
+    by_rank = {rank: theirs.num_steps for rank, theirs in sorted(evidence.items())}
     if len(set(by_rank.values())) > 1:
         numbers = ", ".join(f"{number} on rank {rank}" for rank, number in by_rank.items())
         raise RuntimeError(

@@ -116,8 +116,8 @@ def _distances(sketches: Mapping[int, Mapping[str, Sketch]], reference: int, oth
     found: dict[str, float] = {}
     for name, mine in base.items():
         theirs = [sketches[rank][name] for rank in others if name in sketches.get(rank, {})]
-        if any(one.bits != mine.bits for one in theirs):
-            found[name] = max(mine.distance(one) for one in theirs)
+        if any(sketch.bits != mine.bits for sketch in theirs):
+            found[name] = max(mine.distance(sketch) for sketch in theirs)
     return found
 
 

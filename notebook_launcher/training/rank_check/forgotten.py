@@ -72,7 +72,7 @@ class ForgottenOptimizers:
 
     def outside_parameters(self) -> list[torch.Tensor]:
         """Return the parameters of those optimizers that can be compared between ranks."""
-        return [one for optimizer in self.outside for one in parameters_of(optimizer) if is_comparable(one)]
+        return [tensor for optimizer in self.outside for tensor in parameters_of(optimizer) if is_comparable(tensor)]
 
 
 class _StepCheck:

@@ -182,9 +182,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return _number(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if callable(getattr(value, "tolist", None)):  # A tensor, an array or one of NumPy's numbers.
         only = listed = value.tolist()
         while isinstance(only, list) and len(only) == 1:
@@ -260,7 +260,9 @@ class TensorBoardTracker(GeneralTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store hyperparameters beside the run's metrics; what TensorBoard has no type for becomes text."""
-        known = {key: one if isinstance(one, (bool, int, float, str)) else repr(one) for key, one in values.items()}
+        known = {
+            key: value if isinstance(value, (bool, int, float, str)) else repr(value) for key, value in values.items()
+        }
         self.writer.add_hparams(known, metric_dict={}, run_name=".")
         self.writer.flush()
 

@@ -126,9 +126,9 @@ def _find(entry: Any, *, skip_missing: bool) -> list[type[GeneralTracker] | Gene
         return [entry]
     name = str(entry).lower() if isinstance(entry, str) else None
     if name == "all":
-        return [one for one in _CLASSES.values() if _is_available(one)]
-    one = _CLASSES.get(name) or _CLASSES.get(entry) if name is not None else None
-    if one is None:
+        return [tracker for tracker in _CLASSES.values() if _is_available(tracker)]
+    tracker = _CLASSES.get(name) or _CLASSES.get(entry) if name is not None else None
+    if tracker is None:
         close = difflib.get_close_matches(str(name), _CLASSES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         names = ", ".join(map(repr, sorted(_CLASSES)))
@@ -136,13 +136,13 @@ def _find(entry: Any, *, skip_missing: bool) -> list[type[GeneralTracker] | Gene
             f"log_with={entry!r} is unknown.{hint} It can be {names}, 'all', or a GeneralTracker: its class, an "
             "instance, or the name of a class that register_tracker_class() was given."
         )
-    if not _is_available(one):
-        missing = f"{one.name} is not installed. Type %pip install {one.name}"
+    if not _is_available(tracker):
+        missing = f"{tracker.name} is not installed. Type %pip install {tracker.name}"
         if not skip_missing:
             raise ModuleNotFoundError(f"log_with={entry!r}: {missing}, and then launch again.")
         warn_user(f"log_with={entry!r} is left out: {missing}")
         return []
-    return [one]
+    return [tracker]
 
 
 def _is_available(tracker_class: type[GeneralTracker]) -> bool:
@@ -267,7 +267,9 @@ class Trackers:
         if not isinstance(values, Mapping):
             raise TypeError(f"log_images({type(values).__name__}): pass images by name, such as {{'input': image}}.")
         step = None if step is None else _whole(step)
-        listed = {name: list(one) if isinstance(one, (list, tuple)) else [one] for name, one in values.items()}
+        listed = {
+            name: list(images) if isinstance(images, (list, tuple)) else [images] for name, images in values.items()
+        }
         for tracker in self.trackers:
             if (log_images := getattr(tracker, "log_images", None)) is not None:
                 log_images(_stacked(listed) if isinstance(tracker, TensorBoardTracker) else listed, step=step)

@@ -70,14 +70,16 @@ class Steering:
         }
 
     def _change_rate(self, wanted: Wanted) -> tuple[Any, Any]:
-        optimizers = [one.optimizer for one in self._prepared.optimizers]
-        schedulers = [one.scheduler for one in self._prepared.schedulers]
+        optimizers = [prepared.optimizer for prepared in self._prepared.optimizers]
+        schedulers = [prepared.scheduler for prepared in self._prepared.schedulers]
         if not optimizers:
             return None, None
         before = float(optimizers[0].param_groups[0]["lr"])
         for optimizer in optimizers:
             own = float(optimizer.param_groups[0]["lr"])
-            own_schedulers = [one for one in schedulers if getattr(one, "optimizer", None) is optimizer]
+            own_schedulers = [
+                scheduler for scheduler in schedulers if getattr(scheduler, "optimizer", None) is optimizer
+            ]
             if own:
                 scale_rates(optimizer, own_schedulers, apply_change(own, wanted) / own)
             elif isinstance(wanted, str) or own_schedulers:

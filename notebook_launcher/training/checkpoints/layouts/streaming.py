@@ -175,12 +175,12 @@ def _write_frame(path: Path, obj: Any) -> list[int] | None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        frame = _rebuild(obj, (torch.empty(one.shape, dtype=one.dtype) for one in _tensors(obj)))
+        frame = _rebuild(obj, (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in _tensors(obj)))
     with torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save(frame, path)
     with FakeTensorMode():
         found = _tensors(torch.load(path, weights_only=False))  # nothing but what was written above
-    places = [getattr(one.untyped_storage(), "_checkpoint_offset", None) for one in found]  # since torch 2.7
+    places = [getattr(tensor.untyped_storage(), "_checkpoint_offset", None) for tensor in found]  # since torch 2.7
     with zipfile.ZipFile(path) as archive:
         held = sum("/data/" in name for name in archive.namelist())
     # An object of another kind may hold tensors too, whose bytes would be missing.

@@ -64,8 +64,9 @@ class CheckpointWriter:
             (file_names.loader, stateful.dataloaders),
             (file_names.custom_object, stateful.custom_objects),
         ]
-        for name, ones in kinds:
-            self.objects.update({name(at): gather_tree(one.state_dict(), keep=keep) for at, one in enumerate(ones)})
+        for name, objects in kinds:
+            states = {name(at): gather_tree(obj.state_dict(), keep=keep) for at, obj in enumerate(objects)}
+            self.objects.update(states)
         if stateful.leaves:
             self.objects[file_names.LEAVES] = [leaf.detach() for leaf in stateful.leaves]
         if stateful.scaler is not None:

@@ -40,7 +40,7 @@ def split_state(optimizer: Any, state: Mapping[str, Any], names: Mapping[int, st
         if is_spread(value):
             tensors[name] = value.detach()
             return {STORED: name}
-        return {key: split(one, f"{name}.{key}") for key, one in value.items()} if isinstance(value, dict) else value
+        return {key: split(item, f"{name}.{key}") for key, item in value.items()} if isinstance(value, dict) else value
 
     slots = {
         at: split(slot, f"state.{names.get(id(parameters[at]), at)}" if isinstance(at, int) else f"state.{at}")
@@ -75,7 +75,7 @@ def join_state(
         if not isinstance(value, dict):
             return value
         if set(value) != {STORED}:
-            return {key: join(one, parameter) for key, one in value.items()}
+            return {key: join(item, parameter) for key, item in value.items()}
         shape = outline[value[STORED]]
         is_alike = is_spread(parameter) and parameter.shape == shape.shape
         made = (

@@ -145,7 +145,7 @@ class Portions:
         ends = itertools.accumulate(sizes)
         bounds = [slice(end - size, end) if size else slice(0, 1) for size, end in zip(sizes, ends, strict=True)]
         if self.slice_fn is None:
-            return [batch.take(one.start, one.stop) for one in bounds]
+            return [batch.take(bound.start, bound.stop) for bound in bounds]
         return [
             self.slice_fn(batch.batch, one, process_index=rank, num_processes=self.num_processes)
             for rank, one in enumerate(bounds)

@@ -135,9 +135,9 @@ class Readings:
 
     def note(self, read: list[tuple[int, int] | None]) -> None:
         """Count one round."""
-        for numbers, one in zip(self._ranks, read, strict=True):
-            if one is not None:
-                numbers[0], numbers[1 + one[0]] = one
+        for numbers, reading in zip(self._ranks, read, strict=True):
+            if reading is not None:
+                numbers[0], numbers[1 + reading[0]] = reading
 
     def position(self, epoch: int) -> Position:
         """Return the position of all ranks."""

@@ -79,10 +79,10 @@ def count_samples(batch: Any) -> int:
         return 1
 
 
-def length_of(one: Any) -> int | None:
-    """Return `len(one)`; None if it has no length."""
+def length_of(sized: Any) -> int | None:
+    """Return the length of a data set or a sampler; None if it has none."""
     try:
-        return len(one)
+        return len(sized)
     except (TypeError, NotImplementedError):
         # A batch sampler has a length only where its sampler has one.
         return None
@@ -112,6 +112,6 @@ def get_sampler(dataloader: Any) -> Any:
 
 def set_epochs(objects: Iterable[Any], epoch: int) -> None:
     """Set the epoch of everything that has `set_epoch`."""
-    for one in objects:
-        if callable(getattr(one, "set_epoch", None)):
-            one.set_epoch(epoch)
+    for obj in objects:
+        if callable(getattr(obj, "set_epoch", None)):
+            obj.set_epoch(epoch)
