@@ -86,7 +86,7 @@ class LocalSGD:
             if member.notes is not None:
                 member.notes.trains_alone = allowed
                 member.notes.own_state = "LocalSGD"
-        self._accumulation.is_local = all(
+        self._accumulation.weighing.is_local = all(
             member.notes is not None and member.notes.trains_alone for member in members.models_and_leaves
         )
 

@@ -112,11 +112,11 @@ class Updates:
         elif self.max_grad_norm is not None:
             self._clip(parameters_of(prepared), self.max_grad_norm, 2.0, [prepared])
         if self._accumulation.scaler is None:
-            self._accumulation.is_in_closure = closure is not None
+            self._accumulation.weighing.is_in_closure = closure is not None
             try:
                 outcome, skipped = prepared.optimizer.step(closure), prepared.step_was_skipped
             finally:
-                self._accumulation.is_in_closure = False
+                self._accumulation.weighing.is_in_closure = False
         else:
             outcome, skipped = self._scaled_step(prepared, closure)
         self._accumulation.note_step()
@@ -147,7 +147,7 @@ class Updates:
         window.join(members)
         if self._accumulation.gradient_state.sync_gradients:
             # The window has ended, and has corrected the models that it knew.
-            self._accumulation.correct_joined(window)
+            self._accumulation.weighing.correct_joined(window)
 
     def _puts_off(self, window: Window | None) -> bool:
         """Put the update off, and return True, if the window has not ended: its last micro-batch was left out."""
