@@ -501,12 +501,12 @@ class Accelerator:
             ValueError: The loss has more than one element, or only some micro-batches of the window have a weight.
         """
         if self._accumulation.scaler is not None:
-            self._updates.update_scaler()
+            self._updates.scaling.update()
         self._accumulation.backward(loss, weight, reduction, kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Undo the scaling of fp16 gradients, of one optimizer, a list, or all; once for each update."""
-        self._updates.unscale_given(optimizer)
+        self._updates.scaling.unscale_given(optimizer)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor | None:
         """Clip gradients to a total norm where a window ends; inside one nothing happens.

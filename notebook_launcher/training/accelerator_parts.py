@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training import precision, resolving
 from notebook_launcher.training.accumulation.backward import Accumulation
+from notebook_launcher.training.accumulation.live_optimizers import LiveOptimizers
 from notebook_launcher.training.accumulation.members import Members
-from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
+from notebook_launcher.training.accumulation.updates import Updates
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding

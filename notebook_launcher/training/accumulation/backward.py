@@ -86,7 +86,14 @@ class Accumulation:
 
     def _make_block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         members = self.members.find(targets)
-        block = MicroBatchBlock(self, members, self._rules)
+        block = MicroBatchBlock(
+            members,
+            self.gradient_state,
+            self._rules,
+            clock=self.clock,
+            safepoint=self.safepoint,
+            warn_once=self.warn_once,
+        )
         blocks = self.members.looked_up.blocks
         if len(blocks) >= MOST_BLOCKS:  # by a loop that makes a new container for each micro-batch
             blocks.clear()

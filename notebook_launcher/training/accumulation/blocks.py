@@ -11,9 +11,11 @@ from notebook_launcher.training.accumulation.synchronisation import pause, resum
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from notebook_launcher.training.accumulation.backward import Accumulation
-    from notebook_launcher.training.accumulation.gradient_state import Abandoned
+    from notebook_launcher.training.accumulation.gradient_state import Abandoned, GradientState
     from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.plugins import Warner
+    from notebook_launcher.training.recording.phases import PhaseClock
+    from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["MicroBatchBlock"]
@@ -27,18 +29,26 @@ class MicroBatchBlock:
 
     def __init__(
         self,
-        accumulation: Accumulation,
         members: list[Member],
+        gradient_state: GradientState,
         rules: Rules,
+        *,
+        clock: PhaseClock | None,
+        safepoint: Safepoint | None,
+        warn_once: Warner,
     ) -> None:
-        # The accumulation keeps its blocks; a reference back would be a cycle that only the garbage collector frees.
-        self._gradient_state, self._clock = accumulation.gradient_state, accumulation.clock
-        self._safepoint, self._warn_once = accumulation.safepoint, accumulation.warn_once
+        """Prepare the blocks of these members; the other arguments are those of `Accumulation`.
+
+        The Accumulation keeps its blocks, so a block does not refer to it: only the garbage collector would free such
+        a cycle.
+        """
+        self._gradient_state, self._clock = gradient_state, clock
+        self._safepoint, self._warn_once = safepoint, warn_once
         self.members = members
         self.free = True
         """False while the block is entered; a nested block is a copy."""
         self._rules = rules
-        self.window = accumulation.gradient_state.window_of(members)
+        self.window = gradient_state.window_of(members)
         self._pausable = [member for member in members if member.pause is not Pause.NEVER]
         """Members that a window may pause."""
         self.probes = [

@@ -65,7 +65,7 @@ class Checkpointer:
 
     def _collect(self) -> StatefulObjects:
         return StatefulObjects.of(
-            self._prepared, self._gradient_state, self._rules, scaler=self._updates.update_scaler()
+            self._prepared, self._gradient_state, self._rules, scaler=self._updates.scaling.update()
         )
 
     def save(self, obj: Any, f: str | os.PathLike[str], *, safe: bool) -> None:

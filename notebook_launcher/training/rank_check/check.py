@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
     from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.updates import LiveOptimizers
     from notebook_launcher.training.requests.agreement import UpdateFence
 
 __all__ = ["RankCheck", "notify"]
@@ -105,7 +104,7 @@ class RankCheck:
     def __init__(
         self,
         members: Members,
-        optimizers: LiveOptimizers,
+        optimizers: Iterable[torch.optim.Optimizer],
         gradient_state: GradientState,
         *,
         rank: int,
