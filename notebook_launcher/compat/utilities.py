@@ -65,7 +65,7 @@ def convert_bytes(size: float) -> str:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, with 16-bit tensors of what it returns turned to 32 bits."""
+    """Return the function with the 16-bit tensors in its results turned to 32 bits."""
 
     @functools.wraps(model_forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +82,7 @@ def get_current_device_type() -> tuple[str, str]:
 
 
 def get_gpu_info() -> tuple[list[str], int]:
-    """Return the GPUs' names, and how many there are."""
+    """Return the GPUs' names and their number."""
     import torch
 
     count = torch.cuda.device_count()
@@ -217,7 +217,7 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:  # noqa: FBT00
 
 
 def write_basic_config(mixed_precision: str = "no", save_location: str | Path | None = None) -> Path | bool:
-    """Write Accelerate's settings file for this machine, and return its path; False if there is one already."""
+    """Write Accelerate's settings file for this machine, and return its path; False if the file exists."""
     import torch
 
     from notebook_launcher.accelerate_yaml import default_path

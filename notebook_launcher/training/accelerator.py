@@ -124,7 +124,7 @@ class Accelerator:
         check_ranks: bool | None = None,
         **unsupported: Any,
     ) -> None:
-        """Resolve all settings, and join the process group if there is one to join.
+        """Resolve all settings, and join the process group, if any.
 
         Args:
             device_placement: True if models and batches are moved to `accelerator.device`.
@@ -483,7 +483,7 @@ class Accelerator:
         return synchronisation.without_sync(members)
 
     def trigger_sync_in_backward(self, model: Any) -> AbstractContextManager[None]:
-        """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
+        """Let the next backward synchronise all gathered gradients, though its forward ran under `no_sync`."""
         return synchronisation.sync_next(self._prepared.members.inside(model))
 
     def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
@@ -637,7 +637,7 @@ class Accelerator:
 
     @property
     def use_distributed(self) -> bool:
-        """True if there is more than one process."""
+        """True if more than one process trains."""
         return self.state.num_processes > 1
 
     @property
@@ -647,17 +647,17 @@ class Accelerator:
 
     @property
     def data_parallel_rank(self) -> int:
-        """This rank's number among those that read different data."""
+        """This rank's number among the ranks that read different data."""
         return self._layout.data_rank
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """This rank's number among those that share one model out; 0 if models are not sharded."""
+        """This rank's number among the ranks that share one model out; 0 if models are not sharded."""
         return self._layout.rank_in("dp_shard")
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """This rank's number among those that split one model's tensors; 0 without tensor parallelism."""
+        """This rank's number among the ranks that split one model's tensors; 0 without tensor parallelism."""
         return self._layout.rank_in("tp")
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
@@ -864,7 +864,7 @@ class Accelerator:
         self._checkpointer.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(models, weights, output_dir)` before models are saved; it may remove what it saves itself."""
+        """Call `hook(models, weights, output_dir)` before models are saved; it may remove weights and save them."""
         return self._prepared.add_save_hook(hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
@@ -908,7 +908,7 @@ class Accelerator:
         self._trackers.init_trackers(project_name, config, init_kwargs or {})
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:  # noqa: FBT001, FBT002 - Accelerate's signature
-        """Return a tracker by name (`unwrap`: what it wraps); one that does nothing off the main process."""
+        """Return a tracker by name, with `unwrap` its client's object; off the main process, one that does nothing."""
         return self._trackers.get_tracker(name, unwrap=unwrap)
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:

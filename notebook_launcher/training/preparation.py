@@ -77,7 +77,7 @@ class Preparation:
     rules: Rules
     sharding: Sharding
     zero: ZeroSettings | None
-    """DeepSpeed's settings in torch's terms, if there are any."""
+    """DeepSpeed's settings in torch's terms; None without any."""
     computes_in: str
     """Precision of a prepared model's forward: `"no"`, `"fp16"` or `"bf16"`."""
     compares: bool
@@ -104,7 +104,7 @@ class Preparation:
         return result[0] if len(result) == 1 else result
 
     def _check_batch_sizes(self, args: tuple[Any, ...]) -> None:
-        """Raise ValueError for loaders whose batches are not those that DeepSpeed's settings give."""
+        """Raise ValueError for loaders whose batch size differs from DeepSpeed's settings."""
         loaders = [obj for obj in args if isinstance(obj, DataLoader)]
         trains = self.prepared.optimizers or any(isinstance(obj, torch.optim.Optimizer) for obj in args)
         if self.zero is None or not loaders or not trains:
@@ -316,7 +316,7 @@ class Preparation:
 
 
 def _check_placements(device_placement: Any, number: int) -> list[bool | None]:
-    """Return the placement of each object; raise ValueError if there are more or fewer than objects."""
+    """Return the placement of each object; raise ValueError if their numbers differ."""
     if device_placement is None:
         return [None] * number
     if not isinstance(device_placement, (list, tuple)):
@@ -335,7 +335,7 @@ def _check_placements(device_placement: Any, number: int) -> list[bool | None]:
 
 
 def _check_objects(args: tuple[Any, ...]) -> None:
-    """Raise for objects that would come back unprepared although they look like what is prepared."""
+    """Raise for objects that `prepare` would return unprepared, although they look like objects that it prepares."""
     for obj in args:
         held = list(obj.values()) if isinstance(obj, dict) else obj if isinstance(obj, (list, tuple)) else ()
         found = next((each for each in held if _can_be_prepared(each)), None)

@@ -37,7 +37,7 @@ class MicroBatchBlock:
         safepoint: Safepoint | None,
         warn_once: Warner,
     ) -> None:
-        """Prepare the blocks of these members; the other arguments are those of `Accumulation`.
+        """Prepare the blocks of these members; `Accumulation` describes the other arguments.
 
         The Accumulation keeps its blocks, so a block does not refer to it: only the garbage collector would free such
         a cycle.

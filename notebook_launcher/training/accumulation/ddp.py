@@ -26,7 +26,7 @@ DDP reduces once for each forward, so what it added stays the rank's own.
 
 
 class SyncedModel(DistributedDataParallel):
-    """DistributedDataParallel that notes under which state each forward ran.
+    """DistributedDataParallel that notes the state of the switch at each forward.
 
     DDP decides in the forward whether the backward synchronises. If the switch differs between forward and backward,
     each rank silently keeps its own gradients. `Updates.step` finds this in the notes and refuses the step.
@@ -69,9 +69,9 @@ class Notes:
     """Notes of a model's forwards and backwards, beside the module, whose `__setattr__` inspects every value."""
 
     forwards: int = 0
-    """The states of the forwards whose backward has not run yet, as flags."""
+    """The states of the switch at the forwards whose backward has not run yet, as flags."""
     answered: int = 0
-    """The states of the forwards of the last backward, whose gradients the parameters hold; 0: there are none."""
+    """The states of the switch at the forwards of the last backward, whose gradients the parameters hold; 0: none."""
     recorded: bool = False
     """True after the first forward whose backward synchronises; `static_graph` records the graph there."""
     trains_alone: bool = False
@@ -153,7 +153,7 @@ def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) ->
     chosen = hook if wrapper is None else wrapper(hook)
 
     # The hook gets a name of its own, because torch refuses the bf16 hooks by their names on gloo, which can reduce
-    # bf16. It has no annotations, because torch compares them with classes, and in this module they are text.
+    # bf16. The hook has no annotations, because torch compares annotations with classes, and this module's are text.
     def reduce(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
         return chosen(state, bucket)
 

@@ -57,7 +57,7 @@ class GradientScaling:
         return outcome, skipped or not happened
 
     def update(self) -> torch.amp.GradScaler | None:
-        """Update the scale by the steps since its last update; return the scaler, if there is one.
+        """Update the scale by the steps since its last update; return the scaler, None in other precisions.
 
         Gradients that other windows have gathered by then get the new scale, because more will be added to them.
         """

@@ -16,8 +16,8 @@ __all__ = ["LiveOptimizers"]
 class LiveOptimizers:
     """The prepared optimizers that are in use, in order.
 
-    They are held weakly: each optimizer refers to its `Updates`, and a strong reference back would be a cycle that only
-    the garbage collector frees.
+    The optimizers are held weakly: each one refers to its `Updates`, and a strong reference back would be a cycle that
+    only the garbage collector frees.
     """
 
     def __init__(self, optimizers: Iterable[AcceleratedOptimizer] = ()) -> None:

@@ -26,7 +26,7 @@ class LocalSGD:
                 optimizer.step()
                 local_sgd.step()
 
-    It is another algorithm than data parallelism, with less traffic (Stich, "Local SGD Converges Fast and
+    Local SGD is another algorithm than data parallelism, with less traffic (Stich, "Local SGD Converges Fast and
     Communicates Little", ICLR 2019). Buffers, such as a batch norm's, stay each rank's own. On one process
     nothing happens.
     """

@@ -1,4 +1,4 @@
-"""Kinds of members: what is trained, and how the gradients of each kind are synchronised.
+"""Kinds of members, each with its way to synchronise gradients.
 
 | member | its gradients are reduced | a window pauses that |
 |---|---|---|
@@ -51,7 +51,7 @@ class Pause(enum.Enum):
 
     ALWAYS = enum.auto()
     IF_ASKED = enum.auto()
-    """With `sync_each_batch=False`: unreduced gradients of a sharded model take as much memory as a whole one's."""
+    """With `sync_each_batch=False`: unreduced gradients of a sharded model take as much memory as a whole model's."""
     NEVER = enum.auto()
 
 
@@ -68,7 +68,7 @@ class Member:
 
     @property
     def synchronised(self) -> Iterable[torch.Tensor]:
-        """The parameters whose gradients this member synchronises; shards, of which each rank has its own, are not."""
+        """The parameters whose gradients this member synchronises on all ranks; shards differ between ranks."""
         return ()
 
     def set_sync(self, on: bool) -> bool:  # noqa: ARG002, FBT001 - a switch
@@ -150,7 +150,7 @@ class ShardedModel(PlainModel):
         """Yield the sharded parameters, which optimizers have; between forward and backward the module has others."""
         return iter(self._parameters)
 
-    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
+    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - a switch
         """Switch the reduction on or off; return True, because torch does not report the state before."""
         self.module.set_requires_gradient_sync(on)
         return True
@@ -169,7 +169,7 @@ class ShardedModel(PlainModel):
         return has_held(self._groups) or super().has_gradients()
 
     def drop_gradients(self) -> None:
-        """Drop all gradients, including those that FSDP2 keeps itself."""
+        """Drop all gradients, also gradients that FSDP2 keeps itself."""
         super().drop_gradients()
         drop_held(self._groups)
 
@@ -191,7 +191,7 @@ class DDPModel(PlainModel):
         """All parameters."""
         return self.parameters()
 
-    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
+    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - a switch
         """Set DDP's switch, which it reads at the forward."""
         before: bool = self.module.require_backward_grad_sync
         # Written into the dictionary, because Module.__setattr__ takes a microsecond.
@@ -329,7 +329,7 @@ class LeafTensor(Member):
         """The tensor."""
         return (self.tensor,)
 
-    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
+    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - a switch
         """Set the switch, which is read after the backward."""
         before, self.syncs = self.syncs, on
         return before

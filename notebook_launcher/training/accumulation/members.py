@@ -45,7 +45,7 @@ class Members:
         self.synced_models: list[PreparedModel] = []
         """The models that `prepare` wrapped in DDP, which note their forwards and backwards."""
         self.shared_buffers: list[SharedBuffers] = []
-        """The buffers that every rank takes from rank 0 where a window ends; DDP copies those of its models itself."""
+        """The buffers that every rank takes from rank 0 where a window ends; DDP copies its models' buffers itself."""
         self.leaf_notes = Notes()
         """Notes of the reductions of all leaf tensors, which are reduced together."""
         self.version = 0
@@ -231,7 +231,7 @@ class Members:
         self.changed()
 
     def changed(self) -> None:
-        """Forget what was looked up, because members were added or an optimizer has other parameters."""
+        """Forget the results of lookups, because members were added or an optimizer has other parameters."""
         self.version += 1
         self.looked_up = LookedUp()
 

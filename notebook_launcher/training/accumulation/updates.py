@@ -150,7 +150,7 @@ class Updates:
         return True
 
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor | None:
-        """Clip the gradients where a window ends; inside a window there is nothing to clip yet."""
+        """Clip the gradients where a window ends; inside a window do nothing and return None."""
         check_limit("max_norm", max_norm)
         if not self._clips_now():
             return None

@@ -92,7 +92,7 @@ def check_accumulation(
         whole window holds. Batches that cannot be joined, such as sequences of different lengths, are not compared so.
 
     Raises:
-        ValueError: There is no micro-batch.
+        ValueError: The loader has no micro-batch.
     """
     count = weight or _num_samples
     window = _take(batches, accelerator.gradient_accumulation_steps)

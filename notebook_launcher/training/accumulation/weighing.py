@@ -60,7 +60,7 @@ class Weighing:
         scaler: torch.amp.GradScaler | None,
         warn_once: Warner,
     ) -> None:
-        """Take what a weight depends on; the arguments are those of `Accumulation`."""
+        """Take the objects that a weight depends on; `Accumulation` describes the arguments."""
         self.is_in_closure = False
         """True while an optimizer calls its closure, which may compute the gradients several times."""
         self.is_local = False
@@ -76,7 +76,7 @@ class Weighing:
         self._data_group = layout.data_group
 
     def own_weight(self, window: Window | None, weight: Any) -> Any:
-        """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None: there is none."""
+        """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None without one."""
         loader = self._gradient_state.stack.active
         if weight is not None or loader is None or self._rules.nominal_divisor:
             return weight

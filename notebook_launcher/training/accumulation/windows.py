@@ -141,7 +141,7 @@ class Window:
         self.is_broken = True
 
     def drop(self) -> None:
-        """Forget the micro-batches, those of a broken window too."""
+        """Forget the micro-batches, also of a broken window."""
         self.reset()
         self.is_broken = False
 
@@ -151,7 +151,7 @@ class Window:
 
     @property
     def all_members(self) -> list[Member]:
-        """Members whose gradients the window gathers, those that joined it included."""
+        """Members whose gradients the window gathers, also members that joined it."""
         return [*self.members, *self.joined]
 
     def holds(self, members: Iterable[Member]) -> bool:
@@ -200,7 +200,7 @@ class Window:
         """Return False if something else has changed the gradients of earlier micro-batches.
 
         Raises:
-            RuntimeError: They were cleared.
+            RuntimeError: The gradients were cleared.
         """
         if self.gathered is None or self.backwards_in_block:
             return True
@@ -253,7 +253,7 @@ class Window:
         return {key: _plain(getattr(self, name)) for key, name in _KEPT.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Forget the loop and the micro-batches; restore those of a checkpoint, if the state has any."""
+        """Forget the loop and the micro-batches; restore the micro-batches of a checkpoint, if the state has any."""
         self.reset()
         self.iteration = None
         self.weight_versions = []

@@ -165,7 +165,7 @@ def _place_among_ranks(num_processes: int | None, process_index: int | None) -> 
 
 
 def _dispatches(dataloader: DataLoader[Any], settings: SharingSettings) -> bool:
-    """Return True if rank 0 reads for all; undecided, for a stream of which every rank would read all samples."""
+    """Return True if rank 0 reads for all; by default it does for a stream that every rank would read as a whole."""
     if settings.dispatch_batches is not None:
         return settings.dispatch_batches
     dataset = dataloader.dataset
@@ -226,7 +226,7 @@ def _indices(dataloader: DataLoader[Any], settings: SharingSettings) -> Any:
 
 
 def _with_sampler(indices: Any, sampler: Any, replacement: Any) -> Any:
-    """Return a batch sampler with another sampler inside it; or that sampler itself, if there is no batch sampler."""
+    """Return a batch sampler with `replacement` in the place of `sampler`; without a batch sampler, `replacement`."""
     if indices is sampler:
         return replacement
     if type(indices) is BatchSampler:

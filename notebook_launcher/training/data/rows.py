@@ -79,7 +79,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
     """Return one batch with the samples of all batches.
 
     Raises:
-        TypeError: They hold something that is neither a tensor, a list nor a plain object.
+        TypeError: The batches hold something that is neither a tensor, a list nor a plain object.
         RuntimeError: Tensors differ in other dimensions than the first.
     """
     first = batches[0]

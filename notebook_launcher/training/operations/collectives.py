@@ -36,7 +36,7 @@ PACKED_BYTES = 2**20
 
 
 def world_size() -> int:
-    """Return how many processes there are in the default group; 1 without one."""
+    """Return the number of processes in the default group; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -133,7 +133,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
     Raises:
         TypeError: A leaf is neither a tensor nor None.
-        ValueError: There is no such process.
+        ValueError: No process has this number.
         DistributedOperationException: In debug mode, shapes or dtypes differ.
     """
     if world_size() == 1:
@@ -193,7 +193,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     The list must be equally long on all processes; the items must be picklable.
 
     Raises:
-        ValueError: There is no such process.
+        ValueError: No process has this number.
     """
     if world_size() > 1:
         _check_source(from_process)

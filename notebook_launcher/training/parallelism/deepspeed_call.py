@@ -38,10 +38,10 @@ class AcceleratorArguments:
 def apply_deepspeed(
     plugin: DeepSpeedPlugin | None, call: AcceleratorArguments
 ) -> tuple[DeepSpeedPlugin | None, ZeroSettings | None, AcceleratorArguments]:
-    """Return the plugin, what it comes to, and the call's arguments with DeepSpeed's settings in them.
+    """Return the plugin, its settings in torch's terms, and the call's arguments with DeepSpeed's settings in them.
 
     Args:
-        plugin: DeepSpeed's settings. None: those that `ACCELERATE_USE_DEEPSPEED` asks for, if any.
+        plugin: DeepSpeed's settings. None: the settings that `ACCELERATE_USE_DEEPSPEED` asks for, if any.
         call: The arguments as they were given.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed file: those that torch carries out, those that only tune DeepSpeed, and those refused.
+"""The keys of a DeepSpeed file: some are carried out by torch, some only tune DeepSpeed, and some are refused.
 
 The lists follow DeepSpeed 0.19 (`deepspeed/runtime/config.py` and `deepspeed/runtime/zero/config.py`). A key with a
 dot is inside a section: `zero_optimization.stage`.

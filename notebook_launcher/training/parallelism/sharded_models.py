@@ -47,7 +47,7 @@ class Sharding:
     computes_in: str
     """Precision of the forward: `"no"`, `"fp16"` or `"bf16"`."""
     replacements: Replacements = dataclasses.field(default_factory=Replacements)
-    """The sharded parameters in place of those before."""
+    """The sharded parameters in the place of the whole ones."""
 
     @property
     def plugin(self) -> FullyShardedDataParallelPlugin:

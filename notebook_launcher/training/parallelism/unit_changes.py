@@ -18,7 +18,7 @@ Units = list[list[torch.nn.Module]]
 
 
 def merge_tied(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> Units:
-    """Return the units with those in one that share parameters: a parameter can be in one unit only.
+    """Return the units, merged where they share parameters: a parameter can be in one unit only.
 
     A unit that shares a parameter with what is in no unit, or with a unit around it, is left to the unit around it.
     """

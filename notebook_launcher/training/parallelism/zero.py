@@ -140,7 +140,7 @@ def _number(plugin: DeepSpeedPlugin, key: str) -> Any:
 
 
 def _settle_batches(plugin: DeepSpeedPlugin, num_steps: int | None, num_ranks: int) -> tuple[int | None, int | None]:
-    """Return accumulation steps and samples of a micro-batch: what is missing follows from the whole batch."""
+    """Return accumulation steps and samples of a micro-batch; the whole batch gives a missing number."""
     micro = _number(plugin, "train_micro_batch_size_per_gpu")
     whole = _number(plugin, "train_batch_size")
     if whole is None:

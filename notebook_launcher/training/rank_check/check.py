@@ -348,7 +348,7 @@ def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
 
 
 def notify(text: str) -> None:
-    """Show a line in the cell, or warn where there is no launcher."""
+    """Show a line in the cell; without a launcher, warn."""
     rank = context.current()
     if rank is None:
         warn_user(text)

@@ -71,7 +71,7 @@ class ForgottenOptimizers:
         return [optimizer for optimizer, outside in self._stepped.items() if outside]
 
     def outside_parameters(self) -> list[torch.Tensor]:
-        """Return the parameters of those optimizers that can be compared between ranks."""
+        """Return the parameters of the `outside` optimizers, as far as ranks can compare them."""
         return [tensor for optimizer in self.outside for tensor in parameters_of(optimizer) if is_comparable(tensor)]
 
 

@@ -27,7 +27,7 @@ __all__ = ["LeftOut"]
 
 
 class LeftOut:
-    """Finds windows out of which some ranks have left a micro-batch that others have used."""
+    """Finds windows that lack a micro-batch on some ranks, although other ranks have used theirs."""
 
     def __init__(self, gradient_state: GradientState, rank: int, num_processes: int, fence: UpdateFence) -> None:
         self._gradient_state = gradient_state

@@ -69,7 +69,7 @@ class CometMLTracker(ClientTracker):
 
 
 class ClearMLTracker(ClientTracker):
-    """Writes to ClearML; `tracker` is the `Task`: the current one if there is one, else a new one.
+    """Writes to ClearML; `tracker` is the `Task`: the current one, or else a new one.
 
     Args:
         run_name: The project and the task, unless `CLEARML_PROJECT` and `CLEARML_TASK` name them.

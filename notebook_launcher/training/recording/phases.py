@@ -3,7 +3,7 @@
 `mark` names the phase that the time since the last mark was spent on; that is one span. Marks are only noted, and
 summed up where a record is sent: all of them, so that shares are exact, but only the newest spans are in it.
 
-These are times of the program. On a GPU the program only queues the work: `device_phases.py` has the clock for that.
+The times are the program's. On a GPU the program only queues the work: `device_phases.py` has the clock for a GPU.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class PhaseClock:
                 self._sync_share = (now - self._computed) / max(now - since, 1e-9)
             if self._set_activity is not None:
                 self._set_activity(context.COMPUTING)
-        # Twice what `mark` does, without the calls: beside a busy peer one costs more than what is done in it.
+        # `mark` twice, written out: beside a busy peer, a call costs more than its work.
         self._phases.append("backward")
         self._times.append(since + (now - since) * (1.0 - self._sync_share))
         self._phases.append("sync")
@@ -127,7 +127,7 @@ class PhaseClock:
         self._times.append(_now())
 
     def flush(self) -> None:
-        """Send what has not been sent and stop measuring until the next mark; a rank does so when its function ends."""
+        """Send the remaining measurements, and stop until the next mark; a rank calls it when its function ends."""
         self._report(_now())
         self._since = 0.0
 

@@ -25,7 +25,7 @@ __all__ = ["BlankTracker", "GeneralTracker", "JSONLinesTracker", "TensorBoardTra
 class GeneralTracker:
     """Base of all trackers, by Accelerate's names; a subclass defines `name`, `requires_logging_directory`, `tracker`.
 
-    It is made with the project's name, then the logging folder if it requires one, then its own arguments.
+    A tracker is made with the project's name, then the logging folder if it requires one, then its own arguments.
     Everything that costs something belongs in `start`, which runs only where the tracker is used.
 
     Raises:
@@ -144,7 +144,7 @@ class JSONLinesTracker(GeneralTracker):
 
         Raises:
             RuntimeError: Before `start`, or after `finish`.
-            OSError: There is no room for the whole line.
+            OSError: The disk has no room for the whole line.
         """
         if self._file is None:
             raise RuntimeError(

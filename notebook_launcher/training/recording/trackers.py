@@ -65,17 +65,17 @@ _OWN: tuple[type[GeneralTracker], ...] = (
 )
 
 _CLASSES: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OWN}
-"""Classes by the names that `log_with` finds. They are kept for the process, because `register_tracker_class` is called
-before there is an Accelerator, as in Accelerate."""
+"""Classes by the names that `log_with` finds. The process keeps them, because as in Accelerate
+`register_tracker_class` is called before an Accelerator is made."""
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     """Let `log_with` find a tracker by its name, in this process; a rank registers in the function that it runs.
 
-    A class of the same name is replaced; there is a warning if that is one of this package's.
+    A class of the same name is replaced, with a warning if this package has made that class.
 
     Raises:
-        ValueError: It is not a subclass of `GeneralTracker`, or lacks `name` or `requires_logging_directory`.
+        ValueError: The class is not a subclass of `GeneralTracker`, or lacks `name` or `requires_logging_directory`.
     """
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
         raise ValueError(f"{tracker_class!r} cannot be registered: it is not a subclass of GeneralTracker.")  # noqa: TRY004 - as in Accelerate

@@ -39,7 +39,7 @@ MAX_REQUESTS = 1 << 24
 
 
 class ChoiceSlot(Protocol):
-    """A place in which rank 0 writes what it has named, and where all ranks read it."""
+    """A place where rank 0 writes its choice and all ranks read it."""
 
     def read(self) -> tuple[int, int]:
         """Return the last request for which an update was named, and that update; (0, 0): none."""
@@ -125,7 +125,7 @@ class UpdateFence:
         if self._record is None:
             return
         mark = self._record()
-        if mark is None:  # A wait would end the capture of a CUDA graph, too; what is captured is not carried out.
+        if mark is None:  # A wait would end the capture of a CUDA graph, too; captured work is not carried out.
             return
         previous, self._previous = self._previous, mark
         if previous is not None:

@@ -57,7 +57,7 @@ class Safepoint:
         self._save_update: Callable[[], Callable[[int], Any] | None] = lambda: None
         self._rank = rank
         self.num_backwards = 0
-        """Backwards so far: a rank that makes none any more does not wait for the others' update to stop."""
+        """Backwards so far: a rank that makes no more of them stops without waiting for the others' update."""
         self.is_due = False
         """True if `act` has something to do."""
         self._num_updates = 0
@@ -82,7 +82,7 @@ class Safepoint:
         """The profile that is under way on this rank."""
 
     def connect(self, steering: ChangingSettings, save: Callable[[int], Any]) -> None:
-        """Set what carries requests out. Both are held weakly, because they hold models.
+        """Set the objects that carry requests out. Both are held weakly, because they hold models.
 
         Args:
             steering: The settings.
@@ -199,7 +199,7 @@ class Safepoint:
             self._rank.send(profile.finish(self._num_updates))
 
     def close(self) -> None:
-        """End what is under way; called when the function has ended."""
+        """End the profile that is under way; called when the function has ended."""
         self._end_profile()
 
     def settings(self) -> dict[str, float | None]:

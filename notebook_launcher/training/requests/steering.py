@@ -30,7 +30,7 @@ class Steering:
     """The settings of an Accelerator that a run changes, and how."""
 
     def __init__(self, prepared: Prepared, updates: Updates, gradient_state: GradientState) -> None:
-        """Take what has the settings.
+        """Take the objects that have the settings.
 
         Args:
             prepared: The optimizers and schedulers, with the learning rates.
@@ -47,7 +47,7 @@ class Steering:
         return self._gradient_state.has_open_window
 
     def settings(self) -> dict[str, float | None]:
-        """Return the values of the settings by name, without those that only a GPU knows."""
+        """Return the values of the settings by name, without values that only a GPU knows."""
         settings: dict[str, float | None] = {}
         for prepared in self._prepared.optimizers[:1]:
             rate = prepared.optimizer.param_groups[0]["lr"]

@@ -46,7 +46,7 @@ def folder_to_load(config: ProjectConfiguration, input_dir: str | os.PathLike[st
 
     Raises:
         ValueError: None was given and naming is not automatic.
-        CheckpointError: There is no checkpoint.
+        CheckpointError: No checkpoint was found.
     """
     if input_dir is not None:
         folder = _real(input_dir)
@@ -62,7 +62,7 @@ def folder_to_load(config: ProjectConfiguration, input_dir: str | os.PathLike[st
 
 
 def newest_of(saved: Sequence[str]) -> Path | None:
-    """Return the newest of a run's checkpoints that is still there; None if there is none. The newest is the last."""
+    """Return the last of a run's checkpoints that still exists, which is the newest; None without any."""
     for folder in map(Path, reversed(saved)):
         settle(folder)
         if folder.is_dir():

@@ -1,4 +1,4 @@
-"""Writes files that are on the disk when the call returns, and digests what was written."""
+"""Writes files that are on the disk when the call returns, and returns their digests."""
 
 from __future__ import annotations
 

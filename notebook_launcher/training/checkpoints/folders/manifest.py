@@ -85,7 +85,7 @@ def _parse(values: dict[str, Any]) -> Manifest:
 
 
 def check_file(folder: Path, name: str, expected: FileDigest) -> None:
-    """Raise CheckpointError unless the file holds what was written."""
+    """Raise CheckpointError unless the file has the size and digest of its entry."""
     path = folder / name
     try:
         size = path.stat().st_size

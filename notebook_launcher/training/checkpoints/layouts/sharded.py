@@ -60,7 +60,7 @@ def leaves(tree: Any) -> Iterable[Any]:
 
 
 def share_out(tensors: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whole tensors, of which each rank keeps the part that it has of the tensor of that name in `state`."""
+    """Return tensors cut to this rank's parts: each as the tensor of the same name in `state` is spread."""
     return {name: spread_like(state[name], whole) if name in state else whole for name, whole in tensors.items()}
 
 

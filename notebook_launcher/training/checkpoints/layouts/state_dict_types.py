@@ -1,6 +1,6 @@
 """The two layouts of a checkpoint of sharded models: each tensor whole in one file, or each rank's parts in its own.
 
-They are called by Accelerate's names, `FULL_STATE_DICT` and `SHARDED_STATE_DICT`.
+The layouts have Accelerate's names, `FULL_STATE_DICT` and `SHARDED_STATE_DICT`.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _write_frame(path: Path, obj: Any) -> list[int] | None:
     with torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save(frame, path)
     with FakeTensorMode():
-        found = _tensors(torch.load(path, weights_only=False))  # nothing but what was written above
+        found = _tensors(torch.load(path, weights_only=False))  # this function wrote the file itself
     places = [getattr(tensor.untyped_storage(), "_checkpoint_offset", None) for tensor in found]  # since torch 2.7
     with zipfile.ZipFile(path) as archive:
         held = sum("/data/" in name for name in archive.namelist())

@@ -197,7 +197,7 @@ def load_model(
         What `load_state_dict` returns: the names that were missing, and those that were not expected.
 
     Raises:
-        CheckpointError: There are no weights, they cannot be read, or they do not fit; nothing was loaded then.
+        CheckpointError: Weights are missing, cannot be read, or do not fit; nothing was loaded then.
     """
     target = Path(os.path.realpath(Path(directory).expanduser()))
     staging.settle(target)

@@ -80,7 +80,7 @@ def parse_size(size: int | str) -> int:
     """Return a size in bytes: `5_000_000`, `"5MB"` (5 * 10**6) or `"5MiB"` (5 * 2**20).
 
     Raises:
-        ValueError: It is neither, or not above zero.
+        ValueError: The size is neither a number nor such a text, or not above zero.
     """
     number = 0
     if isinstance(size, int) and not isinstance(size, bool):
@@ -108,7 +108,7 @@ class Shards:
 
     @property
     def index(self) -> dict[str, Any] | None:
-        """The index that readers need when there are several files, in Hugging Face's form."""
+        """The index of several files, in Hugging Face's form; None for a single file."""
         if len(self.files) == 1:
             return None
         weight_map = {name: file for file, names in self.files.items() for name in names}

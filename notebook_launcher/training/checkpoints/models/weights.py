@@ -124,7 +124,7 @@ def read_index(path: Path) -> list[Path]:
     """Return the files that an index names.
 
     Raises:
-        CheckpointError: It does not parse.
+        CheckpointError: The index does not parse.
     """
     try:
         names = set(json.loads(path.read_text())["weight_map"].values())
@@ -163,7 +163,7 @@ def check_fit(
     hooks = [hook for module in model.modules() for hook in module._load_state_dict_pre_hooks.values()]  # noqa: SLF001 - no public name
     # `fully_shard` registers a hook, and it renames nothing.
     if not always and any("_fully_shard" not in getattr(hook, "__module__", "") for hook in hooks):
-        return  # such a module may rename or reshape what it loads
+        return  # such a module may rename or reshape tensors while it loads them
     state = model.state_dict()
     lines = []
     if strict:
@@ -180,7 +180,7 @@ def check_fit(
 
 
 def load_shards(model: torch.nn.Module, folder: Path, *, strict: bool = True) -> Any:
-    """Load a model from a folder of the sharded layout; return the names that were missing and those not expected.
+    """Load a model from a folder of the sharded layout; return the missing and the unexpected names.
 
     Raises:
         CheckpointError: The folder does not fit the model or cannot be read; nothing was loaded if it does not fit.

@@ -1,4 +1,4 @@
-"""The files of one checkpoint on one rank: what is collected, what hooks leave of it, and how it is written."""
+"""The files of one checkpoint on one rank: states are collected, hooks may remove some, and the rest is written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CheckpointWriter:
         """True if sharded models and their optimizers are written in parts."""
         self.weights: list[dict[str, Any]] = []
         self.collected: list[dict[str, Any]] = []
-        """The weights of all models, of which hooks may remove some."""
+        """The weights of all models; hooks may remove some."""
         self.optimizers: list[dict[str, Any]] = []
         self.objects: dict[str, Any] = {}
         """States that are the same on all ranks and written once, by file name."""

@@ -97,7 +97,7 @@ def _find_folder(
     input_dir: str | os.PathLike[str] | None,
     saved: Sequence[str] | None,
 ) -> Path | None:
-    """Return the folder that the leader has found; None if there is nothing to load."""
+    """Return the folder that the leader has found; None if no checkpoint was saved."""
 
     def find() -> Path | None:
         if not writers.leads:

@@ -65,7 +65,7 @@ class Reader:
         """Read the manifest.
 
         Raises:
-            CheckpointError: It is damaged.
+            CheckpointError: The manifest is damaged.
         """
         self.folder = folder
         self.manifest: Manifest | None = read_manifest(folder)

@@ -1,4 +1,4 @@
-"""Streams of Hugging Face `datasets`, of which every rank reads its own shards instead of everything."""
+"""Streams of Hugging Face `datasets`: every rank reads its own shards instead of the whole stream."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class StreamWithReceipts(IterableDataset[Any]):
 
     def __init__(self, shard: IterableDatasetShard, num_workers: int, *, persistent: bool) -> None:
         self.shard = shard
-        # The epoch, the stream that was read last, and what was read of each.
+        # The epoch, the stream that was read last, and the number of samples read of each stream.
         self._orders = torch.zeros(2 + max(1, num_workers), dtype=torch.int64)
         if persistent:
             # Such workers get the data set once, and orders at every epoch.
@@ -58,7 +58,7 @@ class StreamWithReceipts(IterableDataset[Any]):
         rounds = self.shard.rounds(skip)
         next(rounds)
         if skip and stream <= last_stream:
-            # torch begins with worker 0, whose turn it may not be: those before the next one pass.
+            # torch begins with worker 0. Workers before the one whose turn it is pass.
             yield from [(None, None)] * self.shard.per_rank
         for part in rounds:
             receipt = Receipt(part.round, stream, part.consumed)

@@ -41,7 +41,7 @@ __all__ = ["PreparedLoader"]
 class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     """Base of the loaders that `prepare` returns.
 
-    It has the attributes of the loader it was made from; `base_dataloader` does the fetching.
+    A prepared loader has the attributes of the loader that it was made from; `base_dataloader` does the fetching.
     """
 
     def __init__(self, dataset: Any, settings: LoaderSettings, **kwargs: Any) -> None:
@@ -122,7 +122,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     @property
     def _place(self) -> int:
-        """This rank's place among those ranks."""
+        """This rank's place among the ranks that share the data."""
         raise NotImplementedError
 
     @property
@@ -169,7 +169,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next loop, if samplers or the data set have several.
 
-        A position that was loaded for another epoch is given up.
+        A position that was loaded for another epoch is dropped.
         """
         self._progress.set_epoch(epoch)
         set_epochs([*sampler_chain(self), self.dataset], epoch)
@@ -190,7 +190,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                 remainder = -1
         super().begin()
         self.remainder = remainder
-        # Asking the samplers for it in each micro-batch took 20 µs.
+        # Asking the samplers for the size in each micro-batch took 20 µs.
         self.current_full_rows = self.full_rows
 
     def __len__(self) -> int:
@@ -253,7 +253,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         )
 
     def _with_progress(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:
-        """Report the progress of the loop, and its waits for data, to a launcher if there is one."""
+        """Report the progress of the loop, and its waits for data, to the launcher, if any."""
         clock = make_clock()
         if clock is None or len(self.stack.loaders) > 1:
             yield from deliveries
@@ -289,8 +289,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loop, or the point where it was left, in plain types and tensors.
 
-        It holds the epoch, the number of samples of it that all ranks together have consumed, with the present batch,
-        and the states of the generators that draw the order. Another number of ranks can continue from it.
+        The state holds the epoch, the number of its samples that all ranks together have consumed, with the present
+        batch, and the states of the generators that draw the order. Another number of ranks can continue from it.
         """
         progress = self._progress
         position = progress.begin_at or progress.position or Position(self.iteration)
@@ -301,7 +301,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop begin right after the batch that was current when the state was taken.
 
-        Consumed samples are not loaded again; those of an iterable data set are read and dropped.
+        Consumed samples are not loaded again, but samples of an iterable data set are read and dropped.
 
         Raises:
             ValueError: The state is not one of `state_dict`.

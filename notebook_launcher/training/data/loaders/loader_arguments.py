@@ -20,7 +20,7 @@ FETCHING = (
 
 
 def fetching_arguments(dataloader: Any) -> dict[str, Any]:
-    """Return the arguments of a `DataLoader` that control how it fetches.
+    """Return the arguments of a `DataLoader` that control fetching.
 
     `in_order` is not among them: the round of a batch is known by its place, and so is the position.
     """
@@ -31,7 +31,7 @@ def fetching_arguments(dataloader: Any) -> dict[str, Any]:
 
 
 def data_arguments(dataloader: Any, indices: Any) -> dict[str, Any]:
-    """Return the arguments of a `DataLoader` that control what it fetches, beside the data set.
+    """Return the arguments of a `DataLoader` that choose its data, beside the data set.
 
     Args:
         dataloader: Loader from which the way of batching is taken.

@@ -77,7 +77,7 @@ class SharingSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """The settings of any prepared loader, besides those of torch's `DataLoader`."""
+    """The settings of any prepared loader, besides the arguments of torch's `DataLoader`."""
 
     device: torch.device | str | int | None
     """Device that batches are moved to; None: they are not moved."""

@@ -22,7 +22,7 @@ class DataLoaderStateMixin:
         current_rows: Rows of this rank's batch, if the data set makes batches ready (`batch_size=None`): other ranks
             cannot know them. None for all other batches, which their samplers count.
         counts_otherwise: Warning that the rows of batches vary while their samples do not; empty without a reason.
-        iteration_token: Something that every loop has its own of; None outside a loop.
+        iteration_token: An object of the present loop, another one for each loop; None outside a loop.
         num_drawn: Batches that the loop has drawn so far.
         repeat_is_known: True if a backward or `gather_for_metrics` has left out a batch that a rank got again.
         stack: Active loaders; the loader is among them while it is iterated.

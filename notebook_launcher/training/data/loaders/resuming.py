@@ -33,7 +33,7 @@ class SkipDataLoader(DataLoaderShard):
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """Return a loader of the same data that begins `num_batches` later.
 
-    It is the rest of the epoch that `dataloader` is in. After it, `dataloader` continues with the next epoch.
+    The loader yields the rest of the epoch that `dataloader` is in; then `dataloader` continues with the next epoch.
     Data of a map-style data set are not loaded for the batches that are left out.
 
     Args:

@@ -182,7 +182,7 @@ class DataLoaderShard(PreparedLoader):
             yield Delivery(batch, receipt.round or full_round, is_last, position)
 
     def _read_in_step(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
-        """Yield the batches of an iterable data set of which every rank reads its own shards."""
+        """Yield the batches of an iterable data set whose shards are shared out: every rank reads its own."""
         shard = stream.shard
         readings = Readings(start, shard.num_processes, max(1, self.num_workers))
         fetched = self._fetch(stream, start.epoch, readings.of_rank(shard.process_index), order)

@@ -64,7 +64,7 @@ def copied_ahead(deliveries: Iterable[Delivery], device: torch.device) -> Iterat
     ready: tuple[Delivery, torch.cuda.Event] | None = None
     for batch, drawn, is_last, position in deliveries:
         pinned = recursively_apply(_pin, batch)
-        # Memory that a batch gave back was last used by what is queued by now; after that it may be written to.
+        # Work that is queued by now may still use memory of a freed batch; the copy must wait for it.
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             moved = send_to_device(pinned, device, non_blocking=True)

@@ -102,7 +102,7 @@ def _permutations(sampler: RandomSampler, generator: torch.Generator, *, shared:
     if rest:
         yield from _cut(permutation(length, generator, shared=shared), rest)
     elif shared:
-        advance(generator, length)  # The sampler draws a permutation of which it takes nothing.
+        advance(generator, length)  # The sampler draws a permutation and takes nothing of it.
 
 
 def _distributed(sampler: DistributedSampler[Any]) -> Iterator[torch.Tensor]:

@@ -90,7 +90,7 @@ def _exchange(order: torch.Tensor, at: int, targets: torch.Tensor) -> None:
     """Exchange the places from `at` on with their targets, one after the other."""
     here, theirs = order[at : at + len(targets)].clone(), order[targets]
     order[targets] = here
-    # If a target occurs twice, or is one of the places, it does not hold what was just written there.
+    # If a target occurs twice, or is one of the places, it does not hold the number just written there.
     if int(targets.min()) >= at + len(targets) and torch.equal(order[targets], here):
         order[at : at + len(targets)] = theirs
         return

@@ -82,7 +82,7 @@ def stream_of(batch_sampler: Any) -> IndexStream | None:
 
 
 def batches_of(batch_sampler: Any, stream: IndexStream | None = None) -> Iterator[Any]:
-    """Return the batches of a batch sampler, or what is left of its stream; or the items of a sampler."""
+    """Return the batches of a batch sampler, or the rest of its stream; or the items of a sampler."""
     stream = stream_of(batch_sampler) if stream is None else stream
     if stream is not None:
         return _cut(stream, batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
