@@ -18,7 +18,6 @@ TWICE = {
     "kernel",
     "outcome",
     "page",
-    "phase",
     "rank",
     "update",
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.accumulation.lossmeans import LossOfTwo, compare_losses
+from notebook_launcher.training.accumulation.loss_means import LossOfTwo, compare_losses
 from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:

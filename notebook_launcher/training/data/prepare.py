@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
-from notebook_launcher.training.data.iterables.ownshards import OwnShards, is_split_by_node, shards_of_rank
+from notebook_launcher.training.data.iterables.own_shards import OwnShards, is_split_by_node, shards_of_rank
 from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
 from notebook_launcher.training.data.loaders.shard import DataLoaderShard

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from notebook_launcher.training.data.iterables.instep import OWN_SHARDS, InStep, Readings, wrong_readers
+from notebook_launcher.training.data.iterables.in_step import OWN_SHARDS, InStep, Readings, wrong_readers
 from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
-from notebook_launcher.training.data.iterables.ownshards import OwnShards
+from notebook_launcher.training.data.iterables.own_shards import OwnShards
 from notebook_launcher.training.data.iterables.streams import CollateWithReceipt, StartWorker, StreamWithReceipts
 from notebook_launcher.training.data.loaders.epoch_plan import EpochPlan, agree_on_plan
 from notebook_launcher.training.data.loaders.loader import PreparedLoader
