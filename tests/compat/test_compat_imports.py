@@ -100,7 +100,7 @@ def test_import_paths_share_their_objects():
     assert AcceleratorState is utils.AcceleratorState
     assert DistributedType is utils.DistributedType
     assert get_logger is compat.get_logger
-    assert {one.__name__ for one in (AcceleratedOptimizer, AcceleratedScheduler, LocalSGD, GeneralTracker)} == {
+    assert {kind.__name__ for kind in (AcceleratedOptimizer, AcceleratedScheduler, LocalSGD, GeneralTracker)} == {
         "AcceleratedOptimizer", "AcceleratedScheduler", "LocalSGD", "GeneralTracker"
     }  # fmt: skip
     assert find_executable_batch_size is compat.find_executable_batch_size
@@ -303,7 +303,7 @@ def test_prepared_objects_carry_accelerates_marks():
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(4)))
     optimizer, scheduler, loader = accelerator.prepare(optimizer, scheduler, loader)
-    assert all(one._is_accelerate_prepared for one in (optimizer, scheduler, loader))
+    assert all(obj._is_accelerate_prepared for obj in (optimizer, scheduler, loader))
     assert loader.gradient_state is accelerator.gradient_state
     assert compat.skip_first_batches(loader, 1).gradient_state is accelerator.gradient_state
     assert pickle.loads(pickle.dumps(loader)).gradient_state is None

@@ -57,7 +57,7 @@ def test_failure_is_a_child_failed_error_with_the_workers_message():
     rank, failure = caught.value.get_first_failure()
     assert rank == 1
     assert f"the reason of rank 1, process {failure.pid}" in failure.message
-    assert all(before <= one.timestamp <= time.time() for one in caught.value.failures.values())
+    assert all(before <= failure.timestamp <= time.time() for failure in caught.value.failures.values())
     assert f"(pid: {failure.pid})" in str(caught.value)
 
 

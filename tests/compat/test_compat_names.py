@@ -74,10 +74,10 @@ def test_join_warns_of_loaders_that_it_cannot_join(ranks, joined, even_batches, 
         with warnings.catch_warnings(record=True) as said, accelerator.join_uneven_inputs([target], even_batches):
             warnings.simplefilter("always")
         compat.AcceleratorState._reset_state(True)
-        return [str(one.message) for one in said if "join_uneven_inputs" in str(one.message)]
+        return [str(text.message) for text in said if "join_uneven_inputs" in str(text.message)]
 
     for said in ranks.run(2, join):
-        assert [warning in one for one in said] == ([] if warning is None else [True])
+        assert [warning in text for text in said] == ([] if warning is None else [True])
 
 
 @pytest.mark.parametrize("library", ["notebook_launcher", "notebook_launcher.compat"])
@@ -93,12 +93,12 @@ def test_accelerator_pickles_in_a_rank(ranks, num_ranks, library):
         _, optimizer, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
         again = pickle.loads(pickle.dumps(accelerator))
         accelerator.gradient_state.sync_gradients = again.gradient_state.sync_gradients = False
-        for one in (optimizer, *again._optimizers):  # the windows of its own Accelerator still hold it back
-            before = [parameter.clone() for parameter in one.param_groups[0]["params"]]
-            for parameter in one.param_groups[0]["params"]:
+        for prepared in (optimizer, *again._optimizers):  # the windows of its own Accelerator still hold it back
+            before = [parameter.clone() for parameter in prepared.param_groups[0]["params"]]
+            for parameter in prepared.param_groups[0]["params"]:
                 parameter.grad = torch.ones_like(parameter)
-            one.step()
-            assert all(map(torch.equal, before, one.param_groups[0]["params"]))
+            prepared.step()
+            assert all(map(torch.equal, before, prepared.param_groups[0]["params"]))
         assert again.state.__dict__ == accelerator.state.__dict__
         assert again._accumulation.clock is accelerator._accumulation.clock is not None
         if library.endswith("compat"):

@@ -201,7 +201,7 @@ def test_same_files_and_each_reads_the_others(ranks, num_ranks, tmp_path):
     restored = [
         ranks.run(num_ranks, restore, reader, str(folder)) for reader in LIBRARIES for folder in folders.values()
     ]
-    assert all(one == restored[0] for one in restored)
+    assert all(weights == restored[0] for weights in restored)
 
 
 def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]]:
@@ -284,5 +284,5 @@ def accumulate_with_a_loader_of_the_function(library: str) -> list[float]:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_windows_end_with_a_loader_that_the_function_prepared(ranks, num_ranks):
-    theirs, ours = (ranks.run(num_ranks, accumulate_with_a_loader_of_the_function, one) for one in LIBRARIES)
+    theirs, ours = (ranks.run(num_ranks, accumulate_with_a_loader_of_the_function, library) for library in LIBRARIES)
     assert list(ours) == list(theirs)

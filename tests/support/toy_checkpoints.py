@@ -61,8 +61,11 @@ class Training:
 
     def state(self) -> str:
         """All that it has, down to the last bit."""
-        gradients = [None if one.grad is None else one.grad.tolist() for one in [*self.model.parameters(), self.scale]]
-        states = [one.state_dict() for one in (self.model, self.adam, self.sgd, self.schedule, self.meter)]
+        gradients = [
+            None if parameter.grad is None else parameter.grad.tolist()
+            for parameter in [*self.model.parameters(), self.scale]
+        ]
+        states = [obj.state_dict() for obj in (self.model, self.adam, self.sgd, self.schedule, self.meter)]
         return repr(listed((states, self.scale.tolist(), gradients)))
 
     def everything(self) -> tuple[str, float, float, list[float]]:
@@ -77,5 +80,5 @@ def listed(value: Any) -> Any:
         case dict():
             return {name: listed(one) for name, one in value.items()}
         case list() | tuple():
-            return [listed(one) for one in value]
+            return [listed(item) for item in value]
     return value

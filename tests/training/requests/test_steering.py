@@ -67,7 +67,7 @@ def run() -> Iterator[Run]:
 def test_change_comes_after_the_same_update_on_all_ranks(run: Run) -> None:
     run.set(lr="x0.5", max_grad_norm=None, gradient_accumulation_steps=4, temperature=0.5)
     until(lambda: len(run.changes) == 4, run)
-    assert [(one.name, one.before, one.after) for one in run.changes] == [
+    assert [(change.name, change.before, change.after) for change in run.changes] == [
         ("lr", 0.4, 0.2), ("max_grad_norm", 1.0, None), ("gradient_accumulation_steps", 2, 4),
         ("temperature", 0.75, 0.5),
     ]  # fmt: skip
@@ -94,7 +94,7 @@ def test_pause_holds_all_ranks_until_resume(run: Run, capsys: pytest.CaptureFixt
     until(lambda: run.changes, run)
     run.set(lr="x2")
     until(lambda: len(run.changes) == 2, run)
-    assert {one.update for one in run.changes} == {update}
+    assert {change.update for change in run.changes} == {update}
     run.resume()
     until(lambda: run.state == "running" and run.metrics[-1].values["updates"] > update, run)
     run.set(enough=True)

@@ -375,7 +375,7 @@ def test_no_rank_holds_the_model_while_it_is_saved_whole(ranks, tmp_path):
 
         accelerator = Accelerator(cpu=True)
         model = torch.nn.Sequential(*[torch.nn.Linear(512, 1024, bias=False) for _ in range(40)])
-        whole = sum(one.numel() * one.element_size() for one in model.parameters())
+        whole = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         for one in (*model, model):
             fully_shard(one, mesh=init_device_mesh("cpu", (2,)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

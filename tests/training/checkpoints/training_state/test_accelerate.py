@@ -56,7 +56,7 @@ def step(accelerator: Any, model: torch.nn.Module, optimizer: Any, scheduler: An
 
 def states(*objects: Any) -> Any:
     draws = random.random(), float(np.random.random_sample()), torch.rand(2)
-    return listed(([one.state_dict() for one in objects], draws))
+    return listed(([obj.state_dict() for obj in objects], draws))
 
 
 @pytest.mark.parametrize("safe", [True, False])

@@ -52,7 +52,10 @@ class Training:
         state = {
             at: {k: v.tolist() for k, v in one.items()} for at, one in self.optimizer.state_dict()["state"].items()
         }
-        gradients = [None if one.grad is None else one.grad.tolist() for one in [*self.model.parameters(), self.scale]]
+        gradients = [
+            None if parameter.grad is None else parameter.grad.tolist()
+            for parameter in [*self.model.parameters(), self.scale]
+        ]
         return repr((weights, self.scale.tolist(), state, gradients, random.random(), torch.rand(2).tolist()))
 
 
@@ -184,7 +187,7 @@ def test_new_ranks_get_own_random_states_with_one_warning(ranks, tmp_path):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             Accelerator(cpu=True).load_state(tmp_path / "a")
-        return (random.random(), torch.rand(1).item()), [str(one.message) for one in caught]
+        return (random.random(), torch.rand(1).item()), [str(warning.message) for warning in caught]
 
     (draws_0, said_0), (draws_1, said_1) = ranks.run(load)
     assert draws_0 == expected
@@ -355,7 +358,7 @@ class Sharded:
 
     def weights(self) -> list[Any]:
         weights = self.accelerator.unwrap_model(self.model).state_dict().values()
-        return [(one.full_tensor() if hasattr(one, "full_tensor") else one).tolist() for one in weights]
+        return [(tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).tolist() for tensor in weights]
 
 
 def save_in_a_window(folder: Path) -> None:

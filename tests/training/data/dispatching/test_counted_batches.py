@@ -60,7 +60,7 @@ def arrays(samples: Sequence[Any]) -> Any:
 def packed(samples: Sequence[Any]) -> Any:
     return {
         "values": torch.cat([image for image, _ in samples]),
-        "sizes": torch.tensor([len(one[0]) for one in samples]),
+        "sizes": torch.tensor([len(sample[0]) for sample in samples]),
     }
 
 
@@ -72,7 +72,7 @@ def numbers_of(batch: Any) -> list[float]:
         return [part.mean().item() for part in torch.split(batch["values"], batch["sizes"].tolist())]
     if isinstance(batch, tuple):
         return [image.mean().item() for image in batch[0]]
-    return [(one["image"] if isinstance(one, dict) else one[0]).mean().item() for one in batch]
+    return [(sample["image"] if isinstance(sample, dict) else sample[0]).mean().item() for sample in batch]
 
 
 def train(loader: DataLoader[Any], options: dict[str, Any]) -> tuple[list[float], list[list[float]]]:

@@ -101,7 +101,7 @@ def flat(epochs: list[list[list[int]]]) -> list[list[int]]:
 
 def run_collect(sessions: Sessions, num_processes: int, *args: Any, **kwargs: Any) -> list[list[list[int]]]:
     everybody = sessions.run(num_processes, lambda: collect(*args, **kwargs))
-    assert all(one == everybody[0] for one in everybody)
+    assert all(batches_of_rank == everybody[0] for batches_of_rank in everybody)
     return everybody[0]  # type: ignore[no-any-return]
 
 
@@ -295,10 +295,10 @@ def test_loop_that_counts_a_repeated_batch_gets_a_warning(ranks: Sessions, optio
                     accelerator.gather_for_metrics(batch)
                 elif way == "backward":
                     accelerator.backward((weight * batch).mean())
-        return [str(one.message) for one in caught if "counts" in str(one.message)]
+        return [str(warning.message) for warning in caught if "counts" in str(warning.message)]
 
     told = ranks.run(2, loop, "sum")
-    assert [len(one) for one in told] == [0, 1]
+    assert [len(text) for text in told] == [0, 1]
     assert (
         f"counts {'1 sample' if options else '3 samples'} twice. Add up what gather_for_metrics() returns" in told[1][0]
     )

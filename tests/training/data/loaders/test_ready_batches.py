@@ -180,7 +180,7 @@ def test_scheduler_that_is_stepped_after_a_loop_was_left_inside_a_window_warns(s
                     break
             scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
-    given = [str(one.message) for one in caught if "scheduler.step() did not advance" in str(one.message)]
+    given = [str(warning.message) for warning in caught if "scheduler.step() did not advance" in str(warning.message)]
     assert len(given) == (stop == 3)
 
 

@@ -139,7 +139,7 @@ def test_ranks_that_have_run_out_follow_the_policy(uneven, batches, last):
     sampler = BatchSampler(range(5), 2, drop_last=False)
     shards = [BatchSamplerShard(sampler, 2, rank, even_batches=False, uneven=uneven) for rank in range(2)]
     assert [list(shard) for shard in shards] == batches
-    assert [len(shard) for shard in shards] == [len(one) for one in batches]
+    assert [len(shard) for shard in shards] == [len(batch) for batch in batches]
     assert list(shards[0].shares())[-1].round == last
 
 
