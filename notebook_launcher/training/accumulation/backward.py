@@ -68,6 +68,7 @@ class Accumulation:
         self.safepoint = safepoint
         self.check = check
         self.warn_once = Warner()
+        """Gives each warning once for each Accelerator."""
         self.weighing = Weighing(
             gradient_state, members, rules, process, layout, scaler=scaler, warn_once=self.warn_once
         )
@@ -77,6 +78,7 @@ class Accumulation:
         self._rules = rules
         self._num_processes = process.num_processes
         self._initial = InitialGradient()
+        """The initial gradient of the last backward, which is used again while the factor stays."""
 
     def block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         """Return the context in which one micro-batch of these models is computed."""

@@ -35,6 +35,7 @@ class SyncedModel(DistributedDataParallel):
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
         super().__init__(module, **kwargs)
         self.notes = Notes()
+        """Notes of the forwards and backwards."""
         self.trained = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
         """The parameters that get gradients."""
 

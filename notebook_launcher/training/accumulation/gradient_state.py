@@ -24,6 +24,7 @@ class Abandoned(NamedTuple):
     """A window that was left before its end."""
 
     window: Window
+    """The window, which is reset already."""
     num_steps: int
     """Micro-batches of a full window."""
     num_batches: int
@@ -76,6 +77,7 @@ class GradientState:
         self.windows: dict[frozenset[int], Window] = {}
         """The window of each set of members; the key of a window that all members share is empty."""
         self._last: Window | None = None
+        """The window of the micro-batch that was entered last."""
         self.loaded: dict[int, dict[str, Any]] = {}
         """Windows of a checkpoint whose models have not been used since, by their numbers."""
 

@@ -46,10 +46,12 @@ class LocalSGD:
         self.local_sgd_steps = whole_number("local_sgd_steps", local_sgd_steps)
         self.enabled = enabled and accelerator.num_processes > 1
         self.num_steps = 0
+        """Calls of `step` so far."""
         self._accelerator = accelerator
         self._accumulation: Accumulation = accelerator._accumulation  # noqa: SLF001 - the user passes the whole
         self._model = model
         self._alone: AbstractContextManager[None] | None = None
+        """The `no_sync` around the block; None outside of it."""
         if self.enabled and is_sharded(model):
             raise ValueError(
                 f"LocalSGD: fully_shard was applied to this {type(model).__name__}, so no rank has all weights and "

@@ -367,6 +367,7 @@ class StrayParameters(Member):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.tensors: list[torch.Tensor] = []
+        """The parameters, which `Members` looks up again at each use."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield the parameters."""

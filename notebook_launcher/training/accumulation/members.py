@@ -42,6 +42,7 @@ class Members:
         self.models: list[Any] = []
         """The models as `prepare` returned them."""
         self.leaves: list[LeafTensor] = []
+        """The leaf tensors that `prepare` was given."""
         self.synced_models: list[PreparedModel] = []
         """The models that `prepare` wrapped in DDP, which note their forwards and backwards."""
         self.shared_buffers: list[SharedBuffers] = []
@@ -55,6 +56,7 @@ class Members:
         self._of_modules: list[PlainModel] = []
         """The members of the models, and of modules whose optimizer alone was prepared."""
         self._strays: dict[int, StrayParameters] = {}
+        """By the id of a prepared optimizer: its parameters that belong to no member."""
         self._num_processes = num_processes
         self._strict = strict
 

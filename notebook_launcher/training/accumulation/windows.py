@@ -36,7 +36,9 @@ class Window:
     members: tuple[Member, ...] = ()
     """Members whose gradients the window gathers; empty for the one window that everything shares."""
     key: frozenset[int] = dataclasses.field(init=False)
+    """The ids of the members, by which `GradientState` finds the window."""
     _parameters: frozenset[int] | None = None
+    """The ids of the members' trained parameters; None until they are asked for."""
     is_broken: bool = False
     """True if a backward failed half way, so that the gradients are not of whole micro-batches."""
     iteration: object | None = None

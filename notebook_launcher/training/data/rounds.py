@@ -65,6 +65,7 @@ class LoaderStack:
             follows_draws: False: the active loader is the one whose iteration began last, as in Accelerate.
         """
         self._loaders: list[weakref.ref[Any]] = []
+        """The loaders, the active one last."""
         self._follows_draws = follows_draws
         self._draws: dict[object, tuple[int, int]] = {}
         """By the iterations of the loaders: the batches drawn up to the last micro-batch, and the number of

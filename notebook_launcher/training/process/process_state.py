@@ -48,6 +48,7 @@ class ProcessState:
     device: torch.device
     """The device that this process computes on."""
     num_processes: int
+    """Processes that train together."""
     process_index: int
     """The rank of this process."""
     local_process_index: int

@@ -50,6 +50,7 @@ class Evidence(NamedTuple):
     form: int
     """Fingerprint of the parameters' names and shapes."""
     weights: int
+    """Fingerprint of the parameters."""
     state_form: int
     """Fingerprint of the names of the optimizers' states. It differs where each rank keeps a part on purpose."""
     state: int
@@ -70,8 +71,11 @@ class Unit:
     """Parameters whose gradients are reduced together: a model's, or the leaf tensors."""
 
     owner: Any
+    """The object that the bulletin names: the model, or the members for their leaf tensors."""
     title: str
+    """The unit's name in messages."""
     notes: Notes
+    """The notes that count the unit's reductions."""
     tensors: list[tuple[str, torch.Tensor]]
     """The parameters with their names, if they are trained, not ignored by DDP, and whole on each rank."""
 
@@ -121,7 +125,9 @@ class RankCheck:
         self.left_out = LeftOut(gradient_state, rank, num_processes, fence)
         self._fence = fence
         self._same_inputs = 0
+        """Comparisons in a row at which all ranks had the same inputs."""
         self._notified: set[str] = set()
+        """The notices that were shown, each once."""
 
     def write(self, watched: Sequence[tuple[PreparedModel, Any]]) -> list[Unit]:
         """Before a backward: write evidence of the units that are due for a comparison, and return these units."""

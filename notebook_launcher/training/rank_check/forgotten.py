@@ -29,6 +29,7 @@ class ForgottenOptimizers:
     def __init__(self, members: Members) -> None:
         self._members = members
         self._version = -1
+        """The members' version to which `_stepped` belongs."""
         self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         """Optimizers in the order of their first steps since members were added last: True for those that update
         nothing that was prepared."""

@@ -46,6 +46,7 @@ class PhaseClock:
         self._set_activity = set_activity
         self._settings_now = settings_now
         self._due = _now() + SEND_INTERVAL
+        """The moment after which a mark sends a record."""
         self._since = 0.0
         """The last mark that is in a record; 0: what comes next only begins to measure."""
         # Two lists: a tuple for each mark would be one more thing for the garbage collector to look at.
@@ -53,8 +54,10 @@ class PhaseClock:
         self._times: list[float] = []
         self._windows: list[tuple[int, float]] = []
         self._watching = False
+        """True while the backward that runs is to call `mark_computed`."""
         self._watch_at = self._began = self._computed = 0.0
         self._sync_share = 0.0
+        """The share of a backward that waited for the ranks, when one was watched last."""
 
     def mark(self, phase: Phase | None) -> None:
         """Mark the time since the last mark as spent on this phase; None: on none of them.

@@ -114,6 +114,7 @@ class UpdateFence:
         """
         self._record = record
         self._previous: QueuedWork | None = None
+        """The mark of the previous update's work; None if nothing is to be waited for."""
 
     @property
     def lead(self) -> int:

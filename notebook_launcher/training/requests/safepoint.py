@@ -54,7 +54,9 @@ class Safepoint:
 
     def __init__(self, rank: RankContext, fence: UpdateFence) -> None:
         self._steering: Callable[[], ChangingSettings | None] = lambda: None
+        """Returns the settings, which are held weakly; None before `connect`."""
         self._save_update: Callable[[], Callable[[int], Any] | None] = lambda: None
+        """Returns the method that saves a checkpoint, which is held weakly; None before `connect`."""
         self._rank = rank
         self.num_backwards = 0
         """Backwards so far: a rank that makes no more of them stops without waiting for the others' update."""

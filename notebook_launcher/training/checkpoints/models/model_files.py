@@ -127,6 +127,7 @@ class _FilePlan:
     """The files of a model."""
 
     shards: Shards
+    """The names of the tensors in each file."""
     tied: dict[str, str]
     """Second names of tied tensors, which stand in the metadata of a safetensors file alone."""
     last: str

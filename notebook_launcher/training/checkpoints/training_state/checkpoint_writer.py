@@ -46,13 +46,16 @@ class CheckpointWriter:
         self.sharded = False
         """True if sharded models and their optimizers are written in parts."""
         self.weights: list[dict[str, Any]] = []
+        """The weights that are written: hooks may remove models from this list."""
         self.collected: list[dict[str, Any]] = []
-        """The weights of all models; hooks may remove some."""
+        """The weights of all models, as they were before the hooks."""
         self.optimizers: list[dict[str, Any]] = []
         self.objects: dict[str, Any] = {}
         """States that are the same on all ranks and written once, by file name."""
         self.digests: dict[str, FileDigest] = {}
+        """The files that this rank has written, for the manifest."""
         self.window: dict[str, Any] | None = None
+        """This rank's part of the open window; None if none is open."""
 
     def collect(self) -> None:
         """Collect the state of every object; on every rank, because some objects synchronise in `state_dict()`."""

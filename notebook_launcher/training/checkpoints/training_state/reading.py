@@ -44,12 +44,15 @@ class ObjectStates:
     """The states of the objects as they were read; the models' weights are read apart."""
 
     leaves: list[torch.Tensor]
+    """The leaf tensors; empty without any."""
     optimizers: list[dict[str, Any]]
+    """The optimizers' states; in the sharded layout with references in the place of tensors, until those are read."""
     schedulers: list[dict[str, Any]]
     dataloaders: list[dict[str, Any]]
     """The loaders' states; empty if other loaders were saved."""
     custom_objects: list[Any]
     scaler: dict[str, Any] | None
+    """The gradient scaler's state; None if there is no scaler here, or none was saved."""
     window: dict[str, Any] | None
     """This rank's part of the open window; None if none was open."""
     rng: dict[str, Any]

@@ -30,10 +30,15 @@ class StatefulObjects:
     schedulers: list[Any]
     dataloaders: list[Any]
     custom_objects: list[Any]
+    """Objects that `register_for_checkpointing` was given."""
     scaler: Any
+    """The gradient scaler of fp16; None in other precisions."""
     gradient_state: Any
+    """The `GradientState` with the open windows."""
     save_hooks: list[Callable[..., Any]]
+    """Called with models, weights and folder before models are saved."""
     load_hooks: list[Callable[..., Any]]
+    """Called with models and folder before models are loaded."""
     nominal_divisor: bool
     """True if gradients are averaged over ranks, and not over what the window held."""
     loaders_resume: bool

@@ -37,10 +37,15 @@ class _Report(NamedTuple):
     """A rank's report of the batch that it has read; all zero at its end."""
 
     rows: int
+    """Samples of the batch."""
     real: int
+    """Samples that no rank has had before."""
     weight: int
+    """The batch's weight in a window's mean."""
     stream: int
+    """The stream that the batch comes from."""
     consumed: int
+    """Samples of that stream so far."""
 
 
 NOTHING = _Report(0, 0, 0, 0, 0)
@@ -56,9 +61,13 @@ class InStep:
     """
 
     process_index: int
+    """This rank."""
     drop_last: bool
+    """True if the first round that lacks a batch is left out."""
     even_batches: bool
+    """True if a repeated batch counts."""
     uneven: str
+    """Without `even_batches`, the conduct of a rank that has read everything."""
 
     def rounds(self, batches: Iterable[tuple[Any, Receipt]]) -> Iterator[Common]:
         """Yield this rank's batches with the rounds of all ranks.

@@ -53,9 +53,11 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         self._non_blocking = settings.non_blocking
         first, progress = settings.iteration, settings.progress
         self._progress = LoaderProgress(first, Position(first)) if progress is None else progress
+        """The epoch and position, which the loader of an epoch's rest shares."""
         self._loaded = False
         """True if the position at which the next loop begins was loaded into this loader."""
         self._walked: WalkedSampler | None = None
+        """The batch sampler that `base_dataloader` fetches with; None for an iterable data set."""
         self.base_dataloader = self._make_base()
 
     @property

@@ -77,6 +77,7 @@ class DataLoaderShard(PreparedLoader):
         self.check_ranks = check_ranks
         self.use_stateful_dataloader = use_stateful_dataloader
         self._stream: StreamWithReceipts | None = None
+        """The iterable data set as `base_dataloader` reads it; None for a map-style data set."""
         super().__init__(
             dataset,
             LoaderSettings(

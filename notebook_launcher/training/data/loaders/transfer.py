@@ -24,7 +24,9 @@ class Delivery(NamedTuple):
 
     batch: Any
     round: Round | None
+    """The counts of all ranks' batches; None if unknown."""
     is_last: bool
+    """True if the batch is the loop's last."""
     position: Position
     """The position in the epoch, with this batch."""
 

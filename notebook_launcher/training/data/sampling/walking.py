@@ -40,6 +40,7 @@ class Walk:
         self.order = order
         """The states that made the order; None until the first batch is drawn."""
         self.taken: collections.deque[Taken] = collections.deque()
+        """Batches whose indices torch has taken and that it has not handed out yet, the oldest first."""
         self._batch_sampler = batch_sampler
         self._skip = skip
 
@@ -79,8 +80,11 @@ class WalkedSampler:
     def __init__(self, batch_sampler: Any) -> None:
         self._batch_sampler = batch_sampler
         self._skip = 0
+        """Samples of the next walk that are skipped."""
         self._order: Order | None = None
+        """The states that make the order of the next walk; None: a new order."""
         self._newest: Walk | None = None
+        """The walk of the iteration that began last, until it is taken."""
 
     def begin_at(self, skip: int, order: Order | None) -> None:
         """Skip the first `skip` samples of the order that `order` makes, from now on."""
