@@ -141,7 +141,7 @@ class Members:
     def _with_strays(self, target: Any) -> list[Member]:
         found = self.inside(target)
         mine = {id(parameter) for parameter in parameters_of(target)}
-        strays = [found for found in self._look_for_strays() if any(id(tensor) in mine for tensor in found.tensors)]
+        strays = [stray for stray in self._look_for_strays() if any(id(tensor) in mine for tensor in stray.tensors)]
         if not found and self._strict and mine:
             self._check_strays(target, strays)
         return [*found, *strays]
@@ -176,7 +176,7 @@ class Members:
     def local_parameters(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         """Return the parameters of an optimizer whose gradients nothing synchronises.
 
-        They belong to no member, or to a model that was wrapped while they were frozen or not yet in it.
+        Such parameters belong to no member, or to a model that was wrapped while they were frozen or not yet in it.
         """
         return self._owned_by(optimizer).local
 

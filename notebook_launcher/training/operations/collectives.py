@@ -173,7 +173,7 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor |
     mine = None if tensor is None else (TensorInformation(tensor.shape, tensor.dtype), tensor.device.type)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    owners = [rank for rank, one in enumerate(everyone) if one is not None]
+    owners = [rank for rank, given in enumerate(everyone) if given is not None]
     if len(owners) != 1:
         raise ValueError(
             f"copy_tensor_to_devices got a tensor on {f'processes {owners}' if owners else 'no process'}. Pass it on "

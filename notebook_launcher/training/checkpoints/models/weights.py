@@ -141,7 +141,7 @@ def fill_in(model: torch.nn.Module, weights: Weights) -> dict[str, Any]:
     for name in state:
         if name not in filled:
             first = tied.get(name, name)
-            mates = [weights.aliases.get(name), first, *(other for other, one in tied.items() if one == first)]
+            mates = [weights.aliases.get(name), first, *(other for other, owner in tied.items() if owner == first)]
             known = next((mate for mate in mates if mate in weights.tensors), None)
             if known is not None:
                 filled[name] = weights.tensors[known]

@@ -81,7 +81,7 @@ class CheckpointWriter:
         self.collected = list(self.weights)
         for hook in self.stateful.save_hooks:
             hook(list(self.stateful.models), self.weights, str(self.stage))
-        numbers = [next((at for at, one in enumerate(self.collected) if one is left), None) for left in self.weights]
+        numbers = [next((at for at, mine in enumerate(self.collected) if mine is left), None) for left in self.weights]
         for number, left in zip(numbers, self.weights, strict=True):
             if number is None and has_spread(left):
                 raise CheckpointError(

@@ -57,8 +57,8 @@ def merge_windows(windows: Sequence[dict[str, Any]], *, num_processes: int, nomi
     dtypes = {name: gradient.dtype for window in windows for name, gradient in window["gradients"].items()}
     state = dict(windows[0]["state"])
     state["windows"] = [
-        {**one, "weight": sum(window["state"]["windows"][at]["weight"] for window in windows) / num_processes}
-        for at, one in enumerate(state["windows"])
+        {**counts, "weight": sum(window["state"]["windows"][at]["weight"] for window in windows) / num_processes}
+        for at, counts in enumerate(state["windows"])
     ]
     return {"state": state, "gradients": {name: (sums[name] / shares).to(dtypes[name]) for name in sums}}
 

@@ -152,8 +152,8 @@ class Portions:
         if self.slice_fn is None:
             return [batch.take(bound.start, bound.stop) for bound in bounds]
         return [
-            self.slice_fn(batch.batch, one, process_index=rank, num_processes=self.num_processes)
-            for rank, one in enumerate(bounds)
+            self.slice_fn(batch.batch, bound, process_index=rank, num_processes=self.num_processes)
+            for rank, bound in enumerate(bounds)
         ]
 
 
