@@ -9,6 +9,7 @@ from notebook_launcher.training.accumulation.backward import Accumulation
 from notebook_launcher.training.accumulation.live_optimizers import LiveOptimizers
 from notebook_launcher.training.accumulation.members import Members
 from notebook_launcher.training.accumulation.updates import Updates
+from notebook_launcher.training.accumulation.weighing import Weighing
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
@@ -112,13 +113,14 @@ class AcceleratorParts:
         )
 
     def _make_accumulation(self) -> Accumulation:
+        gradient_state, members, scaler = self._gradient_state, self.prepared.members, self._make_scaler()
         return Accumulation(
-            self._gradient_state,
-            self.prepared.members,
+            gradient_state,
+            members,
             self._rules,
-            self._process,
-            self._layout,
-            scaler=self._make_scaler(),
+            Weighing(gradient_state, members, self._rules, self._process, self._layout, scaler=scaler),
+            num_processes=self._process.num_processes,
+            scaler=scaler,
             clock=make_clock(),
             safepoint=self._safepoint,
             check=self.rank_check,

@@ -10,7 +10,6 @@ from notebook_launcher.training.accumulation import gradients
 from notebook_launcher.training.accumulation.blocks import MicroBatchBlock
 from notebook_launcher.training.accumulation.gradients import InitialGradient
 from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
-from notebook_launcher.training.accumulation.weighing import Weighing
 from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
@@ -19,9 +18,8 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.member_kinds import PreparedModel
     from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.weighing import Weighing
     from notebook_launcher.training.accumulation.windows import Window
-    from notebook_launcher.training.parallelism.mesh import Layout
-    from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint
@@ -40,9 +38,9 @@ class Accumulation:
         gradient_state: GradientState,
         members: Members,
         rules: Rules,
-        process: ProcessState,
-        layout: Layout,
+        weighing: Weighing,
         *,
+        num_processes: int,
         scaler: torch.amp.GradScaler | None,
         clock: PhaseClock | None,
         safepoint: Safepoint | None,
@@ -54,8 +52,8 @@ class Accumulation:
             gradient_state: Progress of accumulation.
             members: Models and tensors that are trained.
             rules: The differences from Accelerate.
-            process: This process among its peers.
-            layout: The ranks that read different data: their weights are added up.
+            weighing: Gives the factors of losses, and corrects windows.
+            num_processes: Ranks that train together.
             scaler: Scales fp16 losses; None in other precisions.
             clock: Times the phases, if a launcher listens.
             safepoint: Saves and stops all ranks together, if a launcher may ask for it.
@@ -69,14 +67,11 @@ class Accumulation:
         self.check = check
         self.warn_once = Warner()
         """Gives each warning once for each Accelerator."""
-        self.weighing = Weighing(
-            gradient_state, members, rules, process, layout, scaler=scaler, warn_once=self.warn_once
-        )
-        """The factors of losses, and the corrections of windows."""
+        self.weighing = weighing
         self._has_stepped = False
         """True if an optimizer has stepped since the last backward outside any block."""
         self._rules = rules
-        self._num_processes = process.num_processes
+        self._num_processes = num_processes
         self._initial = InitialGradient()
         """The initial gradient of the last backward, which is used again while the factor stays."""
 

@@ -25,6 +25,7 @@ from notebook_launcher.training.accumulation.given_weights import (
 )
 from notebook_launcher.training.accumulation.windows import has_values
 from notebook_launcher.training.data.rounds import relative_weights
+from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.parallelism.mesh import Layout
-    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rules import Rules
 
@@ -58,9 +58,17 @@ class Weighing:
         layout: Layout,
         *,
         scaler: torch.amp.GradScaler | None,
-        warn_once: Warner,
     ) -> None:
-        """Take the objects that a weight depends on; `Accumulation` describes the arguments."""
+        """Take the objects that a weight depends on.
+
+        Args:
+            gradient_state: Progress of accumulation.
+            members: Models and tensors that are trained.
+            rules: The differences from Accelerate.
+            process: This process among its peers.
+            layout: The ranks that read different data: their weights are added up.
+            scaler: Scales fp16 losses; None in other precisions.
+        """
         self.is_in_closure = False
         """True while an optimizer calls its closure, which may compute the gradients several times."""
         self.is_local = False
@@ -69,7 +77,7 @@ class Weighing:
         self._members = members
         self._rules = rules
         self._scaler = scaler
-        self._warn_once = warn_once
+        self._warn_once = Warner()
         self._device = process.device
         self._num_data_ranks = layout.num_data_ranks
         self._data_rank = layout.data_rank
