@@ -43,7 +43,10 @@ class LeftOutBatch(NamedTuple):
 
 
 class GradientState:
-    """The state of accumulation: the settings, the windows, and the loaders that are being iterated."""
+    """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
+
+    The properties from `active_dataloader` to `plugin_kwargs` are Accelerate's, for code that asks its `GradientState`.
+    """
 
     def __init__(
         self, plugin: GradientAccumulationPlugin, rules: Rules, on_next: Callable[[], None] | None = None

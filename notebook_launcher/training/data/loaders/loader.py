@@ -41,7 +41,8 @@ __all__ = ["PreparedLoader"]
 class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     """Base of the loaders that `prepare` returns.
 
-    A prepared loader has the attributes of the loader that it was made from; `base_dataloader` does the fetching.
+    A prepared loader has the attributes of the loader that it was made from; `base_dataloader` does the fetching. Many
+    of its methods are there because users and other libraries call them on torch's and Accelerate's loaders.
     """
 
     def __init__(self, dataset: Any, settings: LoaderSettings, **kwargs: Any) -> None:
