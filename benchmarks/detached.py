@@ -81,7 +81,8 @@ def measure_long_run(num: int) -> None:
         if position < due:
             time.sleep(0.1)
             continue
-        held = [(one.memory_info().rss / 1e6, one.num_fds(), one.num_threads()) for one in (host, psutil.Process())]
+        processes = host, psutil.Process()
+        held = [(each.memory_info().rss / 1e6, each.num_fds(), each.num_threads()) for each in processes]
         (host_mb, host_fds, host_threads), (mb, fds, threads) = held
         say(
             f"{position:>9,} reports: host {host_mb:.0f} MB, {host_fds} descriptors, {host_threads} threads; "

@@ -102,8 +102,8 @@ def exponent(sizes: list[int], values: list[float]) -> float:
     """Return the slope of the logarithms over the three largest sizes."""
     x, y = ([math.log(number) for number in numbers[-3:]] for numbers in (sizes, values))
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((one - mean_x) ** 2 for one in x)
-    return sum((one - mean_x) * (other - mean_y) for one, other in zip(x, y, strict=True)) / spread
+    spread = sum((value - mean_x) ** 2 for value in x)
+    return sum((value - mean_x) * (other - mean_y) for value, other in zip(x, y, strict=True)) / spread
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ HAS_SAFEPOINT = 2
 CHANGES_ASKED = 3
 """Number of the last `Change` that the kernel has sent to all ranks, modulo 256."""
 SAVE_CHOICE = slice(8, 24)
-"""Rank 0's answer, two 64-bit integers: the request, and the update after which all ranks save; `training.agreement`
-reads and writes it."""
+"""Rank 0's answer, two 64-bit integers: the request, and the update after which all ranks save;
+`training.requests.agreement` reads and writes it."""
 STOP_CHOICE = slice(24, 40)
 """The same pair for the update after which all ranks stop."""
 CHANGE_CHOICE = slice(40, 56)

@@ -49,7 +49,7 @@ class RunStopped(KeyboardInterrupt):
 
 
 class AgreedStop(Protocol):
-    """The part of a safepoint that is used here; the class is in `training.safepoint`."""
+    """The part of a safepoint that is used here; the class is in `training.requests.safepoint`."""
 
     num_backwards: int
 

@@ -6,7 +6,7 @@ shares a word of its name with a changed file. The folder `tests/training` is to
 holds for all of its tests, and the tests of the Accelerator run if no file shares a word:
 
     notebook_launcher/kernel/inspection/stacks.py   tests/kernel side by side, and tests/kernel/test_stacks.py
-    notebook_launcher/training/data/x.py            tests/training/data/test_*.py
+    notebook_launcher/training/data/x.py            tests/training/data/**/test_*.py
     widgets/static/monitor/plot.js                  tests/widgets and tests/page likewise, files test_monitor*.py
     notebook_launcher/config.py                     tests/foundations
     pyproject.toml, README.md, docs/...             tests/project

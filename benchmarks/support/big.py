@@ -26,34 +26,34 @@ def back_memory() -> None:
 def measure_big(found: Measurements, repeats: int) -> None:
     back_memory()
     with contenders(found.chosen(BIG), BIG_RANKS) as started:
-        for one in started:
-            with found.guarded("up", one.name):
-                one.ask("prepare", timeout=LIMIT)
-                one.settle()
+        for contender in started:
+            with found.guarded("up", contender.name):
+                contender.ask("prepare", timeout=LIMIT)
+                contender.settle()
         for _ in range(repeats):
-            for one in started:
-                measure_big_once(found, one)
-        for one in started:
+            for contender in started:
+                measure_big_once(found, contender)
+        for contender in started:
             for kind in ("none", "array", "tensor"):
-                with found.guarded("memory", one.name, kind):
-                    for what, size in one.ask("capture_memory", kind, timeout=LIMIT).items():
-                        found.add(size, "memory", one.name, kind, what)
+                with found.guarded("memory", contender.name, kind):
+                    for what, size in contender.ask("capture_memory", kind, timeout=LIMIT).items():
+                        found.add(size, "memory", contender.name, kind, what)
 
 
-def measure_big_once(found: Measurements, one: Contender) -> None:
+def measure_big_once(found: Measurements, contender: Contender) -> None:
     with contextlib.suppress(FailedError):
-        for what, seconds in one.ask("copy", timeout=LIMIT).items():
+        for what, seconds in contender.ask("copy", timeout=LIMIT).items():
             found.add(seconds, "copy", what)
     for kind in ("none", "array", "tensor"):
-        key = ("capture", one.name, kind)
+        key = ("capture", contender.name, kind)
         if key not in found.reasons:
             with found.guarded(*key):
-                found.add(one.ask("capture", kind, timeout=LIMIT)["seconds"], *key)
-    if ("return", one.name) not in found.reasons:
-        with found.guarded("return", one.name):
-            answer = one.ask("returned", timeout=LIMIT)
-            found.add(answer["seconds"], "return", one.name)
-            found.add(answer["peak"], "peak", one.name)
+                found.add(contender.ask("capture", kind, timeout=LIMIT)["seconds"], *key)
+    if ("return", contender.name) not in found.reasons:
+        with found.guarded("return", contender.name):
+            answer = contender.ask("returned", timeout=LIMIT)
+            found.add(answer["seconds"], "return", contender.name)
+            found.add(answer["peak"], "peak", contender.name)
 
 
 def big_table(found: Measurements) -> str:

@@ -15,33 +15,33 @@ def measure_cold(found: Measurements, num_ranks: int, repeats: int) -> None:
             key = ("cold", name, num_ranks)
             if key in found.reasons:
                 continue
-            with found.guarded(*key), Contender(name, num_ranks) as one:
-                found.add(one.ask("cold", timeout=LIMIT)["seconds"], *key)
+            with found.guarded(*key), Contender(name, num_ranks) as contender:
+                found.add(contender.ask("cold", timeout=LIMIT)["seconds"], *key)
 
 
 def measure_warm(found: Measurements, num_ranks: int) -> None:
     with contenders(found.chosen(EVERYBODY), num_ranks) as started:
         ready = []
-        for one in started:
-            with found.guarded("warm", one.name, num_ranks):
-                answer = one.ask("prepare", timeout=LIMIT)
+        for contender in started:
+            with found.guarded("warm", contender.name, num_ranks):
+                answer = contender.ask("prepare", timeout=LIMIT)
                 if "private" in answer:
-                    found.texts["private", one.name] = f", {megabytes(answer['private'])} MB private"
-                one.settle()
-                one.ask("trivial", timeout=LIMIT)
-                ready.append(one)
+                    found.texts["private", contender.name] = f", {megabytes(answer['private'])} MB private"
+                contender.settle()
+                contender.ask("trivial", timeout=LIMIT)
+                ready.append(contender)
         take_turns(found, ready, num_ranks)
 
 
 def take_turns(found: Measurements, ready: list[Contender], num_ranks: int) -> None:
     for turn in range(found.repeats):
-        for one in ready[turn % len(ready) :] + ready[: turn % len(ready)]:
-            key = ("warm", one.name, num_ranks)
+        for contender in ready[turn % len(ready) :] + ready[: turn % len(ready)]:
+            key = ("warm", contender.name, num_ranks)
             slow = (found.median(*key) or 0.0) > SLOW
             if key in found.reasons or (slow and len(found.samples[key]) >= SLOW_REPEATS):
                 continue
             with found.guarded(*key):
-                found.add(one.ask("trivial", timeout=LIMIT)["seconds"], *key)
+                found.add(contender.ask("trivial", timeout=LIMIT)["seconds"], *key)
             time.sleep(PAUSE)
 
 

@@ -34,9 +34,9 @@ def prove(folder: str) -> None:
     import torch
     import torch.distributed as dist
 
-    one = torch.ones(1)
-    dist.all_reduce(one)
-    note(folder, sum=int(one))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    note(folder, sum=int(total))
 
 
 def started(folder: str, data: Any) -> None:
@@ -182,11 +182,11 @@ class Tasks:
         data = self._make_data(kind)
         begin = time.monotonic()
         seen = self._noted(started, data)
-        return {"seconds": max(one["started"] for one in seen) - begin}
+        return {"seconds": max(noted["started"] for noted in seen) - begin}
 
     def capture_memory(self, kind: str) -> dict[str, Any]:
         seen = self._noted(hold, self._make_data(kind))
-        return {key: sum(one[key] for one in seen) for key in ("pss", "private")}
+        return {key: sum(noted[key] for noted in seen) for key in ("pss", "private")}
 
     def _make_data(self, kind: str) -> Any:
         gc.collect()
@@ -231,7 +231,7 @@ class Tasks:
 
     def look(self) -> dict[str, Any]:
         """Return the process numbers of ranks that stay alive between calls."""
-        return {"pids": [one["pid"] for one in self._noted(look)]}
+        return {"pids": [noted["pid"] for noted in self._noted(look)]}
 
     def folder(self) -> dict[str, Any]:
         self._clear()

@@ -20,14 +20,16 @@ IDLE = ["session", "ours", "torch-fork", "torch-spawn", "accelerate", "nbdistrib
 
 def measure_idle(found: Measurements) -> None:
     for name in found.chosen(IDLE):
-        with found.guarded("idle", name), Contender(name, 2) as one:
-            one.ask("prepare", timeout=LIMIT)
-            one.settle()
+        with found.guarded("idle", name), Contender(name, 2) as contender:
+            contender.ask("prepare", timeout=LIMIT)
+            contender.settle()
             stays = name in ("session", "nbdistributed")
-            pids = one.ask("look", timeout=LIMIT)["pids"] if stays else begin_idle(one, 2)
-            one.settle()
+            pids = contender.ask("look", timeout=LIMIT)["pids"] if stays else begin_idle(contender, 2)
+            contender.settle()
             ranks = [memory_of(pid) for pid in pids]
-            rest = [_memory_if_alive(pid) for pid in one.family() if pid not in pids and pid != one.process.pid]
+            rest = [
+                _memory_if_alive(pid) for pid in contender.family() if pid not in pids and pid != contender.process.pid
+            ]
             found.add(median([sizes["pss"] for sizes in ranks]), "idle", name, "pss")
             found.add(median([sizes["private"] for sizes in ranks]), "idle", name, "private")
             found.add(sum(sizes["pss"] for sizes in [*ranks, *rest]), "idle", name, "all")
@@ -40,16 +42,16 @@ def _memory_if_alive(pid: int) -> dict[str, int]:
         return {"pss": 0, "private": 0}
 
 
-def begin_idle(one: Contender, num_ranks: int) -> list[int]:
+def begin_idle(contender: Contender, num_ranks: int) -> list[int]:
     """Launch a function that does not end; return the ranks' process numbers once they run it."""
-    folder = Path(one.ask("folder", timeout=LIMIT)["folder"])
-    one.tell("idle")
+    folder = Path(contender.ask("folder", timeout=LIMIT)["folder"])
+    contender.tell("idle")
     deadline = time.monotonic() + LIMIT
     while len(files := list(folder.glob("*.json"))) < num_ranks:
         if time.monotonic() > deadline:
             raise FailedError("the ranks did not start")
         time.sleep(0.02)
-    one.family()
+    contender.family()
     return [json.loads(file.read_text())["pid"] for file in files]
 
 
@@ -122,16 +124,16 @@ def measure_deaths_of(found: Measurements, name: str) -> None:
     for how in ("die", "fail"):
         if (how, name) in found.reasons:
             continue
-        with found.guarded(how, name), Contender(name, 2) as one:
-            one.ask("prepare", timeout=LIMIT)
-            answer = one.ask("death", how, timeout=20)
+        with found.guarded(how, name), Contender(name, 2) as contender:
+            contender.ask("prepare", timeout=LIMIT)
+            answer = contender.ask("death", how, timeout=20)
             found.add(answer["seconds"], how, name)
             found.texts[(how, name)] = f"{answer['error']}: {answer['message']}"[:110]
     if ("killed", name) not in found.reasons:
-        with found.guarded("killed", name), Contender(name, 2) as one:
-            one.ask("prepare", timeout=LIMIT)
-            begin_idle(one, 2)
-            seconds = one.kill_and_time(GONE_LIMIT)
+        with found.guarded("killed", name), Contender(name, 2) as contender:
+            contender.ask("prepare", timeout=LIMIT)
+            begin_idle(contender, 2)
+            seconds = contender.kill_and_time(GONE_LIMIT)
             if seconds is None:
                 raise FailedError(f"some processes still live after {GONE_LIMIT:g} s")
             found.add(seconds, "killed", name)

@@ -112,7 +112,7 @@ class Contender:
         """Return the contender's process and all descendants that were found so far."""
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.process.pid)
-            self._family.update({one.pid: one for one in [root, *root.children(recursive=True)]})
+            self._family.update({process.pid: process for process in [root, *root.children(recursive=True)]})
         return self._family
 
     def settle(self) -> None:
@@ -121,11 +121,11 @@ class Contender:
 
     def kill_and_time(self, limit: float) -> float | None:
         """Kill the contender's process; return the seconds until its descendants have ended, or None after `limit`."""
-        family = [one for one in self.family().values() if one.pid != self.process.pid]
+        family = [process for process in self.family().values() if process.pid != self.process.pid]
         begin = time.monotonic()
         self.process.kill()
         self.process.wait()
-        while any(_is_alive(one) for one in family):
+        while any(_is_alive(process) for process in family):
             if time.monotonic() - begin > limit:
                 return None
             time.sleep(0.002)
@@ -133,18 +133,18 @@ class Contender:
 
     def kill(self) -> None:
         """Kill all processes of the contender that were found, and its orphans."""
-        for one in self._family.values():
+        for process in self._family.values():
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                process.kill()
         self.process.kill()
         self.process.wait()
         # When a parent is killed, its children become children of this process, one generation after the other.
         while orphans := _orphans(self._tag):
-            for one in orphans:
+            for process in orphans:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    process.kill()
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(one.pid, 0)
+                    os.waitpid(process.pid, 0)
 
     def _last_words(self) -> str:
         self._output.seek(0)
@@ -158,9 +158,9 @@ def settle(processes: Callable[[], Iterable[psutil.Process]]) -> None:
     while time.monotonic() < end and time.monotonic() - since < SETTLED:
         time.sleep(0.1)
         used = 0.0
-        for one in processes():
+        for process in processes():
             with contextlib.suppress(psutil.NoSuchProcess):
-                used += sum(one.cpu_times()[:2])
+                used += sum(process.cpu_times()[:2])
         if used > last + 0.03:
             last, since = used, time.monotonic()
 
@@ -175,10 +175,10 @@ def contenders(names: list[str], num_ranks: int) -> Iterator[list[Contender]]:
 def _orphans(tag: str) -> list[psutil.Process]:
     """Return the processes of a contender that have become children of this process."""
     found = []
-    for one in psutil.Process().children():
+    for process in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            if one.status() == psutil.STATUS_ZOMBIE or one.environ().get(TAG) == tag:
-                found.append(one)
+            if process.status() == psutil.STATUS_ZOMBIE or process.environ().get(TAG) == tag:
+                found.append(process)
     return found
 
 

@@ -146,8 +146,8 @@ def status(field: str) -> int:
 def loopback_bytes() -> int:
     """Return the bytes that the loopback has sent, in this network namespace."""
     lines = Path("/proc/net/dev").read_text(encoding="ascii").splitlines()
-    (line,) = (one for one in lines if one.strip().startswith("lo:"))
-    return int(line.split(":")[1].split()[8])
+    (loopback,) = (line for line in lines if line.strip().startswith("lo:"))
+    return int(loopback.split(":")[1].split()[8])
 
 
 def import_everything() -> None:
@@ -162,7 +162,9 @@ def train(name: str, width: int, num_layers: int, window: int, num_windows: int)
     import_everything()
     before = status("VmRSS")
     model = Transformer(width, num_layers)
-    sizes = {part: 4 * sum(one.numel() for one in module.parameters()) for part, module in model.named_children()}
+    sizes = {
+        part: 4 * sum(parameter.numel() for parameter in module.parameters()) for part, module in model.named_children()
+    }
     _, step = CONTENDERS[name](model, window)
     del model
     prepared = status("VmHWM")

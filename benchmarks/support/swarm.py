@@ -224,8 +224,8 @@ def _records(rank: int, number: int, now: float) -> list[Any]:
         messages.Progress(time=now, done=number, total=TOTAL, description="train", loops=1, items=number),
         messages.Phases(
             time=now, windows=1, micro_batches=1, samples=8000.0, fullest=(1, 8000.0), num_fullest=1,
-            seconds={phase: seconds for phase, _, seconds in spans}, counts=dict.fromkeys([one[0] for one in spans], 1),
-            spans=tuple(spans),
+            seconds={phase: seconds for phase, _, seconds in spans},
+            counts={phase: 1 for phase, *_ in spans}, spans=tuple(spans),
         ),
     ]  # fmt: skip
 

@@ -27,7 +27,7 @@ class Accelerator(_Accelerator):
             return AcceleratorState().mixed_precision
         return super()._resolve_precision(argument, conflicts)
 
-    def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
+    def _make_accelerator_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
         handler = self.init_handler
         return AcceleratorState(precision, cpu, backend=handler.backend, timeout=handler.timeout)
 

@@ -106,8 +106,7 @@ class GradientState(_GradientState):
             super().__init__(gradient_accumulation_plugin or GradientAccumulationPlugin(), ACCELERATE, on_next)
             return
         if gradient_accumulation_plugin is not None:
-            self.plugin = gradient_accumulation_plugin
-            self.num_steps = gradient_accumulation_plugin.num_steps or 1
+            self.adopt(gradient_accumulation_plugin)
         if on_next is not None:
             self.stack.replace_on_next(on_next)
 

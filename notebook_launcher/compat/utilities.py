@@ -82,7 +82,7 @@ def get_current_device_type() -> tuple[str, str]:
 
 
 def get_gpu_info() -> tuple[list[str], int]:
-    """Return the GPUs' names, and how many there are."""
+    """Return the GPUs' names and their number."""
     import torch
 
     count = torch.cuda.device_count()
@@ -217,7 +217,7 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:  # noqa: FBT00
 
 
 def write_basic_config(mixed_precision: str = "no", save_location: str | Path | None = None) -> Path | bool:
-    """Write Accelerate's settings file for this machine, and return its path; False if there is one already."""
+    """Write Accelerate's settings file for this machine, and return its path; False if the file exists."""
     import torch
 
     from notebook_launcher.settings.accelerate_yaml import default_path
@@ -239,7 +239,7 @@ class CannotPadNestedTensorWarning(UserWarning):
 
 
 NAMES: dict[str, Any] = {
-    **{thing.__name__: thing for thing in (
+    **{helper.__name__: helper for helper in (
         CannotPadNestedTensorWarning, are_libraries_initialized, check_os_kernel, compare_versions, convert_bytes,
         convert_outputs_to_fp32, filter_trackers, get_available_trackers, get_current_device_type, get_gpu_info,
         get_int_from_env, get_pretty_name, id_tensor_storage, is_compiled_module, is_initialized, is_namedtuple,

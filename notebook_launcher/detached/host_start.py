@@ -81,7 +81,7 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionC
     """Start a host and return its answer to an order; raises `ResourceError`, and the error of a refused order.
 
     Args:
-        order: What the host conducts.
+        order: The run or session that the host conducts.
         fds: Descriptors beside the order.
         call: The call of a run, for the fork server to prepare for; None for a session.
     """

@@ -23,7 +23,7 @@ ACCELERATOR_SETTINGS: dict[str, SettingKind] = {
     "max_grad_norm": "optional",
     "gradient_accumulation_steps": "count",
 }
-"""Settings that every Accelerator offers; `training/steering.py` changes them."""
+"""Settings that every Accelerator offers; `training/requests/steering.py` changes them."""
 FACTOR = re.compile(r"\s*[x*]\s*(?P<factor>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
 
 

@@ -17,7 +17,7 @@ from notebook_launcher.training.accumulation.gradient_state import GradientState
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.argument_checks import check_instance, check_switch
-from notebook_launcher.training.checkpoints.model_files import gather_state_dict
+from notebook_launcher.training.checkpoints.models.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, announce_zero
@@ -34,8 +34,8 @@ from notebook_launcher.training.plugins import (
 )
 from notebook_launcher.training.process.accelerator_state import AcceleratorState
 from notebook_launcher.training.recording.profiling import build_profiler
+from notebook_launcher.training.requests.safepoint import make_safepoint
 from notebook_launcher.training.rules import EXACT, Rules
-from notebook_launcher.training.safepoint import make_safepoint
 
 if TYPE_CHECKING:
     import os
@@ -124,7 +124,7 @@ class Accelerator:
         check_ranks: bool | None = None,
         **unsupported: Any,
     ) -> None:
-        """Resolve all settings, and join the process group if there is one to join.
+        """Resolve all settings, and join the process group, if any.
 
         Args:
             device_placement: True if models and batches are moved to `accelerator.device`.
@@ -169,8 +169,7 @@ class Accelerator:
         resolved = resolving.resolve(
             AcceleratorArguments(
                 mixed_precision=mixed_precision,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-                gradient_accumulation_plugin=gradient_accumulation_plugin,
+                accumulation=resolving.given_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
                 max_grad_norm=max_grad_norm,
                 fsdp_plugin=fsdp_plugin,
                 parallelism_config=parallelism_config,
@@ -201,7 +200,7 @@ class Accelerator:
         """Join the process group, make the parts, and report what a user should know of the settings."""
         self.deepspeed_plugin = resolved.deepspeed_plugin
         self.scaler_handler = resolved.scaler_handler
-        self.state = self._make_state(resolved.precision, cpu=cpu)
+        self.state = self._make_accelerator_state(resolved.precision, cpu=cpu)
         self._layout = lay_out(resolved, self.state)
         safepoint = make_safepoint(self.state)
         on_next = None if safepoint is None else safepoint.act
@@ -484,7 +483,7 @@ class Accelerator:
         return synchronisation.without_sync(members)
 
     def trigger_sync_in_backward(self, model: Any) -> AbstractContextManager[None]:
-        """Let the next backward synchronise all that was gathered, though its forward ran under `no_sync`."""
+        """Let the next backward synchronise all gathered gradients, though its forward ran under `no_sync`."""
         return synchronisation.sync_next(self._prepared.members.inside(model))
 
     def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
@@ -502,12 +501,12 @@ class Accelerator:
             ValueError: The loss has more than one element, or only some micro-batches of the window have a weight.
         """
         if self._accumulation.scaler is not None:
-            self._updates.update_scaler()
+            self._updates.scaling.update()
         self._accumulation.backward(loss, weight, reduction, kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Undo the scaling of fp16 gradients, of one optimizer, a list, or all; once for each update."""
-        self._updates.unscale_given(optimizer)
+        self._updates.scaling.unscale_given(optimizer)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor | None:
         """Clip gradients to a total norm where a window ends; inside one nothing happens.
@@ -638,7 +637,7 @@ class Accelerator:
 
     @property
     def use_distributed(self) -> bool:
-        """True if there is more than one process."""
+        """True if more than one process trains."""
         return self.state.num_processes > 1
 
     @property
@@ -648,17 +647,17 @@ class Accelerator:
 
     @property
     def data_parallel_rank(self) -> int:
-        """This rank's number among those that read different data."""
+        """This rank's number among the ranks that read different data."""
         return self._layout.data_rank
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """This rank's number among those that share one model out; 0 if models are not sharded."""
+        """This rank's number among the ranks that share one model out; 0 if models are not sharded."""
         return self._layout.rank_in("dp_shard")
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """This rank's number among those that split one model's tensors; 0 without tensor parallelism."""
+        """This rank's number among the ranks that split one model's tensors; 0 without tensor parallelism."""
         return self._layout.rank_in("tp")
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
@@ -865,7 +864,7 @@ class Accelerator:
         self._checkpointer.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call `hook(models, weights, output_dir)` before models are saved; it may remove what it saves itself."""
+        """Call `hook(models, weights, output_dir)` before models are saved; it may remove weights and save them."""
         return self._prepared.add_save_hook(hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
@@ -909,7 +908,7 @@ class Accelerator:
         self._trackers.init_trackers(project_name, config, init_kwargs or {})
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:  # noqa: FBT001, FBT002 - Accelerate's signature
-        """Return a tracker by name (`unwrap`: what it wraps); one that does nothing off the main process."""
+        """Return a tracker by name, with `unwrap` its client's object; off the main process, one that does nothing."""
         return self._trackers.get_tracker(name, unwrap=unwrap)
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
@@ -971,7 +970,7 @@ class Accelerator:
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
         return resolving.resolve_precision(argument, conflicts)
 
-    def _make_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
+    def _make_accelerator_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
         handler = self.init_handler
         return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training import precision, resolving
 from notebook_launcher.training.accumulation.backward import Accumulation
+from notebook_launcher.training.accumulation.live_optimizers import LiveOptimizers
 from notebook_launcher.training.accumulation.members import Members
-from notebook_launcher.training.accumulation.updates import LiveOptimizers, Updates
-from notebook_launcher.training.agreement import make_fence
+from notebook_launcher.training.accumulation.updates import Updates
+from notebook_launcher.training.accumulation.weighing import Weighing
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
@@ -17,7 +18,8 @@ from notebook_launcher.training.prepared import Prepared
 from notebook_launcher.training.rank_check.check import RankCheck
 from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.recording.trackers import Trackers
-from notebook_launcher.training.steering import Steering
+from notebook_launcher.training.requests.agreement import make_fence
+from notebook_launcher.training.requests.steering import Steering
 
 if TYPE_CHECKING:
     import torch
@@ -25,32 +27,32 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.process.accelerator_state import AcceleratorState
+    from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.resolving import Resolved
     from notebook_launcher.training.rules import Rules
-    from notebook_launcher.training.safepoint import Safepoint
 
 __all__ = ["AcceleratorParts", "lay_out"]
 
 
-def lay_out(resolved: Resolved, state: AcceleratorState) -> Layout:
-    """Make the mesh of ranks that the settings ask for, and note it in `state`.
+def lay_out(resolved: Resolved, process: AcceleratorState) -> Layout:
+    """Make the mesh of ranks that the settings ask for, and note it in `process`.
 
     Raises:
         ValueError: The number of ranks does not fit the sizes, or the device cannot compute in the precision.
     """
-    resolving.check_precision(resolved.precision, state.device)
+    resolving.check_precision(resolved.precision, process.device)
     if resolved.zero is not None:
-        state.note_deepspeed(resolved.deepspeed_plugin)
+        process.note_deepspeed(resolved.deepspeed_plugin)
     layout = make_layout(
         resolved.parallelism_config,
         resolved.fsdp_plugin,
         launched=resolved.shard,
-        num_processes=state.num_processes,
-        process_index=state.process_index,
-        device=state.device,
+        num_processes=process.num_processes,
+        process_index=process.process_index,
+        device=process.device,
     )
     if layout.shards:
-        state.note_layout(layout)
+        process.note_layout(layout)
         resolving.report_dropped(() if layout.plugin is None else layout.plugin.dropped)
     return layout
 
@@ -111,13 +113,14 @@ class AcceleratorParts:
         )
 
     def _make_accumulation(self) -> Accumulation:
+        gradient_state, members, scaler = self._gradient_state, self.prepared.members, self._make_scaler()
         return Accumulation(
-            self._gradient_state,
-            self.prepared.members,
+            gradient_state,
+            members,
             self._rules,
-            self._process,
-            self._layout,
-            scaler=self._make_scaler(),
+            Weighing(gradient_state, members, self._rules, self._process, self._layout, scaler=scaler),
+            num_processes=self._process.num_processes,
+            scaler=scaler,
             clock=make_clock(),
             safepoint=self._safepoint,
             check=self.rank_check,

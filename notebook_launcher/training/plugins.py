@@ -53,7 +53,7 @@ class TextEnum(str, enum.Enum):
 class DistributedType(TextEnum):
     """The way in which processes work together: `NO`, `MULTI_CPU`, `MULTI_GPU`, or `FSDP` where models are sharded.
 
-    The other members never occur. They are Accelerate's, for code that compares with them.
+    The other members never occur: Accelerate has them, for code that compares with them.
     """
 
     __str__ = enum.Enum.__str__  # `DistributedType.MULTI_CPU`, as Accelerate prints it
@@ -91,7 +91,7 @@ class RNGType(TextEnum):
 
 
 class LoggerType(TextEnum):
-    """A tracker for `log_with`: the built-in ones, and all that are known."""
+    """A name for `log_with`: of one tracker, or `"all"` for every tracker that is known."""
 
     ALL = "all"
     AIM = "aim"
@@ -295,7 +295,7 @@ class ProfileKwargs(KwargsHandler):
     """Arguments of `torch.profiler.profile`."""
 
     activities: list[str] | None = None
-    """`"cpu"`, `"cuda"`; None: all that there are."""
+    """`"cpu"`, `"cuda"`; None: all that the machine has."""
     schedule_option: dict[str, int] | None = None
     on_trace_ready: Callable[..., Any] | None = None
     record_shapes: bool = False
@@ -331,7 +331,7 @@ def _advice(handler: Any, known: tuple[type, ...]) -> str:
     """Return what to pass for a handler that is none of the known ones."""
     if handler in known:
         return f"Pass an object of the class: {handler.__name__}()."
-    names = [one.__name__ for one in known]
+    names = [kind.__name__ for kind in known]
     if type(handler).__name__ in names:
         return f"It is from {type(handler).__module__}; import {type(handler).__name__} from notebook_launcher."
     return f"It can hold {', '.join(names)}."

@@ -19,9 +19,9 @@ from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimiz
 from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
 from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
-from notebook_launcher.training.data.loader_settings import SharingSettings
+from notebook_launcher.training.data.dispatching.wire import wire_device
+from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
 from notebook_launcher.training.data.prepare import share_out
-from notebook_launcher.training.data.wire import wire_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.unwrapping import synced_part
 
@@ -77,7 +77,7 @@ class Preparation:
     rules: Rules
     sharding: Sharding
     zero: ZeroSettings | None
-    """DeepSpeed's settings in torch's terms, if there are any."""
+    """DeepSpeed's settings in torch's terms; None without any."""
     computes_in: str
     """Precision of a prepared model's forward: `"no"`, `"fp16"` or `"bf16"`."""
     compares: bool
@@ -99,30 +99,30 @@ class Preparation:
         if self.rules.guards:
             _check_objects(args)
         self._check_batch_sizes(args)
-        first = [self._prepare_one(one, preparer, placed) for one, placed in zip(args, placements, strict=True)]
-        result = tuple(preparer.prepare_scheduler(one) if _is_scheduler(one) else one for one in first)
+        first = [self._prepare_object(obj, preparer, placed) for obj, placed in zip(args, placements, strict=True)]
+        result = tuple(preparer.prepare_scheduler(obj) if _is_scheduler(obj) else obj for obj in first)
         return result[0] if len(result) == 1 else result
 
     def _check_batch_sizes(self, args: tuple[Any, ...]) -> None:
-        """Raise ValueError for loaders whose batches are not those that DeepSpeed's settings give."""
-        loaders = [one for one in args if isinstance(one, DataLoader)]
-        trains = self.prepared.optimizers or any(isinstance(one, torch.optim.Optimizer) for one in args)
+        """Raise ValueError for loaders whose batch size differs from DeepSpeed's settings."""
+        loaders = [obj for obj in args if isinstance(obj, DataLoader)]
+        trains = self.prepared.optimizers or any(isinstance(obj, torch.optim.Optimizer) for obj in args)
         if self.zero is None or not loaders or not trains:
             return
         cut = self.sharding.layout.num_data_ranks if self.dataloader_config.split_batches else 1
-        sizes = [getattr(one, "batch_size", None) for one in [*self.prepared.loaders, *loaders]]
+        sizes = [getattr(loader, "batch_size", None) for loader in [*self.prepared.loaders, *loaders]]
         self.zero.check_batch_sizes([size // cut for size in sizes if size is not None])
 
-    def _prepare_one(self, one: Any, preparer: Preparer, placed: bool | None) -> Any:  # noqa: FBT001
-        if isinstance(one, DataLoader):
-            return preparer.prepare_data_loader(one, device_placement=placed)
-        if isinstance(one, torch.nn.Module):
-            return preparer.prepare_model(one, device_placement=placed)
-        if isinstance(one, torch.optim.Optimizer):
-            return preparer.prepare_optimizer(one, device_placement=placed)
-        if isinstance(one, torch.Tensor) and one.requires_grad and one.is_leaf and self.rules.sync_leaf_tensors:
-            return self._prepare_leaf(one, self.device_placement if placed is None else placed)
-        return one
+    def _prepare_object(self, obj: Any, preparer: Preparer, placed: bool | None) -> Any:  # noqa: FBT001
+        if isinstance(obj, DataLoader):
+            return preparer.prepare_data_loader(obj, device_placement=placed)
+        if isinstance(obj, torch.nn.Module):
+            return preparer.prepare_model(obj, device_placement=placed)
+        if isinstance(obj, torch.optim.Optimizer):
+            return preparer.prepare_optimizer(obj, device_placement=placed)
+        if isinstance(obj, torch.Tensor) and obj.requires_grad and obj.is_leaf and self.rules.sync_leaf_tensors:
+            return self._prepare_leaf(obj, self.device_placement if placed is None else placed)
+        return obj
 
     def prepare_model(
         self,
@@ -168,12 +168,12 @@ class Preparation:
         if self.compares:
             groups = list(parameter_groups(model))
             ranks = torch.distributed.get_process_group_ranks(self.sharding.layout.shard_group)
-            state = self.gradient_state
+            gradient_state = self.gradient_state
             check_forwards(
                 model,
                 ranks,
                 gathers_all=lambda: all(group.is_sharded for group in groups),
-                is_in_block=lambda: state.block is not None,
+                is_in_block=lambda: gradient_state.block is not None,
             )
         if self.ddp_handler.broadcast_buffers:
             self.prepared.members.share_buffers(model)
@@ -221,9 +221,8 @@ class Preparation:
         if known is not None:
             return known
         mine = getattr(scheduler, "optimizer", None)
-        followed = [
-            one for one in self.prepared.optimizers if mine is one or mine is one.optimizer
-        ] or self.prepared.optimizers
+        optimizers = self.prepared.optimizers
+        followed = [ours for ours in optimizers if mine is ours or mine is ours.optimizer] or optimizers
         per_update = (
             self.sharding.layout.num_data_ranks
             if self.rules.scheduler_per_process and not self.dataloader_config.split_batches
@@ -317,7 +316,7 @@ class Preparation:
 
 
 def _check_placements(device_placement: Any, number: int) -> list[bool | None]:
-    """Return the placement of each object; raise ValueError if there are more or fewer than objects."""
+    """Return the placement of each object; raise ValueError if their numbers differ."""
     if device_placement is None:
         return [None] * number
     if not isinstance(device_placement, (list, tuple)):
@@ -336,27 +335,27 @@ def _check_placements(device_placement: Any, number: int) -> list[bool | None]:
 
 
 def _check_objects(args: tuple[Any, ...]) -> None:
-    """Raise for objects that would come back unprepared although they look like what is prepared."""
-    for one in args:
-        held = list(one.values()) if isinstance(one, dict) else one if isinstance(one, (list, tuple)) else ()
+    """Raise for objects that `prepare` would return unprepared, although they look like objects that it prepares."""
+    for obj in args:
+        held = list(obj.values()) if isinstance(obj, dict) else obj if isinstance(obj, (list, tuple)) else ()
         found = next((each for each in held if _can_be_prepared(each)), None)
         if found is not None:
             raise TypeError(
-                f"prepare() got {type_of(one)} that holds {type_of(found)}, and would return it unprepared. Pass the "
+                f"prepare() got {type_of(obj)} that holds {type_of(found)}, and would return it unprepared. Pass the "
                 "objects one by one: prepare(*objects)."
             )
-        if isinstance(one, type) and issubclass(one, _PREPARED_KINDS):
-            raise TypeError(f"prepare() got the class {one.__name__}. Pass an object of it: {one.__name__}(...).")
-        if isinstance(one, torch.Tensor) and one.requires_grad and not one.is_leaf:
+        if isinstance(obj, type) and issubclass(obj, _PREPARED_KINDS):
+            raise TypeError(f"prepare() got the class {obj.__name__}. Pass an object of it: {obj.__name__}(...).")
+        if isinstance(obj, torch.Tensor) and obj.requires_grad and not obj.is_leaf:
             raise ValueError(
-                f"prepare() got a tensor that was computed ({type(one.grad_fn).__name__}); gradients gather in leaf "
+                f"prepare() got a tensor that was computed ({type(obj.grad_fn).__name__}); gradients gather in leaf "
                 "tensors only. Pass the tensor that it was computed from, or tensor.detach().requires_grad_()."
             )
 
 
-def _can_be_prepared(one: Any) -> bool:
-    return isinstance(one, _PREPARED_KINDS) or _is_scheduler(one)
+def _can_be_prepared(obj: Any) -> bool:
+    return isinstance(obj, _PREPARED_KINDS) or _is_scheduler(obj)
 
 
-def _is_scheduler(one: Any) -> bool:
-    return isinstance(one, (torch.optim.lr_scheduler.LRScheduler, AcceleratedScheduler))
+def _is_scheduler(obj: Any) -> bool:
+    return isinstance(obj, (torch.optim.lr_scheduler.LRScheduler, AcceleratedScheduler))

@@ -1,4 +1,4 @@
-"""The registry of an Accelerator: all that was prepared or registered, in order."""
+"""The registry of an Accelerator: everything that was prepared or registered, in order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Prepared:
         self.save_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
         self.load_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
         self._known: dict[int, tuple[Any, Any]] = {}
-        """By id: an object, which is held so that its id stays its own, and what it was prepared to."""
+        """By id: an object, and the result of its preparation. Holding the object keeps its id from another object."""
 
     @property
     def models(self) -> list[Any]:
@@ -45,14 +45,14 @@ class Prepared:
         """The leaf tensors."""
         return [leaf.tensor for leaf in self.members.leaves]
 
-    def find(self, one: Any) -> Any:
+    def find(self, obj: Any) -> Any:
         """Return what an object was prepared to before, or the object if it is prepared itself; None otherwise."""
-        found = self._known.get(id(one))
+        found = self._known.get(id(obj))
         # In an Accelerator that was pickled, an id can be another object's.
-        return found[1] if found is not None and found[0] is one else None
+        return found[1] if found is not None and found[0] is obj else None
 
     def remember(self, original: Any, prepared: Any) -> None:
-        """Note what an object was prepared to."""
+        """Note the result of an object's preparation."""
         self._known[id(original)] = original, prepared
         self._known[id(prepared)] = prepared, prepared
         if prepared is not original:

@@ -114,7 +114,7 @@ def synchronize_rng_state(rng_type: str | None = None, generator: torch.Generato
 
 
 def _from_rank_0(state: torch.Tensor) -> torch.Tensor:
-    # NCCL sends what is on a GPU only; a state lives on the CPU.
+    # NCCL sends only from a GPU, and a state lives on the CPU.
     on_wire = state.cuda() if "nccl" in str(dist.get_backend()) else state
     dist.broadcast(on_wire, src=0)
     return on_wire.cpu()
@@ -161,7 +161,7 @@ def _restore_cuda(states: list[torch.Tensor], current: int | None) -> None:
 
 
 def derive_rng_states(states: Mapping[str, Any], process_index: int) -> dict[str, Any]:
-    """Return states for a rank of which none were kept: a function of another rank's states and its number.
+    """Return states for a rank whose states were not saved: a function of another rank's states and this rank's number.
 
     Args:
         states: Result of `capture_rng_states` on another rank.

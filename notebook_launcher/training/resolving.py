@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Resolved",
     "check_precision",
+    "given_accumulation",
     "report_conflicts",
     "report_dropped",
     "resolve",
@@ -128,9 +129,7 @@ def resolve(
     deepspeed_plugin, zero, call = apply_deepspeed(deepspeed_plugin, call)
     return Resolved(  # The report names conflicts in the order of these fields.
         precision=resolve_precision(call.mixed_precision, conflicts),
-        accumulation=resolve_accumulation(
-            call.gradient_accumulation_steps, call.gradient_accumulation_plugin, rules, conflicts
-        ),
+        accumulation=resolve_accumulation(call.accumulation, rules, conflicts),
         max_grad_norm=resolve_max_grad_norm(call.max_grad_norm, conflicts),
         checks_ranks=resolve_check(check_ranks, rules, conflicts),
         loaders=resolve_loaders(dataloader_config, **loader_shortcuts),
@@ -192,10 +191,13 @@ def emulates_bf16(capability: tuple[int, int]) -> bool:
     return capability < (8, 0)
 
 
-def resolve_accumulation(
-    num_steps: int | None, plugin: GradientAccumulationPlugin | None, rules: Rules, conflicts: list[str]
-) -> GradientAccumulationPlugin:
-    """Return the plugin with the resolved number of steps."""
+def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
+    """Return the settings of accumulation that the code gives, as one plugin; its `num_steps` is None if not given.
+
+    Raises:
+        ValueError: The argument and the plugin both give a number of steps.
+        TypeError: The plugin is another object.
+    """
     check_instance(
         "gradient_accumulation_plugin",
         plugin,
@@ -209,8 +211,15 @@ def resolve_accumulation(
             f"gradient_accumulation_steps={num_steps} and gradient_accumulation_plugin={plugin!r} were both given. "
             "Pass num_steps in the plugin alone."
         )
-    given = plugin.num_steps if plugin is not None and plugin.num_steps is not None else num_steps
-    return dataclasses.replace(plugin or GradientAccumulationPlugin(), num_steps=_num_steps(given, rules, conflicts))
+    given = plugin or GradientAccumulationPlugin()
+    return dataclasses.replace(given, num_steps=num_steps if given.num_steps is None else given.num_steps)
+
+
+def resolve_accumulation(
+    given: GradientAccumulationPlugin, rules: Rules, conflicts: list[str]
+) -> GradientAccumulationPlugin:
+    """Return the settings of accumulation with the resolved number of steps."""
+    return dataclasses.replace(given, num_steps=_num_steps(given.num_steps, rules, conflicts))
 
 
 def _num_steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:

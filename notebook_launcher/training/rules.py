@@ -20,7 +20,7 @@ class Rules:
     shared_window: bool
     """All models share one count of micro-batches; False: each set of models has its own windows."""
     keep_abandoned: bool
-    """Gradients of a window that a `break` or an exception left stay and are added to the next one's."""
+    """If a `break` or an exception leaves a window, its gradients stay and are added to the next window's."""
     scheduler_per_process: bool
     """A scheduler advances `num_processes` times for each update."""
     zero_grad_drops_window: bool

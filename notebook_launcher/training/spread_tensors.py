@@ -1,4 +1,4 @@
-"""Tensors of which each rank has a part: torch's DTensor, known without importing it."""
+"""Tensors that are spread over ranks: torch's DTensor, known without importing it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["is_spread", "part_of_gradient", "whole_tensor"]
 
 
 def is_spread(value: Any) -> bool:
-    """Return True for a tensor of which each rank has a part, a DTensor."""
+    """Return True for a DTensor: each rank has a part of it."""
     return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
 
 

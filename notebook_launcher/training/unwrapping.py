@@ -48,7 +48,7 @@ def extract_model_from_parallel(
     keep_torch_compile: bool = True,  # noqa: FBT001, FBT002
     recursive: bool = False,  # noqa: FBT001, FBT002
 ) -> Any:
-    """Return `unwrap_model(...)`; with `recursive`, wrapped submodules are replaced by what they wrap too."""
+    """Return `unwrap_model(...)`; with `recursive`, wrapped submodules are unwrapped, too."""
     model = unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
     if recursive:
         for name, child in model.named_children():

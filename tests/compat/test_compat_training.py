@@ -201,7 +201,7 @@ def test_same_files_and_each_reads_the_others(ranks, num_ranks, tmp_path):
     restored = [
         ranks.run(num_ranks, restore, reader, str(folder)) for reader in LIBRARIES for folder in folders.values()
     ]
-    assert all(state == restored[0] for state in restored)
+    assert all(weights == restored[0] for weights in restored)
 
 
 def resume(library: str, folder: str, num_skipped: int | None) -> list[list[int]]:

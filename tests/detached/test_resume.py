@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from notebook_launcher import Accelerator, CallOrderError, RunStoppedError, Session, launch, notebook_launch, report
-from notebook_launcher.training.checkpoints.checkpoint_folders import newest_of
+from notebook_launcher.training.checkpoints.folders.checkpoint_folders import newest_of
 from tests.detached.hosts import host_of, release
 from tests.support.waiting import until
 

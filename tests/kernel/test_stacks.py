@@ -299,7 +299,7 @@ def test_wait_for_the_gpu_at_the_end_of_a_call_is_one_and_no_other_frame_of_the_
 def test_fence_of_updates_is_a_wait_in_the_users_line() -> None:
     dump = text_dump(
         ("/x/site-packages/torch/cuda/streams.py", 7, "synchronize"),
-        (f"{PACKAGE}/training/agreement.py", 9, "pass_update"),
+        (f"{PACKAGE}/training/requests/agreement.py", 9, "pass_update"),
         ("/home/u/train.py", 7, "train"),
     )
     (stack,) = Stacks.parse({0: dump})

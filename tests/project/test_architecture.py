@@ -255,15 +255,6 @@ RULES = [
 CIRCLES: dict[frozenset[str], str] = {
     frozenset({"errors", "kernel.results"}): "types only: an error carries the results of the ranks that returned",
     frozenset(
-        {
-            "training.accumulation.backward",
-            "training.accumulation.blocks",
-            "training.accumulation.optimizer",
-            "training.accumulation.updates",
-            "training.rank_check.check",
-        }
-    ): "types only: the parts of one micro-batch refer to the Accumulation that holds them",
-    frozenset(
         {"archive.listing", "archive.table_view", "widgets.runs.runs_table"}
     ): "a list of runs imports its table where a front end may draw it, and the table compares runs by their ids",
     frozenset({"training.recording.device_phases", "training.recording.phases"}): (

@@ -14,7 +14,7 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FOLDERS_OF_FILES = (ROOT, ROOT / "notebook_launcher", ROOT / "notebook_launcher/training/accumulation")
 """Folders that a path in `CONTRIBUTING.md` may start from."""
 ACCELERATOR_TESTS = (ROOT / "tests/training").glob("test_accelerator_*.py")
-DATA_TESTS = (ROOT / "tests/training/data").glob("test_*.py")
+DATA_TESTS = (ROOT / "tests/training/data").rglob("test_*.py")
 
 
 def chosen(file: str) -> tuple[set[str], set[str]]:
@@ -27,7 +27,10 @@ def chosen(file: str) -> tuple[set[str], set[str]]:
     [
         ("notebook_launcher/kernel/inspection/stacks.py", {"kernel"}),
         ("notebook_launcher/engines/process_tree.py", {"processes"}),
-        ("notebook_launcher/training/data/shard.py", {f"training/data/{path.name}" for path in DATA_TESTS}),
+        (
+            "notebook_launcher/training/data/rounds.py",
+            {path.relative_to(ROOT / "tests").as_posix() for path in DATA_TESTS},
+        ),
         ("notebook_launcher/training/rules.py", {f"training/{path.name}" for path in ACCELERATOR_TESTS}),
         ("notebook_launcher/config.py", {"foundations"}),
         ("widgets/static/monitor/plot.js", {"page", "widgets"}),

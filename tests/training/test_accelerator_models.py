@@ -35,7 +35,7 @@ def make_loader(num_samples=14):
 def train(model, steps=3, **options):
     """Train an epoch; return the weights and when the model was to synchronise."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, **options)
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, make_loader())
     synced = []
     for inputs, targets in loader:
@@ -180,7 +180,7 @@ def test_models_are_freed_without_garbage_collector(ranks):
             accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
             model = make_model()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            kept = [weakref.ref(one) for one in (accelerator, model, optimizer)]
+            kept = [weakref.ref(obj) for obj in (accelerator, model, optimizer)]
             model, optimizer, loader = accelerator.prepare(model, optimizer, make_loader())
             for inputs, targets in loader:
                 with accelerator.accumulate(model):
@@ -192,7 +192,7 @@ def test_models_are_freed_without_garbage_collector(ranks):
         gc.collect()
         gc.disable()
         try:
-            return [one() is None for one in run()]
+            return [ref() is None for ref in run()]
         finally:
             gc.enable()
 

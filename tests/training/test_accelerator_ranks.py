@@ -144,7 +144,7 @@ def test_no_sync_around_backward_only_warns(ranks):
             warnings.simplefilter("always")
             accelerator.backward(value)
         optimizer.step()
-        return [str(one.message) for one in caught], weights(model)
+        return [str(warning.message) for warning in caught], weights(model)
 
     results = ranks.run(2, train)
     assert "no_sync() was around the backward only" in results[0][0][0]
@@ -259,7 +259,7 @@ def test_communication_hooks_train(ranks, hook):
             optimizer.step()
             optimizer.zero_grad()
             losses.append(accelerator.reduce(value.detach(), "mean").item())
-        return losses, [one.flatten()[:5].clone() for one in weights(model)]
+        return losses, [tensor.flatten()[:5].clone() for tensor in weights(model)]
 
     results = ranks.run(2, train)
     assert results[0][0][-1] < results[0][0][0]

@@ -10,8 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from notebook_launcher import Accelerator, GradScalerKwargs
-from notebook_launcher.training.checkpoints import loading
-from notebook_launcher.training.checkpoints.loading import with_counters_on_cpu
+from notebook_launcher.training.checkpoints.training_state import loading
+from notebook_launcher.training.checkpoints.training_state.loading import with_counters_on_cpu
 from notebook_launcher.training.resolving import check_precision, emulates_bf16
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def test_bf16_that_is_emulated_warns_of_what_is_faster(
         warnings.simplefilter("always")
         for precision in ("no", "fp16", "bf16"):
             check_precision(precision, torch.device("cuda"))
-    told = [str(one.message) for one in caught]
+    told = [str(warning.message) for warning in caught]
     assert len(told) == num_warnings
-    assert all("Tesla T4 has no bf16 arithmetic" in one and "'fp16' is faster" in one for one in told)
+    assert all("Tesla T4 has no bf16 arithmetic" in text and "'fp16' is faster" in text for text in told)
 
 
 class Batch:

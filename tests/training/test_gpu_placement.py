@@ -93,7 +93,7 @@ def test_gradients_of_leaf_tensors_are_reduced_on_the_gpu_and_stay_where_they_we
         dist.all_reduce(torch.zeros(1))
     devices = ["cpu", "cuda", "cpu"]
     dtypes = (torch.float32, torch.float32, torch.float64)
-    leaves = [leaf_with_gradient(*one) for one in zip(devices, dtypes, strict=True)]
+    leaves = [leaf_with_gradient(*pair) for pair in zip(devices, dtypes, strict=True)]
     assert reduce_leaves(leaves)
     assert gpu_group.calls == ["allreduce"] * 3
     assert [leaf.tensor.grad.device.type for leaf in leaves if leaf.tensor.grad is not None] == devices

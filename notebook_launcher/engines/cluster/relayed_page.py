@@ -1,7 +1,7 @@
 """The board's page where every node has its own: what is written goes to all, what is read comes from all.
 
 A request goes to the node of rank 0 last, when all other nodes have confirmed that they have it. So once rank 0 sees
-the request and names an update for it, every rank that looks sees it too (`training/agreement.py`).
+the request and names an update for it, every rank that looks sees it too (`training/requests/agreement.py`).
 """
 
 from __future__ import annotations

@@ -11,9 +11,11 @@ from notebook_launcher.training.accumulation.synchronisation import pause, resum
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from notebook_launcher.training.accumulation.backward import Accumulation
-    from notebook_launcher.training.accumulation.gradient_state import Abandoned
+    from notebook_launcher.training.accumulation.gradient_state import Abandoned, GradientState
     from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.plugins import Warner
+    from notebook_launcher.training.recording.phases import PhaseClock
+    from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["MicroBatchBlock"]
@@ -22,23 +24,31 @@ __all__ = ["MicroBatchBlock"]
 class MicroBatchBlock:
     """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
 
-    __slots__ = ("_clock", "_pausable", "_paused", "_rules", "_safepoint", "_state", "_warn_once", "free", "members",
-                 "outer", "probes", "window")  # fmt: skip
+    __slots__ = ("_clock", "_gradient_state", "_pausable", "_paused", "_rules", "_safepoint", "_warn_once", "free",
+                 "members", "outer", "probes", "window")  # fmt: skip
 
     def __init__(
         self,
-        accumulation: Accumulation,
         members: list[Member],
+        gradient_state: GradientState,
         rules: Rules,
+        *,
+        clock: PhaseClock | None,
+        safepoint: Safepoint | None,
+        warn_once: Warner,
     ) -> None:
-        # The accumulation keeps its blocks; a reference back would be a cycle that only the garbage collector frees.
-        self._state, self._clock = accumulation.state, accumulation.clock
-        self._safepoint, self._warn_once = accumulation.safepoint, accumulation.warn_once
+        """Prepare the blocks of these members; `Accumulation` describes the other arguments.
+
+        The Accumulation keeps its blocks, so a block does not refer to it: only the garbage collector would free such
+        a cycle.
+        """
+        self._gradient_state, self._clock = gradient_state, clock
+        self._safepoint, self._warn_once = safepoint, warn_once
         self.members = members
         self.free = True
         """False while the block is entered; a nested block is a copy."""
         self._rules = rules
-        self.window = accumulation.state.window_of(members)
+        self.window = gradient_state.window_of(members)
         self._pausable = [member for member in members if member.pause is not Pause.NEVER]
         """Members that a window may pause."""
         self.probes = [
@@ -61,38 +71,38 @@ class MicroBatchBlock:
         return twin
 
     def __enter__(self) -> None:
-        state, window = self._state, self.window
-        if self._clock is not None and state.stack.active is None:
+        gradient_state, window = self._gradient_state, self.window
+        if self._clock is not None and gradient_state.stack.active is None:
             self._clock.mark("data")  # a prepared loader marks its waits itself
         if self._safepoint is not None and self._safepoint.is_due and window.num_batches == 0:
             self._safepoint.act()
         context.step_boundary()
-        for abandoned in state.enter(window, self.probes):
+        for abandoned in gradient_state.enter(window, self.probes):
             self._drop(abandoned)
-        if state.is_out_of_step and self._rules.guards:
+        if gradient_state.is_out_of_step and self._rules.guards:
             self._warn_of_reading()
         if window.num_batches > 1 and self._rules.guards:
             self._check_untouched()
-        self.outer, state.block = state.block, self
+        self.outer, gradient_state.block = gradient_state.block, self
         self.free = False
-        if not state.sync_gradients and self._pausable:
-            self._paused = pause(self._pausable, sync_each_batch=state.plugin.sync_each_batch)
+        if not gradient_state.sync_gradients and self._pausable:
+            self._paused = pause(self._pausable, sync_each_batch=gradient_state.plugin.sync_each_batch)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        state, window = self._state, self.window
+        gradient_state, window = self._gradient_state, self.window
         if self._paused:
             resume(self._paused)
             self._paused = []
         self.free = True
-        if not state.sync_gradients:
+        if not gradient_state.sync_gradients:
             if self._rules.guards and kind is None:
                 self._check_untouched()
         elif kind is None and self._clock is not None:
             self._clock.end_window(window.world_weight, window.num_batches)
-        state.block, self.outer = self.outer, None
-        if not state.leave(window, failed=kind is not None):
+        gradient_state.block, self.outer = self.outer, None
+        if not gradient_state.leave(window, failed=kind is not None):
             self._warn_once(
                 "no end",
                 "the last micro-batch of a loader had no backward, so the window has no end: its gradients are dropped."
@@ -111,7 +121,7 @@ class MicroBatchBlock:
         )
 
     def _warn_of_reading(self) -> None:
-        if self._state.was_read_ahead:
+        if self._gradient_state.was_read_ahead:
             self._warn_once(
                 "read ahead",
                 "accumulate() is used after a loop that read all batches of the prepared loader, as list(loader) does. "

@@ -26,7 +26,7 @@ DDP reduces once for each forward, so what it added stays the rank's own.
 
 
 class SyncedModel(DistributedDataParallel):
-    """DistributedDataParallel that notes under which state each forward ran.
+    """DistributedDataParallel that notes the state of the switch at each forward.
 
     DDP decides in the forward whether the backward synchronises. If the switch differs between forward and backward,
     each rank silently keeps its own gradients. `Updates.step` finds this in the notes and refuses the step.
@@ -35,19 +35,20 @@ class SyncedModel(DistributedDataParallel):
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
         super().__init__(module, **kwargs)
         self.notes = Notes()
+        """Notes of the forwards and backwards."""
         self.trained = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
         """The parameters that get gradients."""
 
     def has_gradients(self) -> bool:
         """Return True if any parameter has a gradient."""
-        for one in self.trained:  # noqa: SIM110 - any() would make a generator at every backward
-            if one.grad is not None:
+        for parameter in self.trained:  # noqa: SIM110 - any() would make a generator at every backward
+            if parameter.grad is not None:
                 return True
         return False
 
     def grad_versions(self) -> list[int]:
         """Return the number of writes to each gradient; -1 for a parameter without a gradient."""
-        return [-1 if one.grad is None else one.grad._version for one in self.trained]  # noqa: SLF001
+        return [-1 if tensor.grad is None else tensor.grad._version for tensor in self.trained]  # noqa: SLF001
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model."""
@@ -69,9 +70,9 @@ class Notes:
     """Notes of a model's forwards and backwards, beside the module, whose `__setattr__` inspects every value."""
 
     forwards: int = 0
-    """The states of the forwards whose backward has not run yet, as flags."""
+    """The states of the switch at the forwards whose backward has not run yet, as flags."""
     answered: int = 0
-    """The states of the forwards of the last backward, whose gradients the parameters hold; 0: there are none."""
+    """The states of the switch at the forwards of the last backward, whose gradients the parameters hold; 0: none."""
     recorded: bool = False
     """True after the first forward whose backward synchronises; `static_graph` records the graph there."""
     trains_alone: bool = False
@@ -153,7 +154,7 @@ def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) ->
     chosen = hook if wrapper is None else wrapper(hook)
 
     # The hook gets a name of its own, because torch refuses the bf16 hooks by their names on gloo, which can reduce
-    # bf16. It has no annotations, because torch compares them with classes, and in this module they are text.
+    # bf16. The hook has no annotations, because torch compares annotations with classes, and this module's are text.
     def reduce(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
         return chosen(state, bucket)
 

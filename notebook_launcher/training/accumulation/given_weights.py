@@ -27,7 +27,7 @@ def stays_on_device(weight: Any, device: torch.device) -> bool:
 def checked_weight(weight: Any, device: torch.device, *, reads: bool = False) -> float | torch.Tensor:
     """Return a weight as a number, or as a tensor without dimensions where it stays on its device.
 
-    On its device a weight that cannot be turns into NaN, and so the gradients: an error would need a wait.
+    On its device an invalid weight turns into NaN, and so do the gradients: an error would need a wait.
 
     Args:
         weight: The weight that the user gave.
@@ -35,8 +35,8 @@ def checked_weight(weight: Any, device: torch.device, *, reads: bool = False) ->
         reads: True if the result must be a number.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is negative, infinite or NaN.
+        TypeError: The weight is not a number.
+        ValueError: The weight is negative, infinite or NaN.
     """
     if not reads and stays_on_device(weight, device):
         kept = weight.detach().reshape(()).double()

@@ -24,6 +24,7 @@ class Abandoned(NamedTuple):
     """A window that was left before its end."""
 
     window: Window
+    """The window, which is reset already."""
     num_steps: int
     """Micro-batches of a full window."""
     num_batches: int
@@ -42,7 +43,10 @@ class LeftOutBatch(NamedTuple):
 
 
 class GradientState:
-    """The state of accumulation: the settings, the windows, and the loaders that are being iterated."""
+    """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
+
+    The properties from `active_dataloader` to `plugin_kwargs` are Accelerate's, for code that asks its `GradientState`.
+    """
 
     def __init__(
         self, plugin: GradientAccumulationPlugin, rules: Rules, on_next: Callable[[], None] | None = None
@@ -54,9 +58,7 @@ class GradientState:
             rules: The differences from Accelerate.
             on_next: Called when an outermost loop over a prepared loader asks for its next batch.
         """
-        self.plugin = plugin
-        self.num_steps = plugin.num_steps or 1
-        """Micro-batches per update."""
+        self.adopt(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
         self.stack = LoaderStack(self._loop_begins, on_next=on_next, follows_draws=rules.guards)
@@ -78,8 +80,15 @@ class GradientState:
         self.windows: dict[frozenset[int], Window] = {}
         """The window of each set of members; the key of a window that all members share is empty."""
         self._last: Window | None = None
+        """The window of the micro-batch that was entered last."""
         self.loaded: dict[int, dict[str, Any]] = {}
         """Windows of a checkpoint whose models have not been used since, by their numbers."""
+
+    def adopt(self, plugin: GradientAccumulationPlugin) -> None:
+        """Take over the settings of a plugin; a window that is open keeps its number of micro-batches."""
+        self.plugin = plugin
+        self.num_steps = plugin.num_steps or 1
+        """Micro-batches per update. The plugin stays as it was given when this number is set later."""
 
     @property
     def current(self) -> Window | None:

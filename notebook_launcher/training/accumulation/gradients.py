@@ -55,8 +55,8 @@ def without_sparse_rows(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
 
     All of these rows are 0, and an optimizer such as SparseAdam moves every row that a gradient names.
     """
-    trained: list[Any] = [one for one in parameters if one.requires_grad and one.is_leaf]
-    handles = [one.register_hook(_no_rows) for one in trained]
+    trained: list[Any] = [parameter for parameter in parameters if parameter.requires_grad and parameter.is_leaf]
+    handles = [parameter.register_hook(_no_rows) for parameter in trained]
     try:
         yield
     finally:

@@ -18,19 +18,19 @@ __all__ = ["drop_held", "has_held", "parameter_groups"]
 
 def parameter_groups(module: torch.nn.Module) -> Iterator[Any]:
     """Yield torch's states of the units of a sharded module."""
-    for one in module.modules():
-        if hasattr(one, "_get_fsdp_state"):
-            state: Any = getattr(one, "_get_fsdp_state")()  # noqa: B009 - for mypy, a module's attributes are tensors
+    for unit in module.modules():
+        if hasattr(unit, "_get_fsdp_state"):
+            state: Any = getattr(unit, "_get_fsdp_state")()  # noqa: B009 - for mypy, a module's attributes are tensors
             groups = getattr(state, "_fsdp_param_groups", None)  # older torch has one at most
             yield from [state._fsdp_param_group] if groups is None else groups  # noqa: SLF001
 
 
 def has_held(groups: Iterable[Any]) -> bool:
     """Return True if gradients were computed that have not been reduced over all ranks."""
-    for group in groups:
-        if group._partial_reduce_output is not None or any(_is_held(one) for one in group.fsdp_params):  # noqa: SLF001
-            return True
-    return False
+    return any(
+        group._partial_reduce_output is not None or any(map(_is_held, group.fsdp_params))  # noqa: SLF001
+        for group in groups
+    )
 
 
 def drop_held(groups: Iterable[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.algorithms.join import Join, Joinable
 
-from notebook_launcher.training.accumulation.member_kinds import member_of
+from notebook_launcher.training.accumulation.ddp import SyncedModel
 from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.plugins import warn_user
 
@@ -46,7 +46,7 @@ def join_uneven_inputs(
     if num_processes == 1:
         yield
         return
-    alone = next((type(one).__name__ for one in joinables if not isinstance(one, Joinable)), None)
+    alone = next((type(model).__name__ for model in joinables if not isinstance(model, Joinable)), None)
     if alone is not None:
         warn_user(
             f"join_uneven_inputs has no effect: it is only supported for multi-GPU and multi-CPU training with "
@@ -95,5 +95,6 @@ def _check(joinables: Any, even_batches: Any, num_steps: int) -> None:
 
 def _note_own_states(joinables: list[Any]) -> None:
     """Note that a rank which has run out makes fewer updates, so that its optimizers' states differ from then on."""
-    for one in joinables:
-        member_of(one).keep_own_state("join_uneven_inputs()")
+    for model in joinables:
+        if isinstance(model, SyncedModel):
+            model.notes.own_state = "join_uneven_inputs()"

@@ -26,7 +26,7 @@ class LocalSGD:
                 optimizer.step()
                 local_sgd.step()
 
-    It is another algorithm than data parallelism, with less traffic (Stich, "Local SGD Converges Fast and
+    Local SGD is another algorithm than data parallelism, with less traffic (Stich, "Local SGD Converges Fast and
     Communicates Little", ICLR 2019). Buffers, such as a batch norm's, stay each rank's own. On one process
     nothing happens.
     """
@@ -46,10 +46,12 @@ class LocalSGD:
         self.local_sgd_steps = whole_number("local_sgd_steps", local_sgd_steps)
         self.enabled = enabled and accelerator.num_processes > 1
         self.num_steps = 0
+        """Calls of `step` so far."""
         self._accelerator = accelerator
         self._accumulation: Accumulation = accelerator._accumulation  # noqa: SLF001 - the user passes the whole
         self._model = model
         self._alone: AbstractContextManager[None] | None = None
+        """The `no_sync` around the block; None outside of it."""
         if self.enabled and is_sharded(model):
             raise ValueError(
                 f"LocalSGD: fully_shard was applied to this {type(model).__name__}, so no rank has all weights and "
@@ -83,8 +85,12 @@ class LocalSGD:
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - a switch
         members = self._accumulation.members
         for member in members.inside(self._model):
-            member.train_alone(allowed, "LocalSGD")
-        self._accumulation.is_local = all(member.trains_alone for member in members.models_and_leaves)
+            if member.notes is not None:
+                member.notes.trains_alone = allowed
+                member.notes.own_state = "LocalSGD"
+        self._accumulation.weighing.is_local = all(
+            member.notes is not None and member.notes.trains_alone for member in members.models_and_leaves
+        )
 
     def _average(self) -> None:
         for parameter in self._model.parameters():

@@ -1,4 +1,4 @@
-"""Kinds of members: what is trained, and how the gradients of each kind are synchronised.
+"""Kinds of members, each with its way to synchronise gradients.
 
 | member | its gradients are reduced | a window pauses that |
 |---|---|---|
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.shared_buffers import SharedBuffers
+    from notebook_launcher.training.accumulation.ddp import Notes
+    from notebook_launcher.training.plugins import Warner
 
 __all__ = [
     "DDPModel",
@@ -50,7 +51,7 @@ class Pause(enum.Enum):
 
     ALWAYS = enum.auto()
     IF_ASKED = enum.auto()
-    """With `sync_each_batch=False`: unreduced gradients of a sharded model take as much memory as a whole one's."""
+    """With `sync_each_batch=False`: unreduced gradients of a sharded model take as much memory as a whole model's."""
     NEVER = enum.auto()
 
 
@@ -58,6 +59,8 @@ class Member:
     """Parameters that are trained together; the base of all kinds, which synchronises nothing."""
 
     pause = Pause.NEVER
+    notes: Notes | None = None
+    """Notes of the forwards and backwards; only a model that `prepare` wrapped in DDP keeps any."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield the parameters."""
@@ -65,7 +68,7 @@ class Member:
 
     @property
     def synchronised(self) -> Iterable[torch.Tensor]:
-        """The parameters whose gradients this member synchronises; shards, of which each rank has its own, are not."""
+        """The parameters whose gradients this member synchronises on all ranks; shards differ between ranks."""
         return ()
 
     def set_sync(self, on: bool) -> bool:  # noqa: ARG002, FBT001 - a switch
@@ -86,11 +89,6 @@ class Member:
         return True
 
     @property
-    def trains_alone(self) -> bool:
-        """True if each rank steps with its own gradients on purpose (`LocalSGD`)."""
-        return False
-
-    @property
     def is_synced(self) -> bool:
         """False if this rank's gradients are known to be its own."""
         return True
@@ -104,21 +102,12 @@ class Member:
         for parameter in self.parameters():
             parameter.grad = None
 
-    def share_buffers(self) -> None:
-        """Copy rank 0's buffers to every rank, if the buffers can differ and nothing else copies them."""
-
     def clear_synced(self) -> None:
         """Forget that the gradients were synchronised, because they are cleared."""
 
     def sync_next(self) -> contextlib.AbstractContextManager[None]:
         """Synchronise all gradients at the next backward, though its forward ran with the switch off."""
         return contextlib.nullcontext()
-
-    def train_alone(self, on: bool, cause: str) -> None:  # noqa: FBT001 - a switch
-        """Allow each rank to step with its own gradients; `cause` names who asked for that."""
-
-    def keep_own_state(self, cause: str) -> None:
-        """Note that each rank's optimizer has a state of its own from now on, and what caused it."""
 
     def describe(self) -> str:
         """Return the member's name for messages."""
@@ -134,17 +123,10 @@ class PlainModel(Member):
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module: Any = module
-        self.buffers: SharedBuffers | None = None
-        """The buffers that every rank takes from rank 0 where a window ends; None: each rank has its own, or DDP's."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield the module's parameters."""
         return iter(self.module.parameters())
-
-    def share_buffers(self) -> None:
-        """Copy rank 0's buffers to every rank, if that was asked for."""
-        if self.buffers is not None:
-            self.buffers.broadcast()
 
     def describe(self) -> str:
         """Return the class of the module, or of the one that it wraps."""
@@ -158,9 +140,9 @@ class ShardedModel(PlainModel):
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
-        for one in module.modules():
-            if is_sharded(one):
-                one.reshard()  # type: ignore[operator] # after a forward, a module may have its whole parameters
+        for unit in module.modules():
+            if is_sharded(unit):
+                unit.reshard()  # type: ignore[operator] # after a forward, a module may have its whole parameters
         self._parameters = tuple(module.parameters())
         self._groups = [group for group in parameter_groups(module) if group is not None]
 
@@ -168,7 +150,7 @@ class ShardedModel(PlainModel):
         """Yield the sharded parameters, which optimizers have; between forward and backward the module has others."""
         return iter(self._parameters)
 
-    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
+    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - a switch
         """Switch the reduction on or off; return True, because torch does not report the state before."""
         self.module.set_requires_gradient_sync(on)
         return True
@@ -187,7 +169,7 @@ class ShardedModel(PlainModel):
         return has_held(self._groups) or super().has_gradients()
 
     def drop_gradients(self) -> None:
-        """Drop all gradients, including those that FSDP2 keeps itself."""
+        """Drop all gradients, also gradients that FSDP2 keeps itself."""
         super().drop_gradients()
         drop_held(self._groups)
 
@@ -209,7 +191,7 @@ class DDPModel(PlainModel):
         """All parameters."""
         return self.parameters()
 
-    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
+    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - a switch
         """Set DDP's switch, which it reads at the forward."""
         before: bool = self.module.require_backward_grad_sync
         # Written into the dictionary, because Module.__setattr__ takes a microsecond.
@@ -241,6 +223,11 @@ class PreparedModel(DDPModel):
 
     pause = Pause.ALWAYS
     module: SyncedModel
+    notes: Notes
+
+    def __init__(self, module: SyncedModel) -> None:
+        super().__init__(module)
+        self.notes = module.notes
 
     @property
     def synchronised(self) -> Iterable[torch.Tensor]:
@@ -251,47 +238,59 @@ class PreparedModel(DDPModel):
     def must_sync(self) -> bool:
         """True at the very first iteration with `static_graph`: torch records the graph there."""
         model = self.module
-        return bool(model.require_backward_grad_sync and model.static_graph and not model.notes.recorded)
+        return bool(model.require_backward_grad_sync and model.static_graph and not self.notes.recorded)
 
     @property
     def reduces_next(self) -> bool:
         """True if the forward ran with the switch on, which is where DDP decides."""
-        return bool(self.module.notes.forwards & FORWARD_SYNCED)
-
-    @property
-    def trains_alone(self) -> bool:
-        """True inside `LocalSGD`."""
-        return self.module.notes.trains_alone
+        return bool(self.notes.forwards & FORWARD_SYNCED)
 
     @property
     def is_synced(self) -> bool:
         """True if the backward of the last forward has reduced the gradients, or will."""
         # A forward without a noted backward: the user called loss.backward() and not accelerator.backward(loss).
-        return bool((self.module.notes.answered | self.module.notes.forwards) & FORWARD_SYNCED)
+        return bool((self.notes.answered | self.notes.forwards) & FORWARD_SYNCED)
+
+    @property
+    def may_be_reached(self) -> bool:
+        """True if the next backward may write to the gradients: after a forward, or through one that it repeats."""
+        return bool(self.notes.forwards or self.notes.answered & FORWARD_SYNCED)
+
+    def note_backward(self, versions: list[int] | None, warn_once: Warner) -> None:
+        """Note, if the backward that has run wrote to the gradients, which forwards the gradients come from.
+
+        Args:
+            versions: Versions of the gradients before the backward. None: it has written if there are gradients.
+            warn_once: Warns of a `no_sync` that was around the backward only.
+        """
+        model, notes = self.module, self.notes
+        if not (model.has_gradients() if versions is None else model.grad_versions() != versions):
+            return
+        if notes.forwards == FORWARD_SYNCED and not model.require_backward_grad_sync:
+            warn_once(
+                "backward alone",
+                f"{type(model.module).__name__}: no_sync() was around the backward only. DDP decides at the forward, "
+                "so the gradients were synchronised anyway. Put forward and backward inside, or "
+                "write `with accelerator.accumulate(model):` around both.",
+            )
+        if notes.forwards & FORWARD_SYNCED and not model._join_config.enable:  # noqa: SLF001 - ranks leave a join apart
+            notes.num_synced += 1
+        notes.answered, notes.forwards = notes.forwards or FORWARD_REPEATED, 0
 
     def clear_synced(self) -> None:
         """Forget from which forwards the gradients come."""
-        self.module.notes.answered = 0
+        self.notes.answered = 0
 
     @contextlib.contextmanager
     def sync_next(self) -> Iterator[None]:
         """Synchronise all gradients at the next backward, and note the forwards as synchronised ones."""
         with super().sync_next():
-            self.module.notes.forwards = FORWARD_SYNCED
+            self.notes.forwards = FORWARD_SYNCED
             yield
-
-    def train_alone(self, on: bool, cause: str) -> None:  # noqa: FBT001 - as the base
-        """Allow each rank to step with its own gradients, so that optimizers' states differ from then on."""
-        self.module.notes.trains_alone = on
-        self.keep_own_state(cause)
-
-    def keep_own_state(self, cause: str) -> None:
-        """Note why the ranks' optimizer states differ from now on; the comparison of ranks skips these states."""
-        self.module.notes.own_state = cause
 
     def explain_unsynced(self) -> str:
         """Return the reason, by the notes of forwards and backwards."""
-        notes = self.module.notes
+        notes = self.notes
         if notes.answered == FORWARD_REPEATED:
             return (
                 "A second backward() went through a forward whose gradients had been synchronised; DDP does that once "
@@ -330,7 +329,7 @@ class LeafTensor(Member):
         """The tensor."""
         return (self.tensor,)
 
-    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - as the base
+    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - a switch
         """Set the switch, which is read after the backward."""
         before, self.syncs = self.syncs, on
         return before
@@ -368,6 +367,7 @@ class StrayParameters(Member):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.tensors: list[torch.Tensor] = []
+        """The parameters, which `Members` looks up again at each use."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield the parameters."""

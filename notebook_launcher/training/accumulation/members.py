@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.accumulation.ddp import Notes, SyncedModel
+from notebook_launcher.training.accumulation.ddp import Notes
 from notebook_launcher.training.accumulation.looked_up import LookedUp, Owned
 from notebook_launcher.training.accumulation.member_kinds import (
     LeafTensor,
     PlainModel,
+    PreparedModel,
     StrayParameters,
     member_of,
     synchronises_itself,
@@ -41,8 +42,11 @@ class Members:
         self.models: list[Any] = []
         """The models as `prepare` returned them."""
         self.leaves: list[LeafTensor] = []
-        self.synced_models: list[SyncedModel] = []
-        """The models that DDP synchronises, without what compiled them."""
+        """The leaf tensors that `prepare` was given."""
+        self.synced_models: list[PreparedModel] = []
+        """The models that `prepare` wrapped in DDP, which note their forwards and backwards."""
+        self.shared_buffers: list[SharedBuffers] = []
+        """The buffers that every rank takes from rank 0 where a window ends; DDP copies its models' buffers itself."""
         self.leaf_notes = Notes()
         """Notes of the reductions of all leaf tensors, which are reduced together."""
         self.version = 0
@@ -52,6 +56,7 @@ class Members:
         self._of_modules: list[PlainModel] = []
         """The members of the models, and of modules whose optimizer alone was prepared."""
         self._strays: dict[int, StrayParameters] = {}
+        """By the id of a prepared optimizer: its parameters that belong to no member."""
         self._num_processes = num_processes
         self._strict = strict
 
@@ -115,16 +120,16 @@ class Members:
         """Yield the members among a module and its submodules, the outermost of each branch."""
         pending, seen = [module], set()
         while pending:
-            one = pending.pop()
-            if id(one) in seen:
+            part = pending.pop()
+            if id(part) in seen:
                 continue
-            seen.add(id(one))
-            member: Member | None = next((member for member in self._of_modules if member.module is one), None)
-            if member is None and synchronises_itself(one) and self._owns_any(one.parameters()):
+            seen.add(id(part))
+            member: Member | None = next((member for member in self._of_modules if member.module is part), None)
+            if member is None and synchronises_itself(part) and self._owns_any(part.parameters()):
                 self.looked_up.owned.clear()
-                member = self._add_module(one)
+                member = self._add_module(part)
             if member is None:
-                pending.extend(reversed(list(one.children())))
+                pending.extend(reversed(list(part.children())))
             else:
                 yield member
 
@@ -136,7 +141,7 @@ class Members:
     def _with_strays(self, target: Any) -> list[Member]:
         found = self.inside(target)
         mine = {id(parameter) for parameter in parameters_of(target)}
-        strays = [one for one in self._look_for_strays() if any(id(tensor) in mine for tensor in one.tensors)]
+        strays = [stray for stray in self._look_for_strays() if any(id(tensor) in mine for tensor in stray.tensors)]
         if not found and self._strict and mine:
             self._check_strays(target, strays)
         return [*found, *strays]
@@ -152,7 +157,7 @@ class Members:
                 f"accumulate({name}): none of its parameters belongs to a model, a leaf tensor or an optimizer that "
                 f"prepare() was given. A copy of a prepared model has parameters of its own. {advice}"
             )
-        if self._num_processes > 1 and any(self.local_parameters(one.optimizer) for one in strays):
+        if self._num_processes > 1 and any(self.local_parameters(stray.optimizer) for stray in strays):
             raise ValueError(
                 f"accumulate({name}): its optimizer was prepared, but the model was not. Nothing would synchronise its "
                 f"gradients, and each of the {self._num_processes} ranks would train a model of its own. {advice}"
@@ -171,7 +176,7 @@ class Members:
     def local_parameters(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         """Return the parameters of an optimizer whose gradients nothing synchronises.
 
-        They belong to no member, or to a model that was wrapped while they were frozen or not yet in it.
+        Such parameters belong to no member, or to a model that was wrapped while they were frozen or not yet in it.
         """
         return self._owned_by(optimizer).local
 
@@ -182,9 +187,11 @@ class Members:
             parameters = parameters_of(optimizer)
             mine = {id(parameter) for parameter in parameters}
             everything = [*self.models_and_leaves, *self._look_for_strays()]
-            members = [one for one in everything if any(id(parameter) in mine for parameter in one.parameters())]
+            members = [
+                member for member in everything if any(id(parameter) in mine for parameter in member.parameters())
+            ]
             synced = {id(parameter) for member in members for parameter in member.synchronised}
-            local = [one for one in parameters if id(one) not in synced and not is_spread(one)]
+            local = [parameter for parameter in parameters if id(parameter) not in synced and not is_spread(parameter)]
             known = self.looked_up.owned[id(optimizer)] = Owned(sizes, members, local)
         return known
 
@@ -200,15 +207,13 @@ class Members:
         """Add a prepared model."""
         self.models.append(model)
         member = self._add_module(synced_part(model))
-        if isinstance(member.module, SyncedModel):
-            self.synced_models.append(member.module)
+        if isinstance(member, PreparedModel):
+            self.synced_models.append(member)
         self.changed()
 
     def share_buffers(self, model: torch.nn.Module) -> None:
         """Copy the buffers from rank 0 to every rank where a window ends, as DDP does at each forward."""
-        for member in self._of_modules:
-            if member.module is model:
-                member.buffers = SharedBuffers(model)
+        self.shared_buffers += [SharedBuffers(member) for member in self._of_modules if member.module is model]
 
     def _add_module(self, module: torch.nn.Module) -> PlainModel:
         member = member_of(module)
@@ -228,7 +233,7 @@ class Members:
         self.changed()
 
     def changed(self) -> None:
-        """Forget what was looked up, because members were added or an optimizer has other parameters."""
+        """Forget the results of lookups, because members were added or an optimizer has other parameters."""
         self.version += 1
         self.looked_up = LookedUp()
 
@@ -236,6 +241,7 @@ class Members:
         """Release everything."""
         self.models.clear()
         self.synced_models.clear()
+        self.shared_buffers.clear()
         self.leaves.clear()
         self._of_modules.clear()
         self._strays.clear()

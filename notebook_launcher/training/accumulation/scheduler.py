@@ -78,7 +78,7 @@ class AcceleratedScheduler:
         self.scheduler.load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        # In another process there is no window to wait for.
+        # Another process has no window to wait for.
         return {**self.__dict__, "gradient_state": None}
 
     def __getattr__(self, name: str) -> Any:

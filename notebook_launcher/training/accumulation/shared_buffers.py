@@ -13,14 +13,18 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from notebook_launcher.training.accumulation.member_kinds import PlainModel
+
 __all__ = ["SharedBuffers"]
 
 
 class SharedBuffers:
-    """The buffers in a module's state dict. Buffers outside of it are computed, and equal on all ranks."""
+    """The buffers in a model's state dict. Buffers outside of it are computed, and equal on all ranks."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._modules = [one for one in module.modules() if any(True for _ in _persistent(one))]
+    def __init__(self, member: PlainModel) -> None:
+        self.member = member
+        """The model that has the buffers."""
+        self._modules = [module for module in member.module.modules() if any(True for _ in _persistent(module))]
 
     def broadcast(self) -> None:
         """Replace the values by the values of rank 0, with one broadcast for each dtype."""

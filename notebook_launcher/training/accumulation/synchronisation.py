@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.accumulation.member_kinds import Pause
-from notebook_launcher.training.data.wire import wire_device
+from notebook_launcher.training.data.dispatching.wire import wire_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +64,7 @@ def pause(members: Iterable[Member], *, sync_each_batch: bool | None) -> list[tu
 
 
 def resume(paused: Iterable[tuple[Member, bool]]) -> None:
-    """Set the switches back to what they were before `pause`."""
+    """Set the switches back to their states before `pause`."""
     for member, before in paused:
         member.set_sync(before)
 
@@ -91,7 +91,7 @@ def sync_next(members: Iterable[Member]) -> Iterator[None]:
 def waits_for_ranks(window: Window | None, members: Members, *, ends: bool, num_processes: int) -> bool:
     """Return True if the backward that is about to run may reduce gradients, and so wait for the other ranks.
 
-    It does not inside `no_sync` and `LocalSGD`, even where a window ends.
+    Inside `no_sync` and `LocalSGD` a backward reduces nothing, even where a window ends.
 
     Args:
         window: The window of the block; None outside any.
@@ -106,7 +106,7 @@ def waits_for_ranks(window: Window | None, members: Members, *, ends: bool, num_
 
 
 def reduce_leaves(leaves: Sequence[LeafTensor]) -> bool:
-    """Average the gradients of the leaf tensors whose switch is on; return False if there are none.
+    """Average the gradients of the leaf tensors whose switch is on; return False without any.
 
     One all-reduce for each dtype. A rank on which a tensor had no part in the loss counts as one whose gradient is
     zero.

@@ -1,4 +1,4 @@
-"""The arguments of `accumulate` and `no_sync`, and the parameters in them, by which `Members` finds what is trained.
+"""The arguments of `accumulate` and `no_sync`, and the parameters in them, by which `Members` finds its members.
 
 Users pass the prepared model, a compiled or containing module, `model.module`, the
 name from before `prepare`, a list. All of these hold the parameters of a prepared model, so parameters decide.

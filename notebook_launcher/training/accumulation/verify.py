@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.accumulation.lossmeans import LossOfTwo, compare_losses
+from notebook_launcher.training.accumulation.loss_means import LossOfTwo, compare_losses
 from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def check_accumulation(
 ) -> AccumulationReport:
     """Accumulate one window, and compare its gradient with the full batch's on one process.
 
-    Nothing is updated: weights, gradients and buffers are afterwards what they were. The model is in
-    evaluation mode meanwhile, since dropout draws differently for other batches. Every rank must call it.
+    Nothing is updated: weights, gradients and buffers stay as they are. The model is in evaluation mode meanwhile,
+    because dropout draws differently for other batches. Every rank must call this function.
 
     Args:
         accelerator: The Accelerator that prepared the model.
@@ -92,7 +93,7 @@ def check_accumulation(
         whole window holds. Batches that cannot be joined, such as sequences of different lengths, are not compared so.
 
     Raises:
-        ValueError: There is no micro-batch.
+        ValueError: The loader has no micro-batch.
     """
     count = weight or _num_samples
     window = _take(batches, accelerator.gradient_accumulation_steps)
@@ -143,32 +144,25 @@ def _num_samples(batch: Any) -> float:
     return float(operations.find_batch_size(batch) or 1)
 
 
-class _set_aside:  # noqa: N801 - a context
-    """Restore gradients, buffers and mode at the end of the block."""
-
-    def __init__(self, inner: torch.nn.Module, named: dict[str, torch.nn.Parameter]) -> None:
-        self._inner = inner
-        self._named = named
-
-    def __enter__(self) -> None:
-        self._grads = {name: parameter.grad for name, parameter in self._named.items()}
-        self._buffers = {name: buffer.clone() for name, buffer in self._inner.named_buffers()}
-        self._modes = {module: module.training for module in self._inner.modules()}
-        self._inner.eval()
-        self._clear()
-
-    def __exit__(self, *_: object) -> None:
-        for name, parameter in self._named.items():
-            parameter.grad = self._grads[name]
+@contextlib.contextmanager
+def _set_aside(inner: torch.nn.Module, named: dict[str, torch.nn.Parameter]) -> Iterator[None]:
+    """Evaluate the model without gradients in the block, and restore gradients, buffers and modes at its end."""
+    grads = {name: parameter.grad for name, parameter in named.items()}
+    buffers = {name: buffer.clone() for name, buffer in inner.named_buffers()}
+    modes = {module: module.training for module in inner.modules()}
+    inner.eval()
+    for parameter in named.values():
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for name, parameter in named.items():
+            parameter.grad = grads[name]
         with torch.no_grad():
-            for name, buffer in self._inner.named_buffers():
-                buffer.copy_(self._buffers[name])
-        for module, mode in self._modes.items():
+            for name, buffer in inner.named_buffers():
+                buffer.copy_(buffers[name])
+        for module, mode in modes.items():
             module.training = mode
-
-    def _clear(self) -> None:
-        for parameter in self._named.values():
-            parameter.grad = None
 
 
 def _accumulate(

@@ -36,7 +36,9 @@ class Window:
     members: tuple[Member, ...] = ()
     """Members whose gradients the window gathers; empty for the one window that everything shares."""
     key: frozenset[int] = dataclasses.field(init=False)
+    """The ids of the members, by which `GradientState` finds the window."""
     _parameters: frozenset[int] | None = None
+    """The ids of the members' trained parameters; None until they are asked for."""
     is_broken: bool = False
     """True if a backward failed half way, so that the gradients are not of whole micro-batches."""
     iteration: object | None = None
@@ -141,7 +143,7 @@ class Window:
         self.is_broken = True
 
     def drop(self) -> None:
-        """Forget the micro-batches, those of a broken window too."""
+        """Forget the micro-batches, also of a broken window."""
         self.reset()
         self.is_broken = False
 
@@ -151,7 +153,7 @@ class Window:
 
     @property
     def all_members(self) -> list[Member]:
-        """Members whose gradients the window gathers, those that joined it included."""
+        """Members whose gradients the window gathers, also members that joined it."""
         return [*self.members, *self.joined]
 
     def holds(self, members: Iterable[Member]) -> bool:
@@ -164,7 +166,7 @@ class Window:
         """Return the trained parameters of these members that belong to no member of `accumulate`."""
         mine = self._trained()
         parameters = (parameter for member in members for parameter in member.parameters())
-        return [one for one in parameters if one.requires_grad and id(one) not in mine]
+        return [parameter for parameter in parameters if parameter.requires_grad and id(parameter) not in mine]
 
     def shares_parameters(self, other: Window) -> bool:
         """Return True if a parameter has its gradient gathered by both windows."""
@@ -200,7 +202,7 @@ class Window:
         """Return False if something else has changed the gradients of earlier micro-batches.
 
         Raises:
-            RuntimeError: They were cleared.
+            RuntimeError: The gradients were cleared.
         """
         if self.gathered is None or self.backwards_in_block:
             return True
@@ -253,7 +255,7 @@ class Window:
         return {key: _plain(getattr(self, name)) for key, name in _KEPT.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Forget the loop and the micro-batches; restore those of a checkpoint, if the state has any."""
+        """Forget the loop and the micro-batches; restore the micro-batches of a checkpoint, if the state has any."""
         self.reset()
         self.iteration = None
         self.weight_versions = []
@@ -282,7 +284,7 @@ def _plain(value: Any) -> Any:
 def _find_gradient(members: Iterable[Member]) -> tuple[torch.Tensor, int] | None:
     """Return the first parameter that has a gradient, and the gradient's version."""
     trained = (parameter for member in members for parameter in member.parameters())
-    found = ((one, one.grad._version) for one in trained if one.grad is not None)  # noqa: SLF001
+    found = ((tensor, tensor.grad._version) for tensor in trained if tensor.grad is not None)  # noqa: SLF001
     return next(found, None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.model_files import load_model, save, save_model
+from notebook_launcher.training.checkpoints.models.model_files import load_model, save, save_model
 from notebook_launcher.training.checkpoints.objects import load
 
 __all__ = [

@@ -6,7 +6,7 @@ __all__ = ["CheckpointError"]
 
 
 class CheckpointError(RuntimeError, ValueError):
-    """A checkpoint that is damaged or does not fit what it is loaded into, or that another rank could not write.
+    """A checkpoint that is damaged, does not fit the objects here, or could not be written by another rank.
 
     Accelerate raises RuntimeError or ValueError in these cases; this is both.
     """

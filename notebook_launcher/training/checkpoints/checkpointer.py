@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.training.checkpoints.loading import load_state
-from notebook_launcher.training.checkpoints.model_files import save, save_model
+from notebook_launcher.training.checkpoints.models.model_files import save, save_model
 from notebook_launcher.training.checkpoints.objects import check_custom_objects
-from notebook_launcher.training.checkpoints.parts import Parts
-from notebook_launcher.training.checkpoints.saving import save_state
+from notebook_launcher.training.checkpoints.training_state.loading import load_state
+from notebook_launcher.training.checkpoints.training_state.saving import save_state
+from notebook_launcher.training.checkpoints.training_state.stateful_objects import StatefulObjects
 from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
@@ -63,8 +63,10 @@ class Checkpointer:
         self._rank_check = rank_check
         self._state_dict_type = state_dict_type
 
-    def _collect_parts(self) -> Parts:
-        return Parts.of(self._prepared, self._gradient_state, self._rules, scaler=self._updates.update_scaler())
+    def _collect(self) -> StatefulObjects:
+        return StatefulObjects.of(
+            self._prepared, self._gradient_state, self._rules, scaler=self._updates.scaling.update()
+        )
 
     def save(self, obj: Any, f: str | os.PathLike[str], *, safe: bool) -> None:
         """Write an object to a file, once, and whole or not at all."""
@@ -81,7 +83,7 @@ class Checkpointer:
         """Write everything that training needs to continue; every rank must call it."""
         with context.activity(context.SAVING):
             folder = save_state(
-                self._collect_parts(),
+                self._collect(),
                 self._process,
                 self.project,
                 output_dir,
@@ -103,7 +105,7 @@ class Checkpointer:
     ) -> Path | None:
         """Load what `save_state` wrote; every rank must call it."""
         return load_state(
-            self._collect_parts(),
+            self._collect(),
             self._process,
             self.project,
             input_dir,

@@ -97,9 +97,9 @@ def unsafe_types(path: Path) -> list[str]:
 def check_custom_objects(objects: Iterable[Any]) -> None:
     """Raise ValueError, listing them, if objects lack `state_dict` or `load_state_dict`."""
     bad = [
-        f"\n\t- Item at index {index}, `{_name(one)}`"
-        for index, one in enumerate(objects)
-        if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)))
+        f"\n\t- Item at index {index}, `{_name(obj)}`"
+        for index, obj in enumerate(objects)
+        if not (callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None)))
     ]
     if bad:
         raise ValueError(
@@ -108,8 +108,8 @@ def check_custom_objects(objects: Iterable[Any]) -> None:
         )
 
 
-def _name(one: Any) -> str:
-    return getattr(one, "__name__", None) or type(one).__name__
+def _name(obj: Any) -> str:
+    return getattr(obj, "__name__", None) or type(obj).__name__
 
 
 @contextlib.contextmanager

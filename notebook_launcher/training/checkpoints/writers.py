@@ -25,7 +25,7 @@ class Writers:
     """The ranks that share a folder: all ranks, or the ranks of one machine."""
 
     leader: int
-    """The rank that writes what is written once."""
+    """The rank that writes the files that are written once."""
     index: int
     """This rank's place among them."""
     size: int
@@ -97,7 +97,7 @@ def run_each(steps: Iterable[Callable[[], Any]]) -> None:
 
 
 def writes_here(*, on_each_node: bool = False) -> bool:
-    """Return True on the rank that writes what is written once: rank 0, or the first rank of each machine."""
+    """Return True on the rank that writes the files that are written once: rank 0, or each machine's first rank."""
     if on_each_node:
         return int(os.environ.get("LOCAL_RANK", "0")) == 0
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
-from notebook_launcher.training.data.iterable import IterableDatasetShard
+from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
+from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
+from notebook_launcher.training.data.loaders.mixin import DataLoaderStateMixin
+from notebook_launcher.training.data.loaders.resuming import SkipDataLoader, skip_first_batches
+from notebook_launcher.training.data.loaders.shard import DataLoaderShard
 from notebook_launcher.training.data.metrics import gather_for_metrics
-from notebook_launcher.training.data.mixin import DataLoaderStateMixin
 from notebook_launcher.training.data.prepare import prepare_data_loader
-from notebook_launcher.training.data.resuming import SkipDataLoader, skip_first_batches
 from notebook_launcher.training.data.rounds import LoaderStack, Round
-from notebook_launcher.training.data.samplers import SeedableRandomSampler, get_sampler
-from notebook_launcher.training.data.shard import DataLoaderShard
-from notebook_launcher.training.data.sharding import BatchSamplerShard
-from notebook_launcher.training.data.skipping import SkipBatchSampler
+from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, get_sampler
+from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
+from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 
 __all__ = [
     "BatchSamplerShard",

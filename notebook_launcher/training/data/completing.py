@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.data.samplers import count_samples
+from notebook_launcher.training.data.sampling.samplers import count_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -72,7 +72,7 @@ def _gather_tensors(data: Any, counts: Round | None) -> Any:
         # Whatever has a row for each sample has as many on all ranks, and all of them count.
         return operations.gather(data)
     tensors = list(operations.find_tensors(data))
-    lengths = operations.gather(torch.tensor([[len(one) if one.ndim else -1 for one in tensors]]))
+    lengths = operations.gather(torch.tensor([[len(tensor) if tensor.ndim else -1 for tensor in tensors]]))
     padded = operations.gather(operations.pad_across_processes(data))
     each = iter(lengths.T.tolist())
     return map_tensors("gather_for_metrics", lambda tensor: _keep(tensor, next(each), counts), padded)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from notebook_launcher.training.data.samplers import new_generator
+from notebook_launcher.training.data.sampling.samplers import new_generator
 from notebook_launcher.training.random import capture_rng_states, restore_rng_states
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Order:
         return cls(tuple(generators), _default_states() if with_defaults else {})
 
     def restore_generators(self, owners: Sequence[Any]) -> None:
-        """Set the generators of samplers and data sets; make those that are missing."""
+        """Set the generators of samplers and data sets; make the missing ones."""
         for owner, state in zip(owners, self.generators, strict=False):
             if state is None:
                 continue

@@ -16,20 +16,20 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from notebook_launcher.training.data.dispatcher import DataLoaderDispatcher
-from notebook_launcher.training.data.iterable import IterableDatasetShard
-from notebook_launcher.training.data.loader_arguments import data_arguments, fetching_arguments
-from notebook_launcher.training.data.loader_settings import SharingSettings
-from notebook_launcher.training.data.ownshards import OwnShards, is_split_by_node, shards_of_rank
-from notebook_launcher.training.data.samplers import (
+from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
+from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
+from notebook_launcher.training.data.iterables.own_shards import OwnShards, is_split_by_node, shards_of_rank
+from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
+from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
+from notebook_launcher.training.data.loaders.shard import DataLoaderShard
+from notebook_launcher.training.data.sampling.samplers import (
     SeedableRandomSampler,
     get_sampler,
     links_of,
     new_generator,
     sampler_chain,
 )
-from notebook_launcher.training.data.shard import DataLoaderShard
-from notebook_launcher.training.data.sharding import BatchSamplerShard
+from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.process_state import ProcessState
 
@@ -157,15 +157,15 @@ def share_out(dataloader: DataLoader[Any], settings: SharingSettings) -> DataLoa
 def _place_among_ranks(num_processes: int | None, process_index: int | None) -> tuple[int, int]:
     if num_processes is not None and process_index is not None:
         return num_processes, process_index
-    state = ProcessState()
+    process = ProcessState()
     return (
-        state.num_processes if num_processes is None else num_processes,
-        state.process_index if process_index is None else process_index,
+        process.num_processes if num_processes is None else num_processes,
+        process.process_index if process_index is None else process_index,
     )
 
 
 def _dispatches(dataloader: DataLoader[Any], settings: SharingSettings) -> bool:
-    """Return True if rank 0 reads for all; undecided, for a stream of which every rank would read all samples."""
+    """Return True if rank 0 reads for all; by default it does for a stream that every rank would read as a whole."""
     if settings.dispatch_batches is not None:
         return settings.dispatch_batches
     dataset = dataloader.dataset
@@ -226,7 +226,7 @@ def _indices(dataloader: DataLoader[Any], settings: SharingSettings) -> Any:
 
 
 def _with_sampler(indices: Any, sampler: Any, replacement: Any) -> Any:
-    """Return a batch sampler with another sampler inside it; or that sampler itself, if there is no batch sampler."""
+    """Return a batch sampler with `replacement` in the place of `sampler`; without a batch sampler, `replacement`."""
     if indices is sampler:
         return replacement
     if type(indices) is BatchSampler:

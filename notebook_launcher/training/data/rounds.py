@@ -17,14 +17,14 @@ class Round:
     """One round: every rank's batch, counted in samples, in rank order."""
 
     rows: tuple[int, ...]
-    """Samples in each rank's batch, with those that were added to even it out."""
+    """Samples in each rank's batch, also samples that were added to even it out."""
     real: tuple[int, ...]
     """Samples of each batch that no rank has had before; they come first, and `gather_for_metrics` keeps them."""
     weights: tuple[int, ...]
     """The batch's weight in a window's mean: `rows`, or 0 for a batch that only keeps step."""
 
     def spread(self, copies: int) -> Round:
-        """Return the round for ranks of which `copies` neighbours have the same batch; only the first one's is real."""
+        """Return the round in which `copies` neighbouring ranks have the same batch, real on the first of them."""
         rows = tuple(count for count in self.rows for _ in range(copies))
         real = tuple(count if copy == 0 else 0 for count in self.real for copy in range(copies))
         return Round(rows, real, tuple(weight for weight in self.weights for _ in range(copies)))
@@ -44,7 +44,7 @@ def _no_state() -> None:
 
 
 IN_STEP = 2
-"""Micro-batches in a row for each of which a loader has drawn a batch, from which on it counts as read side by side."""
+"""Micro-batches in a row that each drew a batch from a loader, before the loader counts as read side by side."""
 
 
 class LoaderStack:
@@ -65,11 +65,12 @@ class LoaderStack:
             follows_draws: False: the active loader is the one whose iteration began last, as in Accelerate.
         """
         self._loaders: list[weakref.ref[Any]] = []
+        """The loaders, the active one last."""
         self._follows_draws = follows_draws
         self._draws: dict[object, tuple[int, int]] = {}
         """By the iterations of the loaders: the batches drawn up to the last micro-batch, and the number of
-        micro-batches in a row for each of which one was drawn while there were several loaders."""
-        # Weakly: its object holds this stack, and a cycle would keep models until the garbage collector comes.
+        micro-batches in a row that drew one batch each while several loaders were iterated."""
+        # Weakly: the method's object holds this stack, and only the garbage collector would free such a cycle.
         self._on_begin = None if on_begin is None else weakref.WeakMethod(on_begin)
         self.on_next = on_next
         self.gradient_state: Callable[[], Any] = _no_state

@@ -48,7 +48,7 @@ def fits_rows(batch: Any, num_rows: int) -> bool:
 
 def is_list_of_samples(batch: Any) -> bool:
     """Return True for a list of mappings or tuples, which a data set that makes batches ready may give."""
-    return type(batch) is list and len(batch) > 0 and all(isinstance(one, (Mapping, tuple)) for one in batch)
+    return type(batch) is list and len(batch) > 0 and all(isinstance(sample, (Mapping, tuple)) for sample in batch)
 
 
 def take_rows(batch: Any, start: int, stop: int, num_rows: int) -> Any:
@@ -79,7 +79,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
     """Return one batch with the samples of all batches.
 
     Raises:
-        TypeError: They hold something that is neither a tensor, a list nor a plain object.
+        TypeError: The batches hold something that is neither a tensor, a list nor a plain object.
         RuntimeError: Tensors differ in other dimensions than the first.
     """
     first = batches[0]

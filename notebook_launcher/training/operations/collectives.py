@@ -36,7 +36,7 @@ PACKED_BYTES = 2**20
 
 
 def world_size() -> int:
-    """Return how many processes there are in the default group; 1 without one."""
+    """Return the number of processes in the default group; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -62,7 +62,7 @@ def gather(tensor: Any) -> Any:
     found: list[torch.Tensor] = []
     map_tensors("gather", found.append, tensor)
     gathered = iter(_gather_all(found))
-    return map_tensors("gather", lambda one: next(gathered).to(one.device), tensor)
+    return map_tensors("gather", lambda part: next(gathered).to(part.device), tensor)
 
 
 def _gather_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -133,14 +133,14 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
     Raises:
         TypeError: A leaf is neither a tensor nor None.
-        ValueError: There is no such process.
+        ValueError: No process has this number.
         DistributedOperationException: In debug mode, shapes or dtypes differ.
     """
     if world_size() == 1:
         return tensor
     _check_source(from_process)
     require_alike("broadcast", tensor)
-    return map_tensors("broadcast", lambda one: _broadcast_one(one, from_process), tensor)
+    return map_tensors("broadcast", lambda part: _broadcast_one(part, from_process), tensor)
 
 
 def _broadcast_one(tensor: torch.Tensor, from_process: int) -> torch.Tensor:
@@ -173,7 +173,7 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor |
     mine = None if tensor is None else (TensorInformation(tensor.shape, tensor.dtype), tensor.device.type)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    owners = [rank for rank, one in enumerate(everyone) if one is not None]
+    owners = [rank for rank, given in enumerate(everyone) if given is not None]
     if len(owners) != 1:
         raise ValueError(
             f"copy_tensor_to_devices got a tensor on {f'processes {owners}' if owners else 'no process'}. Pass it on "
@@ -193,7 +193,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     The list must be equally long on all processes; the items must be picklable.
 
     Raises:
-        ValueError: There is no such process.
+        ValueError: No process has this number.
     """
     if world_size() > 1:
         _check_source(from_process)
@@ -230,7 +230,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     check_number("scale", scale)
     if world_size() > 1:
         require_alike("reduce", tensor)
-    return map_tensors("reduce", lambda one: _reduce_one(one, reduction, scale), tensor)
+    return map_tensors("reduce", lambda part: _reduce_one(part, reduction, scale), tensor)
 
 
 def _reduce_one(tensor: torch.Tensor, reduction: str, scale: float) -> torch.Tensor:

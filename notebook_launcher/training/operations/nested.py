@@ -43,7 +43,7 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 
 
 def rebuild(data: Any, func: Callable[[Any], Any], skip: Collection[Any] = ()) -> Any:
-    """Return a container like `data`, with `func` applied to each of its parts but those under the keys `skip`.
+    """Return a container like `data`, with `func` applied to each of its parts, except under the keys `skip`.
 
     A mapping that is more than a dict (`BatchEncoding`, `defaultdict`, transformers' `ModelOutput`) and a
     dataclass are copied, and then their parts replaced, so that what else they hold comes along.

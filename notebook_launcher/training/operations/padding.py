@@ -41,12 +41,12 @@ def pad_across_processes(
     """
     if world_size() == 1:
         return tensor
-    require_alike("pad_across_processes", tensor, lambda one: f"{one.ndim}-dimensional {one.dtype}")
-    lengths = torch.tensor([_length(one, dim) for one in find_tensors(tensor)], dtype=torch.int64)
+    require_alike("pad_across_processes", tensor, lambda part: f"{part.ndim}-dimensional {part.dtype}")
+    lengths = torch.tensor([_length(found, dim) for found in find_tensors(tensor)], dtype=torch.int64)
     longest = iter(gather(lengths[None]).amax(0).tolist() if len(lengths) else [])
     return map_tensors(
         "pad_across_processes",
-        lambda one: _pad(one, dim, next(longest) - _length(one, dim), pad_index, first=pad_first),
+        lambda part: _pad(part, dim, next(longest) - _length(part, dim), pad_index, first=pad_first),
         tensor,
     )
 
@@ -61,7 +61,7 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
         dim: Which dimension counts samples.
     """
     missing = -batch_size % num_processes
-    return map_tensors("pad_input_tensors", lambda one: _repeat_last(one, dim, missing), tensor)
+    return map_tensors("pad_input_tensors", lambda part: _repeat_last(part, dim, missing), tensor)
 
 
 def _length(tensor: torch.Tensor, dim: int) -> int:

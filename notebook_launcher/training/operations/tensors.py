@@ -82,12 +82,12 @@ def _move(part: Any, device: torch.device | str | int, *, non_blocking: bool) ->
 
 
 def find_batch_size(data: Any) -> int | None:
-    """Return the length of the first tensor that has a length; None if there is none."""
+    """Return the length of the first tensor that has a length; None without any."""
     return next((tensor.shape[0] for tensor in find_tensors(data) if tensor.ndim), None)
 
 
 def find_device(data: Any) -> torch.device | None:
-    """Return the device of the first tensor; None if there is none."""
+    """Return the device of the first tensor; None without any."""
     return next((tensor.device for tensor in find_tensors(data)), None)
 
 

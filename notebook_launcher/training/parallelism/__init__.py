@@ -1,1 +1,1 @@
-"""Models of which each rank holds a part: the mesh of ranks, and the sharding by torch's `fully_shard`."""
+"""Models that are spread over ranks: the mesh of ranks, and the sharding by torch's `fully_shard`."""

@@ -97,7 +97,7 @@ class DeepSpeedPlugin:
         self.hf_ds_config = None if given == "none" else given
         from_file = self.hf_ds_config is not None
         self.deepspeed_config: dict[str, Any] = _read(self.hf_ds_config) if from_file else {}
-        """All settings by DeepSpeed's names; what is written into it before `Accelerator(...)` counts."""
+        """All settings by DeepSpeed's names; they may be changed until `Accelerator(...)` reads them."""
         if self.enable_msamp:
             raise ValueError("enable_msamp=True: fp8 by MS-AMP has no counterpart. Use mixed_precision='bf16'.")
         self._check_offloads()

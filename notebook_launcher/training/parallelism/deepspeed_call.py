@@ -13,13 +13,12 @@ from notebook_launcher.training.argument_checks import check_instance
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin, is_asked_for
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 from notebook_launcher.training.parallelism.zero import GivenSetting, resolve_zero
-from notebook_launcher.training.plugins import GradientAccumulationPlugin
 from notebook_launcher.training.process.environment import read_place
 
 if TYPE_CHECKING:
     from notebook_launcher.training.parallelism.sizes import ParallelismConfig
     from notebook_launcher.training.parallelism.zero import ZeroSettings
-    from notebook_launcher.training.plugins import GradScalerKwargs
+    from notebook_launcher.training.plugins import GradientAccumulationPlugin, GradScalerKwargs
 
 __all__ = ["AcceleratorArguments", "announce_zero", "apply_deepspeed"]
 
@@ -29,8 +28,7 @@ class AcceleratorArguments:
     """Arguments of an Accelerator that DeepSpeed's settings give as well."""
 
     mixed_precision: str | None
-    gradient_accumulation_steps: int | None
-    gradient_accumulation_plugin: GradientAccumulationPlugin | None
+    accumulation: GradientAccumulationPlugin
     max_grad_norm: float | None
     fsdp_plugin: FullyShardedDataParallelPlugin | None
     parallelism_config: ParallelismConfig | None
@@ -40,10 +38,10 @@ class AcceleratorArguments:
 def apply_deepspeed(
     plugin: DeepSpeedPlugin | None, call: AcceleratorArguments
 ) -> tuple[DeepSpeedPlugin | None, ZeroSettings | None, AcceleratorArguments]:
-    """Return the plugin, what it comes to, and the call's arguments with DeepSpeed's settings in them.
+    """Return the plugin, its settings in torch's terms, and the call's arguments with DeepSpeed's settings in them.
 
     Args:
-        plugin: DeepSpeed's settings. None: those that `ACCELERATE_USE_DEEPSPEED` asks for, if any.
+        plugin: DeepSpeed's settings. None: the settings that `ACCELERATE_USE_DEEPSPEED` asks for, if any.
         call: The arguments as they were given.
 
     Raises:
@@ -79,12 +77,10 @@ def _resolve_zero(plugin: DeepSpeedPlugin, call: AcceleratorArguments) -> ZeroSe
         )
     sizes = call.parallelism_config
     same_data = 1 if sizes is None else sizes.non_data_parallel_size
-    accumulation = call.gradient_accumulation_plugin
-    in_plugin = None if accumulation is None else accumulation.num_steps
     return resolve_zero(
         plugin,
         num_ranks=_num_ranks() // same_data,
-        num_steps=_asked("gradient_accumulation_steps", call.gradient_accumulation_steps or in_plugin),
+        num_steps=_asked("gradient_accumulation_steps", call.accumulation.num_steps),
         max_grad_norm=_asked("max_grad_norm", call.max_grad_norm),
         mixed_precision=_asked("mixed_precision", call.mixed_precision),
         scaler=call.scaler,
@@ -92,17 +88,15 @@ def _resolve_zero(plugin: DeepSpeedPlugin, call: AcceleratorArguments) -> ZeroSe
 
 
 def _with_settings(call: AcceleratorArguments, zero: ZeroSettings) -> AcceleratorArguments:
-    accumulation = call.gradient_accumulation_plugin or GradientAccumulationPlugin()
+    accumulation = call.accumulation
     if zero.stage == 1 and accumulation.sync_each_batch is None:
         accumulation = dataclasses.replace(accumulation, sync_each_batch=False)
-    num_steps = zero.gradient_accumulation_steps
-    if num_steps is not None:
-        accumulation = dataclasses.replace(accumulation, num_steps=num_steps)
+    if zero.gradient_accumulation_steps is not None:
+        accumulation = dataclasses.replace(accumulation, num_steps=zero.gradient_accumulation_steps)
     return dataclasses.replace(
         call,
         mixed_precision=zero.mixed_precision or call.mixed_precision,
-        gradient_accumulation_steps=call.gradient_accumulation_steps if num_steps is None else None,
-        gradient_accumulation_plugin=accumulation,
+        accumulation=accumulation,
         max_grad_norm=zero.max_grad_norm or call.max_grad_norm,
         fsdp_plugin=_fsdp_plugin(zero),
         scaler=zero.scaler,

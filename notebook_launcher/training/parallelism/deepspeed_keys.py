@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed file: those that torch carries out, those that only tune DeepSpeed, and those refused.
+"""The keys of a DeepSpeed file: some are carried out by torch, some only tune DeepSpeed, and some are refused.
 
 The lists follow DeepSpeed 0.19 (`deepspeed/runtime/config.py` and `deepspeed/runtime/zero/config.py`). A key with a
 dot is inside a section: `zero_optimization.stage`.
@@ -199,7 +199,7 @@ def _with_sections(key: str) -> list[str]:
 
 def _section_is_off(config: Mapping[str, Any], key: str) -> bool:
     sections = (value_at(config, name) for name in _with_sections(key))
-    return any(isinstance(one, dict) and one.get("enabled") is False for one in sections)
+    return any(isinstance(section, dict) and section.get("enabled") is False for section in sections)
 
 
 def _check_known(key: str) -> None:

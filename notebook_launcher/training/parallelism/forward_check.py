@@ -63,8 +63,11 @@ class _ForwardCheck:
         self._is_in_block = is_in_block
         self._bulletin = Bulletin(dist.get_rank(), dist.get_world_size())
         self._num_forwards = 0
+        """Forwards so far."""
         self._mode: Mode | None = None
+        """The mode of the last forward; None before the first one."""
         self._compares = False
+        """True if the forward that runs is compared with the peers' when it is over."""
         self._bulletin.write(self, TOPIC, [0, None])  # in the order of `prepare`, the same on all ranks
 
     def __reduce__(self) -> tuple[type[_Unchecked], tuple[()]]:
@@ -95,7 +98,7 @@ class _ForwardCheck:
 
     def _refuse_while_peers_wait(self, model: torch.nn.Module) -> None:
         rank = context.current()
-        waiting = [] if rank is None else [one for one in rank.waiting_peers() if one in self._peers]
+        waiting = [] if rank is None else [peer for peer in rank.waiting_peers() if peer in self._peers]
         if waiting and self._gathers_all() and (ahead := find_ahead(waiting)):
             raise RuntimeError(_explain_wait(_name(model), ahead))
 

@@ -214,7 +214,7 @@ def _number(value: Any) -> Any:
 
 
 def _precision_policy(value: Any) -> Any:
-    """Return torch's policy for what was given."""
+    """Return the given policy as torch's."""
     if value is None:
         return None
     import torch

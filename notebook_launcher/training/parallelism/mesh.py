@@ -60,7 +60,7 @@ class Layout:
 
     @property
     def data_rank(self) -> int:
-        """This rank's number among those that read different data."""
+        """This rank's number among the ranks that read different data."""
         return self.process_index // self.sizes.non_data_parallel_size
 
     def rank_in(self, dimension: str) -> int:

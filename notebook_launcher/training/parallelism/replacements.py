@@ -1,4 +1,4 @@
-"""The parameters of sharded models in place of those that optimizers were made with, distinguished by identity."""
+"""Sharded parameters in the place of the whole parameters that optimizers were made with, found by identity."""
 
 from __future__ import annotations
 

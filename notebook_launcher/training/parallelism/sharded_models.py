@@ -47,7 +47,7 @@ class Sharding:
     computes_in: str
     """Precision of the forward: `"no"`, `"fp16"` or `"bf16"`."""
     replacements: Replacements = dataclasses.field(default_factory=Replacements)
-    """The sharded parameters in place of those before."""
+    """The sharded parameters in the place of the whole ones."""
 
     @property
     def plugin(self) -> FullyShardedDataParallelPlugin:
@@ -86,7 +86,7 @@ class Sharding:
         if self.plugin.activation_checkpointing:
             units = checkpoint_units(model, units)
         if dynamo_backend not in (None, "no"):
-            for unit in [one for group in units for one in group] or [model]:
+            for unit in [member for group in units for member in group] or [model]:
                 unit.compile(backend=dynamo_backend)
         options = self._options(ignored)
         # Outputs come back in `output_dtype` from the model alone: inside of it, the next unit wants `param_dtype`.
@@ -161,12 +161,14 @@ class Sharding:
         made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         if dist.get_rank() == 0:
             for module in modules:
-                if any(one.is_meta for one in [*module.parameters(recurse=False), *module.buffers(recurse=False)]):
+                if any(
+                    tensor.is_meta for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+                ):
                     initialise_on_first(module, self.device, self.plugin.param_init_fn, made)
         materialise(modules, self.device, made)
-        tensors = {id(one): one for unit in group for one in [*unit.parameters(), *unit.buffers()]}
+        tensors = {id(tensor): tensor for unit in group for tensor in [*unit.parameters(), *unit.buffers()]}
         # Parts of inner units are there already, and have been broadcast.
-        broadcast_from_first((one for one in tensors.values() if not is_spread(one)), self.device)
+        broadcast_from_first((tensor for tensor in tensors.values() if not is_spread(tensor)), self.device)
         return list(tensors.values())
 
 

@@ -98,7 +98,7 @@ class ParallelismConfig:
 
     @property
     def dp_replicate_enabled(self) -> bool:
-        """True if there are several replicas."""
+        """True if the model has several replicas."""
         return self.sizes["dp_replicate"] > 1
 
     @property

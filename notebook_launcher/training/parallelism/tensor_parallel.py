@@ -53,8 +53,8 @@ def apply_plan(
         settle: Called with each module before it is cut, to give it the same weights on all ranks.
 
     Raises:
-        ValueError: There is no plan, it names nothing in the model or an unknown style, or a layer cannot be cut into
-            equal parts.
+        ValueError: The model has no plan, the plan names nothing in the model or an unknown style, or a layer cannot be
+            cut into equal parts.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 

@@ -18,21 +18,21 @@ Units = list[list[torch.nn.Module]]
 
 
 def merge_tied(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> Units:
-    """Return the units with those in one that share parameters: a parameter can be in one unit only.
+    """Return the units, merged where they share parameters: a parameter can be in one unit only.
 
     A unit that shares a parameter with what is in no unit, or with a unit around it, is left to the unit around it.
     """
     groups: dict[str, list[str]] = {name: [name] for name in units}
     for owners in _owners(model, units):
         names = {name for owner in owners for name in groups.get(owner, [owner])}
-        if "" in names or any(_is_around(one, other) for one in names for other in names):
+        if "" in names or any(_is_around(outer, inner) for outer in names for inner in names):
             for name in names:
                 groups.pop(name, None)
         else:
             merged = [name for name in units if name in names]
             groups.update(dict.fromkeys(merged, merged))
     kept = [name for name in units if name in groups and groups[name][0] == name]
-    return [[units[one] for one in groups[name]] for name in kept]
+    return [[units[member] for member in groups[name]] for name in kept]
 
 
 def _owners(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> list[set[str]]:
@@ -45,8 +45,8 @@ def _owners(model: torch.nn.Module, units: Mapping[str, torch.nn.Module]) -> lis
     return [owners for owners in found.values() if len(owners) > 1]
 
 
-def _is_around(one: str, other: str) -> bool:
-    return other.startswith(f"{one}.")
+def _is_around(outer: str, inner: str) -> bool:
+    return inner.startswith(f"{outer}.")
 
 
 def checkpoint_units(model: torch.nn.Module, units: Units) -> Units:
@@ -63,7 +63,7 @@ def checkpoint_units(model: torch.nn.Module, units: Units) -> Units:
             "twice at once. Name its blocks: auto_wrap_policy='transformer_based_wrap' and "
             "transformer_cls_names_to_wrap=[...]."
         )
-    inside = {id(one) for group in units for unit in group for one in unit.modules() if one is not unit}
+    inside = {id(module) for group in units for unit in group for module in unit.modules() if module is not unit}
     wrapped: dict[int, Any] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

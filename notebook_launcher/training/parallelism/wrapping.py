@@ -120,7 +120,7 @@ def _is_container(module: torch.nn.Module) -> bool:
 
 
 def _repeated_blocks(model: torch.nn.Module) -> set[int]:
-    """Return the modules of which a `ModuleList` or `Sequential` holds several of a class, the outermost alone."""
+    """Return the modules whose class occurs several times in a `ModuleList` or `Sequential`, the outermost alone."""
     chosen: set[int] = set()
     pending = collections.deque([model])
     while pending:

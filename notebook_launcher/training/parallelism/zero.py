@@ -117,11 +117,11 @@ def resolve_zero(
 
 def _agree(key: str, value: Any, asked: Sequence[GivenSetting]) -> Any:
     """Return the settled value of a key; None if nothing gives one."""
-    for one in asked:
-        if value is not None and one.value != value:
+    for setting in asked:
+        if value is not None and setting.value != value:
             raise ValueError(
-                f'DeepSpeed\'s {key}={value!r} and {one.where} differ. Pass one of them, or write "{AUTO}" for {key} '
-                "into DeepSpeed's settings."
+                f'DeepSpeed\'s {key}={value!r} and {setting.where} differ. Pass one of them, or write "{AUTO}" '
+                f"for {key} into DeepSpeed's settings."
             )
     return asked[0].value if value is None and asked else value
 
@@ -140,7 +140,7 @@ def _number(plugin: DeepSpeedPlugin, key: str) -> Any:
 
 
 def _settle_batches(plugin: DeepSpeedPlugin, num_steps: int | None, num_ranks: int) -> tuple[int | None, int | None]:
-    """Return accumulation steps and samples of a micro-batch: what is missing follows from the whole batch."""
+    """Return accumulation steps and samples of a micro-batch; the whole batch gives a missing number."""
     micro = _number(plugin, "train_micro_batch_size_per_gpu")
     whole = _number(plugin, "train_batch_size")
     if whole is None:
@@ -172,10 +172,12 @@ def _settle_precision(plugin: DeepSpeedPlugin, asked: Sequence[GivenSetting]) ->
         chosen.append(DTYPES[dtype])
     if len(set(chosen)) > 1:
         raise ValueError(f"DeepSpeed's settings enable both {' and '.join(sorted(set(chosen)))}. Enable one.")
-    for one in asked:
-        if one.value in switches and False in switches[one.value] and not chosen:
-            key = PRECISIONS[one.value][0]
-            raise ValueError(f'DeepSpeed\'s {key}=False and {one.where} differ. Enable it there, or write "{AUTO}".')
+    for setting in asked:
+        if setting.value in switches and False in switches[setting.value] and not chosen:
+            key = PRECISIONS[setting.value][0]
+            raise ValueError(
+                f'DeepSpeed\'s {key}=False and {setting.where} differ. Enable it there, or write "{AUTO}".'
+            )
     return str(_agree("precision", chosen[0], asked)) if chosen else None
 
 

@@ -25,9 +25,9 @@ CALLS = ("save_model", "get_state_dict", "save_state", "load_state", "wait_for_e
 """The calls that ranks meet at."""
 
 NOTICE_AFTER = 10.0
-"""Seconds after which a rank prints for whom it waits. This is not an error: a peer may be evaluating."""
+"""Seconds after which a rank prints for which ranks it waits. Waiting is not an error: a peer may be evaluating."""
 CROSSED_AFTER = 1.0
-"""Seconds after which a rank looks whether those for whom it waits wait in another call."""
+"""Seconds after which a rank checks if the ranks that it waits for wait in another call."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 5e-5, 1e-2
 """Seconds between two looks into the store; an eighth of the wait so far, within these."""
 
@@ -90,7 +90,7 @@ def describe_ahead(ahead: Mapping[int, str]) -> str:
     for rank, call in ahead.items():
         calls.setdefault(call, []).append(rank)
     return ", ".join(
-        f"{rank_list(one)} {'waits' if len(one) == 1 else 'wait'} in {call}" for call, one in calls.items()
+        f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {call}" for call, ranks in calls.items()
     )
 
 

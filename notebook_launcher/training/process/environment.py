@@ -21,7 +21,7 @@ MEETING_POINT = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlace:
-    """The place of this process among those that were started with it."""
+    """The place of this process among the processes that were started together."""
 
     rank: int
     num_processes: int

@@ -1,4 +1,4 @@
-"""The process among its peers: who it is, what it computes on, and what only some processes do."""
+"""The process among its peers: its rank, its device, and work that only some processes do."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class ProcessState:
     device: torch.device
     """The device that this process computes on."""
     num_processes: int
+    """Processes that train together."""
     process_index: int
     """The rank of this process."""
     local_process_index: int
@@ -122,7 +123,7 @@ class ProcessState:
 
     @property
     def default_device(self) -> torch.device:
-        """The device of a process that chose none: a GPU if there is one."""
+        """The device of a process that chose none: a GPU if the machine has one."""
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @property
@@ -132,7 +133,7 @@ class ProcessState:
 
     @property
     def use_distributed(self) -> bool:
-        """True if there are several processes."""
+        """True if several processes train together."""
         return self.num_processes > 1
 
     @property
@@ -264,7 +265,7 @@ class ProcessState:
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print, on the first process of each machine only."""
         if self.is_local_main_process:
-            print(*args, **kwargs)  # noqa: T201 - this is what it is for
+            print(*args, **kwargs)  # noqa: T201 - the purpose of this method
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Leave `group`, or the default group and all others; nothing happens if none is up."""

@@ -57,7 +57,7 @@ def _require_splittable(inputs: Any) -> None:
 
 
 def _take(inputs: Any, start: int, size: int, more: list[int]) -> Any:
-    """Return the items from `start` on, and those with the numbers `more`."""
+    """Return the items from `start` on, and the items with the numbers `more`."""
     if isinstance(inputs, Mapping):
         return {key: _take(value, start, size, more) for key, value in inputs.items()}
     if _is_dataset(inputs):

@@ -26,7 +26,7 @@ PATIENCE = 10.0
 
 
 class Bulletin:
-    """Plain data that ranks write about objects of which each rank has its own."""
+    """Plain data about objects that each rank has a copy of; every rank writes about its own copy."""
 
     def __init__(self, rank: int, num_processes: int) -> None:
         self._rank = rank

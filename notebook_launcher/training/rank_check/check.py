@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.ddp import Notes
     from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
     from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.updates import LiveOptimizers
-    from notebook_launcher.training.agreement import UpdateFence
+    from notebook_launcher.training.requests.agreement import UpdateFence
 
 __all__ = ["RankCheck", "notify"]
 
@@ -50,6 +50,7 @@ class Evidence(NamedTuple):
     form: int
     """Fingerprint of the parameters' names and shapes."""
     weights: int
+    """Fingerprint of the parameters."""
     state_form: int
     """Fingerprint of the names of the optimizers' states. It differs where each rank keeps a part on purpose."""
     state: int
@@ -70,8 +71,11 @@ class Unit:
     """Parameters whose gradients are reduced together: a model's, or the leaf tensors."""
 
     owner: Any
+    """The object that the bulletin names: the model, or the members for their leaf tensors."""
     title: str
+    """The unit's name in messages."""
     notes: Notes
+    """The notes that count the unit's reductions."""
     tensors: list[tuple[str, torch.Tensor]]
     """The parameters with their names, if they are trained, not ignored by DDP, and whole on each rank."""
 
@@ -104,8 +108,8 @@ class RankCheck:
     def __init__(
         self,
         members: Members,
-        optimizers: LiveOptimizers,
-        state: GradientState,
+        optimizers: Iterable[torch.optim.Optimizer],
+        gradient_state: GradientState,
         *,
         rank: int,
         num_processes: int,
@@ -113,20 +117,22 @@ class RankCheck:
     ) -> None:
         self._members = members
         self._optimizers = optimizers
-        self._state = state
+        self._gradient_state = gradient_state
         self._rank = rank
         self._num_processes = num_processes
         self.bulletin = Bulletin(rank, num_processes)
         self.forgotten = ForgottenOptimizers(members)
-        self.left_out = LeftOut(state, rank, num_processes, fence)
+        self.left_out = LeftOut(gradient_state, rank, num_processes, fence)
         self._fence = fence
         self._same_inputs = 0
+        """Comparisons in a row at which all ranks had the same inputs."""
         self._notified: set[str] = set()
+        """The notices that were shown, each once."""
 
-    def write(self, watched: Sequence[tuple[SyncedModel, Any]]) -> list[Unit]:
+    def write(self, watched: Sequence[tuple[PreparedModel, Any]]) -> list[Unit]:
         """Before a backward: write evidence of the units that are due for a comparison, and return these units."""
-        due = [model for model, _ in watched if model.notes.is_due and model.notes.forwards & FORWARD_SYNCED]
-        units = [Unit.of_model(model) for model in due if model.notes.compares]
+        due = [member for member, _ in watched if member.notes.is_due and member.notes.forwards & FORWARD_SYNCED]
+        units = [Unit.of_model(member.module) for member in due if member.notes.compares]
         leaves = self._members.leaves
         if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
             units.append(Unit.of_leaves(self._members))
@@ -145,7 +151,7 @@ class RankCheck:
         for unit in reached:
             update = unit.notes.compared = unit.notes.num_synced
             found = self.bulletin.read(unit.owner, f"comparison {update}")
-            evidence = {rank: Evidence(*one) for rank, one in found.items()}
+            evidence = {rank: Evidence(*fields) for rank, fields in found.items()}
             _compare_steps(evidence, f"update {update}")
             self._compare_inputs(evidence)
             self._compare_outside(evidence)
@@ -156,21 +162,24 @@ class RankCheck:
 
             self._judge(unit, evidence, f"update {update}", gather)
 
-    def compare_gradients(self, model: SyncedModel) -> None:
+    def compare_gradients(self, member: Member, number: int) -> None:
         """Compare gradients of `loss.backward()`, `torch.autograd.grad` or the user, at steps 1, 2, 4, 8 and so on.
 
+        Args:
+            member: The model that has the gradients.
+            number: Number of the model's steps with such gradients, this one included.
+
         Raises:
-            RuntimeError: They differ between the ranks; on every rank.
+            RuntimeError: The gradients differ between the ranks; on every rank.
         """
-        model.notes.num_foreign += 1
-        number = model.notes.num_foreign
         if number & (number - 1):
             return
-        mine = fingerprint(one.grad for one in model.trained if one.grad is not None and is_comparable(one))
-        found = self.bulletin.exchange(model, f"gradients {number}", mine, range(self._num_processes))
+        trained = [parameter for parameter in member.synchronised if is_comparable(parameter)]
+        mine = fingerprint(parameter.grad for parameter in trained if parameter.grad is not None)
+        found = self.bulletin.exchange(member, f"gradients {number}", mine, range(self._num_processes))
         if len(set(found.values())) > 1:
             raise RuntimeError(
-                f"step(): the gradients of {type(model.module).__name__} differ between the ranks, so the weights "
+                f"step(): the gradients of {member.describe()} differ between the ranks, so the weights "
                 "would diverge. No accelerator.backward(loss) has computed them, and gradients of "
                 "torch.autograd.grad, or set by hand, are not synchronised. Call accelerator.backward(loss), or "
                 f"average them: parameter.grad = accelerator.reduce(gradient, 'mean'). {SWITCH}"
@@ -186,7 +195,8 @@ class RankCheck:
         Raises:
             RuntimeError: As `compare`; on every rank.
         """
-        units = [Unit.of_model(model) for model in self._members.synced_models if not model.notes.trains_alone]
+        models = self._members.synced_models
+        units = [Unit.of_model(member.module) for member in models if not member.notes.trains_alone]
         units += [Unit.of_leaves(self._members)] if self._members.leaves else []
         by_rank = exchange([self._evidence_of(unit) for unit in units])
         if any(len(theirs) != len(units) for theirs in by_rank):
@@ -200,17 +210,17 @@ class RankCheck:
             self._judge(unit, {rank: Evidence(*theirs[at]) for rank, theirs in enumerate(by_rank)}, call, gather)
 
     def _evidence_of(self, unit: Unit) -> Evidence:
-        state = self._state_of(unit)
+        state, gradient_state = self._state_of(unit), self._gradient_state
         return Evidence(
             form=_digest([(name, list(tensor.shape)) for name, tensor in unit.tensors]),
             weights=fingerprint(tensor for _, tensor in unit.tensors),
             state_form=_digest([name for name, _ in state]),
             state=fingerprint(tensor for _, tensor in state),
             rates=self._rates(unit),
-            inputs=unit.notes.inputs if self._state.stack.active is None else None,
+            inputs=unit.notes.inputs if gradient_state.stack.active is None else None,
             outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
-            num_steps=self._state.num_steps if self._state.current is None else self._state.current.num_steps,
-            order=_order_of(self._state.stack.active),
+            num_steps=(gradient_state.current or gradient_state).num_steps,
+            order=_order_of(gradient_state.stack.active),
         )
 
     def _judge(
@@ -218,13 +228,13 @@ class RankCheck:
     ) -> None:
         """Raise or report the first thing in which these ranks differ; every rank comes to the same conclusion."""
         mine = evidence[self._rank]
-        alike = {rank: one for rank, one in evidence.items() if one.form == mine.form}
-        in_parts = any(one.state_form != mine.state_form for one in alike.values())
-        rates = {rank: tuple(one.rates) for rank, one in alike.items()}
+        alike = {rank: theirs for rank, theirs in evidence.items() if theirs.form == mine.form}
+        in_parts = any(theirs.state_form != mine.state_form for theirs in alike.values())
+        rates = {rank: tuple(theirs.rates) for rank, theirs in alike.items()}
         found: dict[str, dict[int, Any]] = {
-            "weights": {rank: one.weights for rank, one in alike.items()},
+            "weights": {rank: theirs.weights for rank, theirs in alike.items()},
             "rates": rates,
-            "state": {rank: 0 if in_parts else one.state for rank, one in alike.items()},
+            "state": {rank: 0 if in_parts else theirs.state for rank, theirs in alike.items()},
         }
         what = next((what for what, values in found.items() if len(set(values.values())) > 1), None)
         if what is None:
@@ -248,7 +258,7 @@ class RankCheck:
         self._notify(what, text)
 
     def _compare_inputs(self, evidence: dict[int, Evidence]) -> None:
-        inputs = {one.inputs for one in evidence.values()}
+        inputs = {theirs.inputs for theirs in evidence.values()}
         same = len(evidence) == self._num_processes and len(inputs) == 1 and None not in inputs
         self._same_inputs = self._same_inputs + 1 if same else 0
         if self._same_inputs == SAME_INPUTS:
@@ -260,7 +270,7 @@ class RankCheck:
             )
 
     def _compare_outside(self, evidence: dict[int, Evidence]) -> None:
-        found = {one.outside for one in evidence.values()}
+        found = {theirs.outside for theirs in evidence.values()}
         if len(found) > 1 and None not in found:
             kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.forgotten.outside))
             self._notify(
@@ -272,7 +282,7 @@ class RankCheck:
             )
 
     def _compare_orders(self, evidence: dict[int, Evidence]) -> None:
-        orders = {rank: one.order for rank, one in evidence.items() if one.order is not None}
+        orders = {rank: theirs.order for rank, theirs in evidence.items() if theirs.order is not None}
         others = [rank for rank, order in orders.items() if order != orders.get(0, order)]
         if others:
             self._notify(
@@ -321,7 +331,11 @@ class RankCheck:
     def _groups(self, unit: Unit) -> list[tuple[Any, dict[str, Any]]]:
         mine = {id(tensor) for _, tensor in unit.tensors}
         groups = [(prepared, group) for prepared in self._optimizers for group in prepared.param_groups]
-        return [(prepared, group) for prepared, group in groups if any(id(one) in mine for one in group["params"])]
+        return [
+            (prepared, group)
+            for prepared, group in groups
+            if any(id(parameter) in mine for parameter in group["params"])
+        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # The ranks of another launch need not all have a copy.
@@ -329,7 +343,7 @@ class RankCheck:
 
 def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
     """Raise RuntimeError if the ranks' windows have different numbers of micro-batches; on every rank."""
-    by_rank = {rank: one.num_steps for rank, one in sorted(evidence.items())}
+    by_rank = {rank: theirs.num_steps for rank, theirs in sorted(evidence.items())}
     if len(set(by_rank.values())) > 1:
         numbers = ", ".join(f"{number} on rank {rank}" for rank, number in by_rank.items())
         raise RuntimeError(
@@ -340,7 +354,7 @@ def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
 
 
 def notify(text: str) -> None:
-    """Show a line in the cell, or warn where there is no launcher."""
+    """Show a line in the cell; without a launcher, warn."""
     rank = context.current()
     if rank is None:
         warn_user(text)

@@ -26,13 +26,17 @@ class Difference:
     where: str
     """`"update 4"` or the name of a call."""
     model: str
+    """The model's name."""
     num_updates: int
+    """Updates of the model so far."""
     values: Mapping[int, Any]
     """A value of each rank; equal values mean that the ranks agree."""
     rates: Mapping[int, tuple[float, ...]]
+    """The learning rates of each rank."""
     sketches: Mapping[int, Mapping[str, Sketch]]
     """The sketches of the tensors concerned, by rank and name."""
     unowned: frozenset[str]
+    """Names of parameters that no prepared optimizer updates."""
     own_state: str
     """The cause of optimizer states that differ on purpose; empty: none is known."""
 
@@ -116,8 +120,8 @@ def _distances(sketches: Mapping[int, Mapping[str, Sketch]], reference: int, oth
     found: dict[str, float] = {}
     for name, mine in base.items():
         theirs = [sketches[rank][name] for rank in others if name in sketches.get(rank, {})]
-        if any(one.bits != mine.bits for one in theirs):
-            found[name] = max(mine.distance(one) for one in theirs)
+        if any(sketch.bits != mine.bits for sketch in theirs):
+            found[name] = max(mine.distance(sketch) for sketch in theirs)
     return found
 
 

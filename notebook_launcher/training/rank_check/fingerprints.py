@@ -71,7 +71,7 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def fingerprint_nested(value: Any) -> int | None:
-    """Return the fingerprint of the plain tensors in tuples, lists and dicts; None if there are none."""
+    """Return the fingerprint of the plain tensors in tuples, lists and dicts; None without any."""
     tensors = list(_plain_tensors(value))
     return fingerprint(tensors) if tensors else None
 

@@ -13,7 +13,7 @@ from notebook_launcher.training.accumulation.targets import parameters_of
 from notebook_launcher.training.rank_check.fingerprints import is_comparable
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.accumulation.ddp import SyncedModel
+    from notebook_launcher.training.accumulation.ddp import Notes
     from notebook_launcher.training.accumulation.members import Members
 
 __all__ = ["ForgottenOptimizers"]
@@ -29,6 +29,7 @@ class ForgottenOptimizers:
     def __init__(self, members: Members) -> None:
         self._members = members
         self._version = -1
+        """The members' version to which `_stepped` belongs."""
         self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         """Optimizers in the order of their first steps since members were added last: True for those that update
         nothing that was prepared."""
@@ -43,7 +44,7 @@ class ForgottenOptimizers:
 
         An optimizer inside a prepared one, as `ZeroRedundancyOptimizer` has it, passes: the outer one was checked.
         """
-        local = [model for model in self._members.synced_models if _is_local(model)]
+        local = [member.module for member in self._members.synced_models if _is_local(member.notes)]
         if not local:
             return
         mine = {id(parameter) for parameter in parameters_of(optimizer)}
@@ -71,8 +72,8 @@ class ForgottenOptimizers:
         return [optimizer for optimizer, outside in self._stepped.items() if outside]
 
     def outside_parameters(self) -> list[torch.Tensor]:
-        """Return the parameters of those optimizers that can be compared between ranks."""
-        return [one for optimizer in self.outside for one in parameters_of(optimizer) if is_comparable(one)]
+        """Return the parameters of the `outside` optimizers, as far as ranks can compare them."""
+        return [tensor for optimizer in self.outside for tensor in parameters_of(optimizer) if is_comparable(tensor)]
 
 
 class _StepCheck:
@@ -94,7 +95,6 @@ class _StepCheck:
             forgotten.note(optimizer)
 
 
-def _is_local(model: SyncedModel) -> bool:
-    """Return True if the model's gradients, if it has any, are this rank's own."""
-    notes = model.notes
+def _is_local(notes: Notes) -> bool:
+    """Return True if a model's gradients, if it has any, are this rank's own."""
     return not (notes.trains_alone or (notes.answered | notes.forwards) & FORWARD_SYNCED)

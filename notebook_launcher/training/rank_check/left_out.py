@@ -18,19 +18,19 @@ from notebook_launcher.training.rank_check.divergence import SWITCH, named
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notebook_launcher.training.accumulation.ddp import SyncedModel
     from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.member_kinds import PreparedModel
     from notebook_launcher.training.accumulation.windows import Window
-    from notebook_launcher.training.agreement import UpdateFence
+    from notebook_launcher.training.requests.agreement import UpdateFence
 
 __all__ = ["LeftOut"]
 
 
 class LeftOut:
-    """Finds windows out of which some ranks have left a micro-batch that others have used."""
+    """Finds windows that lack a micro-batch on some ranks, although other ranks have used theirs."""
 
-    def __init__(self, state: GradientState, rank: int, num_processes: int, fence: UpdateFence) -> None:
-        self._state = state
+    def __init__(self, gradient_state: GradientState, rank: int, num_processes: int, fence: UpdateFence) -> None:
+        self._gradient_state = gradient_state
         self._rank = rank
         self._num_processes = num_processes
         self._fence = fence
@@ -42,7 +42,7 @@ class LeftOut:
         self._held: list[int] | None = None
         """Contents of this rank's window, if this rank has written them for the present backward."""
 
-    def write(self, window: Window, watched: Sequence[tuple[SyncedModel, Any]], *, syncs: bool) -> None:
+    def write(self, window: Window, watched: Sequence[tuple[PreparedModel, Any]], *, syncs: bool) -> None:
         """Before a backward: write what the window holds, if this rank left something out since the last reduction.
 
         Args:
@@ -50,9 +50,9 @@ class LeftOut:
             watched: The models that the backward may reach.
             syncs: True if the backward reduces the gradients.
         """
-        found = self._state.left_out
+        found = self._gradient_state.left_out
         # DDP reduces at the first backward after a forward that was to synchronise and had none.
-        syncs = syncs or (found is not None and any(model.notes.forwards & FORWARD_SYNCED for model, _ in watched))
+        syncs = syncs or (found is not None and any(member.notes.forwards & FORWARD_SYNCED for member, _ in watched))
         if not syncs:
             return
         self._num_reductions += 1
@@ -61,7 +61,7 @@ class LeftOut:
             self._bulletin.register(self)
         # Weights that were given are added up over the ranks where a window ends.
         if found is not None and found.iteration is window.iteration and window.kind != "given":
-            held = [self._state.num_blocks, window.num_batches, window.num_backwards]
+            held = [self._gradient_state.num_blocks, window.num_batches, window.num_backwards]
             if self._bulletin.write(self, self._topic, held):
                 self._held = held
 
@@ -82,9 +82,9 @@ class LeftOut:
         found = self._bulletin.read(self, self._topic)
         others = [rank for rank in range(self._num_processes) if found.get(rank) != held]
         if not others:
-            self._state.left_out = None  # All ranks have left out the same, so they are in step.
+            self._gradient_state.left_out = None  # All ranks have left out the same, so they are in step.
             return
-        left_out = self._state.left_out
+        left_out = self._gradient_state.left_out
         how = "no block of accumulate() began for a batch of the loader, by `continue` for instance."
         if left_out is not None and left_out.was_begun:
             how = (

@@ -47,7 +47,7 @@ class ClientTracker(GeneralTracker):
         """Return the client's module.
 
         Raises:
-            ModuleNotFoundError: It is not installed.
+            ModuleNotFoundError: The client is not installed.
         """
         if not cls.is_available():
             raise ModuleNotFoundError(

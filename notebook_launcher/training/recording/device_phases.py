@@ -94,7 +94,7 @@ class DevicePhaseClock(PhaseClock):
         self._moments.append(self._record())
 
     def flush(self) -> None:
-        """Send all that was measured; where the device is not done, as after a failure, by the program's times."""
+        """Send all measurements; where the device is not done, as after a failure, the program's times stand in."""
         self._is_ending = True
         super().flush()
         self._is_ending, self._last = False, (None, 0.0)
@@ -170,7 +170,7 @@ def _arrived(weight: Any, end: DeviceMoment | None) -> float:
 
 
 def _is_behind(moment: DeviceMoment | None) -> bool:
-    """Return True if the device has carried out all that was queued before a moment, and lives."""
+    """Return True if the device lives and has carried out all work that was queued before a moment."""
     try:
         return moment is not None and moment.query()
     except RuntimeError:

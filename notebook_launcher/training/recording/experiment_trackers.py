@@ -69,7 +69,7 @@ class CometMLTracker(ClientTracker):
 
 
 class ClearMLTracker(ClientTracker):
-    """Writes to ClearML; `tracker` is the `Task`: the current one if there is one, else a new one.
+    """Writes to ClearML; `tracker` is the `Task`: the current one, or else a new one.
 
     Args:
         run_name: The project and the task, unless `CLEARML_PROJECT` and `CLEARML_TASK` name them.
@@ -167,7 +167,7 @@ class AimTracker(ClientTracker):
         """Track lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
         image = self.client().Image
         for name, images in values.items():
-            self.run.track([image(one) for one in images], name=name, step=step, **kwargs)
+            self.run.track([image(pixels) for pixels in images], name=name, step=step, **kwargs)
 
     def _end(self, run: Any) -> None:
         run.close()

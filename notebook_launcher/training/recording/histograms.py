@@ -14,7 +14,7 @@ __all__ = ["histogram"]
 def histogram(values: Any, bins: int = 64) -> Histogram:
     """Return the histogram of a tensor's values, which `report(weights=histogram(tensor))` shows in the monitor.
 
-    It is computed where the tensor is, and only the counts leave the device.
+    The histogram is computed where the tensor is, and only the counts leave the device.
 
     Args:
         values: A tensor, an array, or a list of numbers.

@@ -72,7 +72,7 @@ class MLflowTracker(ClientTracker):
         self.run = mlflow.start_run(experiment_id=number, **self.init_kwargs)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters; those with a text longer than MLflow keeps are left out with a warning."""
+        """Store hyperparameters; a text that is too long for MLflow is left out with a warning."""
         short = {name: value for name, value in values.items() if len(str(value)) <= MAX_MLFLOW_TEXT}
         if left_out := ", ".join(name for name in values if name not in short):
             warn_user(f"MLflow keeps {MAX_MLFLOW_TEXT} characters of a hyperparameter; left out: {left_out}.")

@@ -3,7 +3,7 @@
 `mark` names the phase that the time since the last mark was spent on; that is one span. Marks are only noted, and
 summed up where a record is sent: all of them, so that shares are exact, but only the newest spans are in it.
 
-These are times of the program. On a GPU the program only queues the work: `device_phases.py` has the clock for that.
+The times are the program's. On a GPU the program only queues the work: `device_phases.py` has the clock for a GPU.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class PhaseClock:
         self._set_activity = set_activity
         self._settings_now = settings_now
         self._due = _now() + SEND_INTERVAL
+        """The moment after which a mark sends a record."""
         self._since = 0.0
         """The last mark that is in a record; 0: what comes next only begins to measure."""
         # Two lists: a tuple for each mark would be one more thing for the garbage collector to look at.
@@ -53,8 +54,10 @@ class PhaseClock:
         self._times: list[float] = []
         self._windows: list[tuple[int, float]] = []
         self._watching = False
+        """True while the backward that runs is to call `mark_computed`."""
         self._watch_at = self._began = self._computed = 0.0
         self._sync_share = 0.0
+        """The share of a backward that waited for the ranks, when one was watched last."""
 
     def mark(self, phase: Phase | None) -> None:
         """Mark the time since the last mark as spent on this phase; None: on none of them.
@@ -105,7 +108,7 @@ class PhaseClock:
                 self._sync_share = (now - self._computed) / max(now - since, 1e-9)
             if self._set_activity is not None:
                 self._set_activity(context.COMPUTING)
-        # Twice what `mark` does, without the calls: beside a busy peer one costs more than what is done in it.
+        # `mark` twice, written out: beside a busy peer, a call costs more than its work.
         self._phases.append("backward")
         self._times.append(since + (now - since) * (1.0 - self._sync_share))
         self._phases.append("sync")
@@ -127,7 +130,7 @@ class PhaseClock:
         self._times.append(_now())
 
     def flush(self) -> None:
-        """Send what has not been sent and stop measuring until the next mark; a rank does so when its function ends."""
+        """Send the remaining measurements, and stop until the next mark; a rank calls it when its function ends."""
         self._report(_now())
         self._since = 0.0
 

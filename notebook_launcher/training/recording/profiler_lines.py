@@ -17,7 +17,7 @@ LINE = re.compile(rb"^USDT:[^\n]*\] profiler_(?:start|stop)[^\n]*\n", re.MULTILI
 
 @contextlib.contextmanager
 def without_profiler_lines() -> Iterator[None]:
-    """Hold back what is written to standard error in this block, and pass it on without these lines.
+    """Hold back standard error in this block, and pass it on without these lines.
 
     Kineto writes them to the descriptor, at a level that KINETO_LOG_LEVEL does not reach.
     """

@@ -21,7 +21,7 @@ __all__ = ["build_profiler"]
 
 
 def build_profiler(options: ProfileKwargs) -> profiler.profile:
-    """Return the profiler, to be entered around what it is to see.
+    """Return the profiler, to be entered around the code that it records.
 
     With `output_trace_dir` it writes `profile_<rank>.json` there, a Chrome trace, when the block ends, be it by an
     exception. With a schedule it does so at the end of each cycle, so that the file holds the newest whole one.

@@ -33,7 +33,9 @@ class _PicturesTracker(_ProjectTracker):
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
         image = self.client().Image
-        self.run.log({name: [image(one) for one in images] for name, images in values.items()}, step=step, **kwargs)
+        self.run.log(
+            {name: [image(pixels) for pixels in images] for name, images in values.items()}, step=step, **kwargs
+        )
 
 
 class WandBTracker(_PicturesTracker):

@@ -25,7 +25,7 @@ __all__ = ["BlankTracker", "GeneralTracker", "JSONLinesTracker", "TensorBoardTra
 class GeneralTracker:
     """Base of all trackers, by Accelerate's names; a subclass defines `name`, `requires_logging_directory`, `tracker`.
 
-    It is made with the project's name, then the logging folder if it requires one, then its own arguments.
+    A tracker is made with the project's name, then the logging folder if it requires one, then its own arguments.
     Everything that costs something belongs in `start`, which runs only where the tracker is used.
 
     Raises:
@@ -144,7 +144,7 @@ class JSONLinesTracker(GeneralTracker):
 
         Raises:
             RuntimeError: Before `start`, or after `finish`.
-            OSError: There is no room for the whole line.
+            OSError: The disk has no room for the whole line.
         """
         if self._file is None:
             raise RuntimeError(
@@ -182,9 +182,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return _number(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if callable(getattr(value, "tolist", None)):  # A tensor, an array or one of NumPy's numbers.
         only = listed = value.tolist()
         while isinstance(only, list) and len(only) == 1:
@@ -260,7 +260,9 @@ class TensorBoardTracker(GeneralTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store hyperparameters beside the run's metrics; what TensorBoard has no type for becomes text."""
-        known = {key: one if isinstance(one, (bool, int, float, str)) else repr(one) for key, one in values.items()}
+        known = {
+            key: value if isinstance(value, (bool, int, float, str)) else repr(value) for key, value in values.items()
+        }
         self.writer.add_hparams(known, metric_dict={}, run_name=".")
         self.writer.flush()
 

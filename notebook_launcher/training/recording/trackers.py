@@ -65,17 +65,17 @@ _OWN: tuple[type[GeneralTracker], ...] = (
 )
 
 _CLASSES: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OWN}
-"""Classes by the names that `log_with` finds. They are kept for the process, because `register_tracker_class` is called
-before there is an Accelerator, as in Accelerate."""
+"""Classes by the names that `log_with` finds. The process keeps them, because as in Accelerate
+`register_tracker_class` is called before an Accelerator is made."""
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     """Let `log_with` find a tracker by its name, in this process; a rank registers in the function that it runs.
 
-    A class of the same name is replaced; there is a warning if that is one of this package's.
+    A class of the same name is replaced, with a warning if this package has made that class.
 
     Raises:
-        ValueError: It is not a subclass of `GeneralTracker`, or lacks `name` or `requires_logging_directory`.
+        ValueError: The class is not a subclass of `GeneralTracker`, or lacks `name` or `requires_logging_directory`.
     """
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
         raise ValueError(f"{tracker_class!r} cannot be registered: it is not a subclass of GeneralTracker.")  # noqa: TRY004 - as in Accelerate
@@ -126,9 +126,9 @@ def _find(entry: Any, *, skip_missing: bool) -> list[type[GeneralTracker] | Gene
         return [entry]
     name = str(entry).lower() if isinstance(entry, str) else None
     if name == "all":
-        return [one for one in _CLASSES.values() if _is_available(one)]
-    one = _CLASSES.get(name) or _CLASSES.get(entry) if name is not None else None
-    if one is None:
+        return [tracker for tracker in _CLASSES.values() if _is_available(tracker)]
+    tracker = _CLASSES.get(name) or _CLASSES.get(entry) if name is not None else None
+    if tracker is None:
         close = difflib.get_close_matches(str(name), _CLASSES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         names = ", ".join(map(repr, sorted(_CLASSES)))
@@ -136,13 +136,13 @@ def _find(entry: Any, *, skip_missing: bool) -> list[type[GeneralTracker] | Gene
             f"log_with={entry!r} is unknown.{hint} It can be {names}, 'all', or a GeneralTracker: its class, an "
             "instance, or the name of a class that register_tracker_class() was given."
         )
-    if not _is_available(one):
-        missing = f"{one.name} is not installed. Type %pip install {one.name}"
+    if not _is_available(tracker):
+        missing = f"{tracker.name} is not installed. Type %pip install {tracker.name}"
         if not skip_missing:
             raise ModuleNotFoundError(f"log_with={entry!r}: {missing}, and then launch again.")
         warn_user(f"log_with={entry!r} is left out: {missing}")
         return []
-    return [one]
+    return [tracker]
 
 
 def _is_available(tracker_class: type[GeneralTracker]) -> bool:
@@ -267,7 +267,9 @@ class Trackers:
         if not isinstance(values, Mapping):
             raise TypeError(f"log_images({type(values).__name__}): pass images by name, such as {{'input': image}}.")
         step = None if step is None else _whole(step)
-        listed = {name: list(one) if isinstance(one, (list, tuple)) else [one] for name, one in values.items()}
+        listed = {
+            name: list(images) if isinstance(images, (list, tuple)) else [images] for name, images in values.items()
+        }
         for tracker in self.trackers:
             if (log_images := getattr(tracker, "log_images", None)) is not None:
                 log_images(_stacked(listed) if isinstance(tracker, TensorBoardTracker) else listed, step=step)

@@ -74,7 +74,7 @@ class UpdateProfile:
         return messages.Profiled(**record)
 
     def _write(self, profiler: torch.profiler.profile) -> tuple[str, str]:
-        """Write the trace; return its file, or the reason why there is none."""
+        """Write the trace; return its file, or the reason why it could not be written."""
         if self._order.folder is None:
             return "", "no trace was written: the run keeps no folder (runs_folder=None)"
         path = Path(self._order.folder) / f"trace_rank{self._rank}_update{self._begin}.json.gz"

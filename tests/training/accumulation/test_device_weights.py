@@ -54,7 +54,7 @@ def _train(reduction: str, state_after: int | None) -> list[list[float]]:
 
 
 def _of(model: Any) -> list[float]:
-    return [float(one) for one in model.module.weight.grad.flatten()]
+    return [float(number) for number in model.module.weight.grad.flatten()]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -110,7 +110,7 @@ def test_prepared_model_pauses_and_a_model_that_the_user_wrapped_does_not():
             member_of(DistributedDataParallel(torch.nn.Linear(2, 1))),
         )
         paused = pause([ours, theirs], sync_each_batch=None)
-        switches = [one.module.require_backward_grad_sync for one in (ours, theirs)]
+        switches = [model.module.require_backward_grad_sync for model in (ours, theirs)]
         resume(paused)
         return [type(ours).__name__, type(theirs).__name__, switches, ours.set_sync(True), ours.describe()]
 

@@ -30,7 +30,7 @@ def accumulate(accelerator: Any, target: Any, call: Any, optimizer: Any, sizes: 
         rows = slice(at, at + size)
         with accelerator.accumulate(target):
             accelerator.backward(mse(call(inputs[rows]), targets[rows]), weight=size)
-            grads = [one.grad.clone() for group in optimizer.param_groups for one in group["params"]]
+            grads = [parameter.grad.clone() for group in optimizer.param_groups for parameter in group["params"]]
             optimizer.step()
             optimizer.zero_grad()
         at += size
@@ -232,7 +232,9 @@ def test_sharded_model_accumulates_exactly(ranks, prepared, each_batch, wrapped)
 
     results = ranks.run(2, train)
     expected = full_gradient(
-        make_model().state_dict(), torch.cat([one[1] for one in results]), torch.cat([one[2] for one in results])
+        make_model().state_dict(),
+        torch.cat([result[1] for result in results]),
+        torch.cat([result[2] for result in results]),
     )
     for updates, _, _ in results:
         assert len(updates) == 1

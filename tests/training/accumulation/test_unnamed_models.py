@@ -46,7 +46,9 @@ def train(trained: str, order: str, num_samples: int, *, weighs: bool) -> list[t
                 second.step()
             if accelerator.sync_gradients:
                 gradients = [parameter.grad.item() for parameter in both]
-                found.append((*gradients, sum(one**2 for one in gradients) ** 0.5 if norm is None else norm.item()))
+                found.append(
+                    (*gradients, sum(gradient**2 for gradient in gradients) ** 0.5 if norm is None else norm.item())
+                )
             if accelerator.sync_gradients or order == "backward, step, clear":
                 first.zero_grad()
                 second.zero_grad()
@@ -75,7 +77,7 @@ def test_unnamed_model_has_the_gradient_of_the_whole_window(
 ) -> None:
     expected = [(mean, mean, mean * 2**0.5) for mean in means(num_ranks, num_samples)]
     for found in ranks.run(num_ranks, lambda: train(trained, order, num_samples, weighs=weighs)):
-        assert found == [pytest.approx(one, abs=1e-9) for one in expected]
+        assert found == [pytest.approx(numbers, abs=1e-9) for numbers in expected]
 
 
 def test_gradients_that_no_step_uses_may_be_cleared_inside_a_window() -> None:

@@ -149,7 +149,7 @@ def test_another_number_of_ranks_resumes_in_the_same_order(ranks, kind, before, 
     through = ranks.run(before, go_on, kind, 1, None, None)[0]["epochs"]
     first = ranks.run(before, go_on, kind, 1, None, 4)[0]
     rest = ranks.run(after, go_on, kind, 2, first["state"], None)
-    assert all(one["epochs"] == rest[0]["epochs"] for one in rest)
+    assert all(loop["epochs"] == rest[0]["epochs"] for loop in rest)
     joined = join(first, rest[0])
     stopped_in = len(first["epochs"])
     assert joined[:stopped_in] == through[:stopped_in]

@@ -12,7 +12,7 @@ from notebook_launcher import context
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
 from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, apply_deepspeed
 from notebook_launcher.training.parallelism.zero import GivenSetting, ZeroSettings, resolve_zero
-from notebook_launcher.training.plugins import GradScalerKwargs
+from notebook_launcher.training.plugins import GradientAccumulationPlugin, GradScalerKwargs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -307,8 +307,7 @@ def test_settings_changed_before_the_accelerator_count():
 def test_settings_differ_from_those_of_an_exported_script(monkeypatch: pytest.MonkeyPatch) -> None:
     call = AcceleratorArguments(
         mixed_precision=None,
-        gradient_accumulation_steps=None,
-        gradient_accumulation_plugin=None,
+        accumulation=GradientAccumulationPlugin(),
         max_grad_norm=None,
         fsdp_plugin=None,
         parallelism_config=None,

@@ -45,7 +45,7 @@ def train(asked: dict[str, Any] | None, call: dict[str, Any]) -> tuple[list[torc
                 optimizer.step()
                 optimizer.zero_grad()
     found: list[Any] = [parameter.detach() for parameter in net.parameters()]
-    weights = [one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for one in found]
+    weights = [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone() for tensor in found]
     return weights, str(accelerator.distributed_type), accelerator.gradient_accumulation_steps
 
 
@@ -92,7 +92,7 @@ def windows(asked: dict[str, Any], num_samples: int, batch_size: int, left_at: i
                 accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
                 real += accelerator.gather_for_metrics(numbers).tolist()
                 if accelerator.sync_gradients:
-                    gradients = [one.grad.full_tensor() for one in net.parameters()]
+                    gradients = [parameter.grad.full_tensor() for parameter in net.parameters()]
                     found += [(real, gradients)] if epoch else []
                     real = []
                 optimizer.step()
@@ -121,7 +121,7 @@ def test_gradient_of_any_window_is_that_of_its_samples(
     assert sorted(number for real, _ in results[0] for number in real) == list(range(num_samples))
     for at, (real, _) in enumerate(results[0]):
         state = make_model().state_dict()
-        expected = full_gradient(state, *(one[sorted(real)] for one in make_data(num_samples)))
+        expected = full_gradient(state, *(column[sorted(real)] for column in make_data(num_samples)))
         for result in results:
             torch.testing.assert_close(result[at][1], expected, atol=1e-6, rtol=1e-5)
 

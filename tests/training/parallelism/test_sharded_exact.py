@@ -39,7 +39,7 @@ ranks = sessions_fixture(1, 2, 3, 4, set_up=make_replicas)
 
 def whole(tensors: Any) -> list[torch.Tensor]:
     found: list[Any] = [tensor.detach() for tensor in tensors]
-    return [one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for one in found]
+    return [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone() for tensor in found]
 
 
 def loss_of(outputs: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, float]:

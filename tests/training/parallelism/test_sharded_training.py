@@ -21,7 +21,7 @@ ranks = sessions_fixture(1, 2, 3, 4, set_up=make_replicas)
 def whole(model: torch.nn.Module) -> list[torch.Tensor]:
     """Return the weights of a model, gathered."""
     found: list[Any] = [parameter.detach() for parameter in model.parameters()]
-    return [one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for one in found]
+    return [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone() for tensor in found]
 
 
 def train(order: str, settings: dict[str, Any], *, num_epochs: int = 10) -> list[torch.Tensor]:

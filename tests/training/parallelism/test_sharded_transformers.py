@@ -73,7 +73,7 @@ def test_weights_that_rank_0_alone_reads_reach_all_ranks(ranks, folder):
     with torch.no_grad():
         expected = model(torch.arange(10)[None]).logits
     results = ranks.run(2, load_on_first, folder)
-    assert [held for held, *_ in results] == [sum(one.numel() for one in model.parameters()), 0]
+    assert [held for held, *_ in results] == [sum(parameter.numel() for parameter in model.parameters()), 0]
     for _, tied, weights, scores in results:
         assert tied
         torch.testing.assert_close(scores, expected)

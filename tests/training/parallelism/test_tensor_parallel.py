@@ -63,7 +63,7 @@ def config(sizes: tuple[int, int, int]) -> ParallelismConfig:
 
 
 def whole(tensors: list[Any]) -> list[torch.Tensor]:
-    return [one.full_tensor() if hasattr(one, "full_tensor") else one.clone() for one in tensors]
+    return [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone() for tensor in tensors]
 
 
 def windows(
@@ -98,7 +98,7 @@ def windows(
             real += accelerator.gather_for_metrics(numbers).tolist()
             if accelerator.sync_gradients:
                 norm = None if clip is None else accelerator.clip_grad_norm_(net.parameters(), clip)
-                found.append((read, real, whole([one.grad for one in net.parameters()]), norm))
+                found.append((read, real, whole([parameter.grad for parameter in net.parameters()]), norm))
                 read, real = [], []
             optimizer.step()
             optimizer.zero_grad()
@@ -107,7 +107,7 @@ def windows(
 
 def expected(numbers: set[int], num_samples: int, clip: float | None) -> tuple[list[torch.Tensor], Any]:
     net = Net()
-    inputs, targets = (one[sorted(numbers)] for one in make_data(num_samples))
+    inputs, targets = (column[sorted(numbers)] for column in make_data(num_samples))
     torch.nn.functional.mse_loss(net(inputs), targets).backward()
     norm = None if clip is None else torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
     return [parameter.grad for parameter in net.parameters() if parameter.grad is not None], norm
@@ -265,7 +265,7 @@ def test_model_of_transformers_brings_its_plan(ranks):
                 accelerator.backward(net(input_ids=batch, labels=batch).loss)
                 optimizer.step()
                 optimizer.zero_grad()
-        return whole([one.detach() for one in net.parameters()])
+        return whole([parameter.detach() for parameter in net.parameters()])
 
     for tied in (False, True):
         expected = ranks.run(4, lambda tied=tied: train(None, tied=tied))[0]

@@ -22,7 +22,7 @@ def test_fingerprint_depends_on_every_bit_and_on_the_order() -> None:
     assert fingerprint([tensors[1][:, 1:]]) == fingerprint([tensors[1][:, 1:].clone()])
     assert fingerprint(tensors[::-1]) != original
     for at, tensor in enumerate(tensors):
-        changed = [one.clone() for one in tensors]
+        changed = [tensor.clone() for tensor in tensors]
         changed[at].view(-1)[-1] = 1 - tensor.view(-1)[-1] if tensor.dtype != torch.bool else False
         assert fingerprint(changed) != original
 

@@ -65,7 +65,7 @@ def test_profile_lasts_as_many_updates_on_each_chosen_rank(run: Run) -> None:
     while run._thread._recorder.folder is None:
         run.wait(0.05)
     profile = run.profile(3, ranks=(1, 0))
-    assert [(one.rank, one.updates, one.problem) for one in profile] == [(0, 3, ""), (1, 3, "")]
+    assert [(profiled.rank, profiled.updates, profiled.problem) for profiled in profile] == [(0, 3, ""), (1, 3, "")]
     assert profile[0].first_update == profile[1].first_update
     # Two micro-batches for each update.
     calls = {row[0]: row[1] for row in profile[0].operators}
@@ -81,7 +81,7 @@ def test_profile_lasts_as_many_updates_on_each_chosen_rank(run: Run) -> None:
     html = profile._repr_html_()
     assert f'{profile.traces[1].name}" download' in html
     again = run.profile(1)
-    assert [one.rank for one in again] == [0]
+    assert [profiled.rank for profiled in again] == [0]
     assert again[0].first_update >= profile[0].first_update + 3
     assert not [rank for rank in range(2) if "USDT" in run.logs(rank)]
 

@@ -1,0 +1,105 @@
+"""Refusals of a step whose gradients are not whole, or are one rank's alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from notebook_launcher.training.accumulation.backward import Accumulation
+    from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.windows import Window
+
+__all__ = ["StepChecks"]
+
+
+class StepChecks:
+    """Checks the gradients of an optimizer before it steps."""
+
+    def __init__(self, accumulation: Accumulation) -> None:
+        self._accumulation = accumulation
+
+    def check_complete(self, prepared: AcceleratedOptimizer) -> None:
+        """Raise RuntimeError if another window than the current one gathers gradients that this step would use."""
+        gradient_state = self._accumulation.gradient_state
+        if len(gradient_state.windows) < 2:
+            return
+        owned = self._accumulation.members.of_optimizer(prepared.optimizer)
+        for key, window in gradient_state.windows.items():
+            if window is not gradient_state.current and window.num_backwards and key and window.holds(owned):
+                raise RuntimeError(
+                    f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
+                    f"with {window.num_batches} of {window.num_steps} micro-batches. Pass all models of an optimizer "
+                    "to the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
+                )
+
+    def check_window(self, window: Window, closure: Callable[[], Any] | None) -> None:
+        """Raise ValueError for a closure in a window of several micro-batches; warn of a backward of torch's own."""
+        gradient_state = self._accumulation.gradient_state
+        if closure is not None and (window.num_batches > 1 or not gradient_state.sync_gradients):
+            raise ValueError(
+                f"step(closure) in a window of {window.num_steps} micro-batches: the closure computes one of them, and "
+                "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
+                "and others that call their closure again need gradient_accumulation_steps=1."
+            )
+        lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
+        if lacks_backward and window.has_unnoted_gradients(gradient_state.block.members):
+            self._accumulation.warn_once(
+                "backward of torch",
+                "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "
+                "loss.backward() alone adds the micro-batches up instead of taking their mean. Write "
+                "accelerator.backward(loss).",
+            )
+
+    def check_synced(self, prepared: AcceleratedOptimizer) -> None:
+        """Raise RuntimeError if gradients of this optimizer are one rank's alone, unless `LocalSGD` wants that."""
+        members = self._accumulation.members
+        for member in members.of_optimizer(prepared.optimizer):
+            if member.notes is not None and member.notes.trains_alone:
+                return
+            if not member.is_synced and member.has_gradients():
+                raise RuntimeError(
+                    f"step(): the gradients of {member.describe()} were not synchronised, so the ranks' weights "
+                    f"would diverge. {member.explain_unsynced()}"
+                )
+            self._check_foreign(member)
+        local = [parameter for parameter in members.local_parameters(prepared.optimizer) if parameter.grad is not None]
+        if local:
+            raise RuntimeError(_describe_local(prepared.optimizer, local, members))
+
+    def _check_foreign(self, member: Member) -> None:
+        """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
+        check, notes = self._accumulation.check, member.notes
+        if check is None or notes is None or notes.answered or not member.has_gradients():
+            return
+        notes.num_foreign += 1
+        check.compare_gradients(member, notes.num_foreign)
+
+
+def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:
+    """Return the message that nothing synchronises these parameters, and why."""
+    mine = {id(parameter) for parameter in parameters}
+    inside = [model for model in members.models if any(id(parameter) in mine for parameter in model.parameters())]
+    shapes = ", ".join(str(tuple(parameter.shape)) for parameter in parameters[:3])
+    if inside:
+        name = type(getattr(inside[0], "module", inside[0])).__name__
+        why = (
+            f"were frozen, or not yet part of the {name}, when prepare() wrapped it. Unfreeze or add them first and "
+            "call prepare() then; for stages that train other layers, give DistributedDataParallelKwargs("
+            "find_unused_parameters=True) and freeze after prepare()."
+        )
+    else:
+        why = (
+            "belong to no model that prepare() was given. Write `model, optimizer = accelerator.prepare(model, "
+            "optimizer)`, with each model and leaf tensor that the optimizer updates."
+        )
+    return (
+        f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "
+        f"{type(optimizer).__name__} (shapes {shapes}{', ...' if len(parameters) > 3 else ''}), so the ranks' weights "
+        f"would diverge: they {why}"
+    )

@@ -1,0 +1,255 @@
+"""Exact accumulation: the factor of each micro-batch's loss, and the correction where a window ends.
+
+In a window of micro-batches i with weights w_i, on all ranks together, the gradient of the mean loss is
+sum(w_i * g_i) / sum(w_i). The sum of the weights is known only when the window ends. So each backward
+is scaled as if the window were going to be full, by w_i / (num_steps * unit), and if it was not,
+the gradients are corrected once, where the window ends. A full window of equal micro-batches needs no
+correction, and its numbers equal `loss / num_steps`.
+
+The weight of a micro-batch is the number of samples or tokens that its mean loss is over. The user gives the number, a
+prepared loader counts it, or all micro-batches weigh the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from notebook_launcher.training.accumulation.correction import keep_or_read, ratio, rescale
+from notebook_launcher.training.accumulation.given_weights import (
+    as_total,
+    checked_weight,
+    has_sparse_gradients,
+    one_if_used,
+)
+from notebook_launcher.training.accumulation.windows import has_values
+from notebook_launcher.training.data.rounds import relative_weights
+from notebook_launcher.training.plugins import Warner
+
+if TYPE_CHECKING:
+    import torch
+
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.parallelism.mesh import Layout
+    from notebook_launcher.training.process.process_state import ProcessState
+    from notebook_launcher.training.rules import Rules
+
+__all__ = ["Weighing"]
+
+_ZIPPED = (
+    "two prepared loaders are read side by side, and one of them has a batch that is not full where the other's is, "
+    "such as its last one. A micro-batch weighs as many samples as the loader counted that was read last. Pass "
+    "weight=, the number of samples that the loss is a mean over, to every backward."
+)
+
+
+class Weighing:
+    """Weighs the micro-batches of an Accelerator, on all ranks together."""
+
+    def __init__(
+        self,
+        gradient_state: GradientState,
+        members: Members,
+        rules: Rules,
+        process: ProcessState,
+        layout: Layout,
+        *,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        """Take the objects that a weight depends on.
+
+        Args:
+            gradient_state: Progress of accumulation.
+            members: Models and tensors that are trained.
+            rules: The differences from Accelerate.
+            process: This process among its peers.
+            layout: The ranks that read different data: their weights are added up.
+            scaler: Scales fp16 losses; None in other precisions.
+        """
+        self.is_in_closure = False
+        """True while an optimizer calls its closure, which may compute the gradients several times."""
+        self.is_local = False
+        """True if every rank trains by itself (`LocalSGD`), so that its windows are means over its own samples."""
+        self._gradient_state = gradient_state
+        self._members = members
+        self._rules = rules
+        self._scaler = scaler
+        self._warn_once = Warner()
+        self._device = process.device
+        self._num_data_ranks = layout.num_data_ranks
+        self._data_rank = layout.data_rank
+        self._data_group = layout.data_group
+
+    def own_weight(self, window: Window | None, weight: Any) -> Any:
+        """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None without one."""
+        loader = self._gradient_state.stack.active
+        if weight is not None or loader is None or self._rules.nominal_divisor:
+            return weight
+        return None if window is None and self._gradient_state.num_steps > 1 else loader.current_rows
+
+    def factor_outside_blocks(self, weight: Any, reduction: str) -> float | torch.Tensor:
+        """Return the factor of a loss outside any block."""
+        num_steps = self._gradient_state.num_steps
+        if self._rules.nominal_divisor:
+            return 1.0 / num_steps
+        if weight is not None:
+            if num_steps > 1:
+                raise ValueError(
+                    f"backward(loss, weight={weight!r}) outside of accumulate() with gradient_accumulation_steps="
+                    f"{num_steps}: the end of the window is unknown. Write `with accelerator.accumulate(model):` "
+                    "around forward, backward and step."
+                )
+            mine = self._given_weight(weight)
+            total = self._total(mine)
+            return ratio(self._num_data_ranks * (mine if reduction == "mean" else one_if_used(mine)), total, 0.0)
+        weights = self._round_weights()
+        if weights is None or num_steps > 1:
+            return 1.0 / num_steps
+        return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
+
+    def factor_in_window(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
+        """Count the micro-batch in its window, and return the factor of its loss."""
+        if self._rules.nominal_divisor:
+            window.count_backward()
+            return 1.0 / self._gradient_state.num_steps
+        if not window.check_gathered() and self._rules.guards:
+            self._warn_of_changed_gradients()
+        if window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
+            self._warn_of_old_gradients()
+        again = window.backwards_in_block > 0
+        if again:
+            self._warn_of_second_backward(window)
+        if weight is None:
+            mine: float | torch.Tensor = self._weigh_counted(window)
+        else:
+            mine = self._given_weight(weight)
+            window.weigh("given", mine, 0.0, self._unit_of_given(mine))
+            mine = mine if reduction == "mean" else one_if_used(mine)
+        first_is_last = window.num_backwards == 1 and self._gradient_state.sync_gradients and window.kind != "given"
+        if first_is_last:  # No gradient needs the correction yet, but a second backward of this block will.
+            window.close(self._num_data_ranks)
+            return self._num_data_ranks * mine / (window.world_weight or 1.0)
+        factor = mine / (window.num_steps * window.unit)
+        return factor * window.correction if again and self._gradient_state.sync_gradients else factor
+
+    def _weigh_counted(self, window: Window) -> float:
+        """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
+        loader = self._gradient_state.stack.active
+        weights = None if loader is None else self._round_weights()
+        if loader is None or weights is None:
+            mine = window.unit if window.kind == "counted" else 1.0
+            window.weigh("equal", mine, mine * self._num_data_ranks, mine)
+            return mine
+        if loader.counts_otherwise and self._rules.guards and (window.num_steps > 1 or self._num_data_ranks > 1):
+            self._warn_once("counts otherwise", loader.counts_otherwise)
+        if self._rules.guards and any(
+            relative_weights(other) != relative_weights(loader) for other in self._gradient_state.stack.in_step(loader)
+        ):
+            self._warn_once("zipped", _ZIPPED)
+        full = float(loader.current_full_rows or max(loader.current_round.rows) or 1)
+        unit = window.unit if window.kind == "counted" else full
+        per_weight = full if window.kind == "equal" else 1.0
+        mine = weights[self._data_rank] / per_weight
+        window.weigh("counted", mine, sum(weights) / per_weight, unit)
+        return mine
+
+    def _given_weight(self, weight: Any) -> float | torch.Tensor:
+        """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
+        looked_up = self._members.looked_up
+        if looked_up.has_sparse_gradients is None:
+            looked_up.has_sparse_gradients = has_sparse_gradients(self._members.models_and_leaves)
+        # A weight of 0 leaves the rows of sparse gradients out, so it must be known to be 0.
+        value = checked_weight(weight, self._device, reads=looked_up.has_sparse_gradients)
+        weights = self._round_weights()
+        repeats = weights is not None and not weights[self._data_rank] and (self.is_local or any(weights))
+        return 0.0 if repeats else value
+
+    def _round_weights(self) -> tuple[int, ...] | None:
+        loader = self._gradient_state.stack.active
+        current = None if loader is None else loader.current_round
+        if current is None or len(current.weights) != self._num_data_ranks:
+            return None
+        weights: tuple[int, ...] = current.weights
+        if self.is_local:
+            weights = (weights[self._data_rank],) * self._num_data_ranks
+        if 0 in weights and loader is not None:
+            loader.repeat_is_known = True
+        return weights
+
+    def _unit_of_given(self, weight: float | torch.Tensor) -> float:
+        # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken
+        # in multiples of the first, which all ranks agree on once.
+        if self._scaler is None:
+            return 1.0
+        if self._gradient_state.given_unit is None:
+            self._gradient_state.given_unit = float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
+        return self._gradient_state.given_unit
+
+    def _total(self, weight: float | torch.Tensor) -> float | torch.Tensor:
+        if self._num_data_ranks == 1 or self.is_local:
+            return self._num_data_ranks * weight
+        total = as_total(weight, self._device)
+        dist.all_reduce(total, group=self._data_group)
+        return keep_or_read(total)
+
+    def sum_weights(self, window: Window) -> Any:
+        """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
+        if self._num_data_ranks == 1 or self.is_local or window.backwards_in_block > 1:
+            return None
+        total = as_total(window.weight, self._device)
+        return total, dist.all_reduce(total, group=self._data_group, async_op=True)
+
+    def correct(self, window: Window, pending: Any) -> None:
+        """Rescale the gradients to the mean over the micro-batches that the window really held."""
+        if self._rules.nominal_divisor or window.backwards_in_block > 1 or window.num_backwards == 0:
+            return
+        if pending is not None:
+            pending[1].wait()
+            window.close(self._num_data_ranks, keep_or_read(pending[0]))
+        elif window.kind == "given":
+            window.close(self._num_data_ranks, self._num_data_ranks * window.weight)
+        else:
+            window.close(self._num_data_ranks)
+        named = (parameter for member in self._gradient_state.block.members for parameter in member.parameters())
+        rescale([*named, *window.outside(window.joined)] if window.joined else named, window.correction)
+
+    def correct_joined(self, window: Window) -> None:
+        """Rescale the gradients of models that have joined the window after its last backward."""
+        if window.num_backwards != 1 or window.kind == "given":
+            rescale(window.outside(window.joined), window.correction)
+
+    def _warn_of_old_gradients(self) -> None:
+        """Warn if gradients are there before the first backward of a window: a short window would rescale them."""
+        if any(probe is not None and has_values(probe.grad) for probe in self._gradient_state.block.probes):
+            self._warn_once(
+                "not fresh",
+                "a window began with gradients that its models had already, from an update without zero_grad() or from "
+                "another model's loss: they are added to the window's, and weighed with them where the window is "
+                "short. Call optimizer.zero_grad() before the backward, or freeze a model through which another "
+                "model's loss passes: discriminator.requires_grad_(False).",
+            )
+
+    def _warn_of_changed_gradients(self) -> None:
+        self._warn_once(
+            "changed",
+            "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
+            "the update uses the changed gradients. If a loss passes through a model that it does not train, freeze "
+            "that model for this loss: discriminator.requires_grad_(False), and True again before the model's own "
+            "backward. Change gradients where accelerator.sync_gradients is True.",
+        )
+
+    def _warn_of_second_backward(self, window: Window) -> None:
+        if (
+            self._rules.guards
+            and not self.is_in_closure
+            and window.backwards_in_block >= max(1, len(self._gradient_state.block.members))
+        ):
+            self._warn_once(
+                "two backwards",
+                "two backwards in one accumulate(): the block is one micro-batch, so their losses add up, and at the "
+                "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
+                "micro-batch.",
+            )

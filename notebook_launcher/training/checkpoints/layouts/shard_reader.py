@@ -1,0 +1,53 @@
+"""Reader of the sharded layout that constructs nothing but the types of an index: torch's own unpickles anything."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from notebook_launcher.training.checkpoints.folders.file_names import METADATA
+
+__all__ = ["ShardReader"]
+
+SAFE_TYPES = {
+    "torch.distributed.checkpoint.metadata": {
+        "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"Path", "PosixPath"},
+    "pathlib._local": {"Path", "PosixPath"},
+}  # fmt: skip
+"""Names that `.metadata` may refer to, by module. Beside them, torch's dtypes and `torch.Size`."""
+
+
+class ShardReader(dcp.FileSystemReader):
+    """A reader whose `.metadata` may refer to `SAFE_TYPES` alone."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Any:
+        """Return the index of the folder."""
+        with (self.path / METADATA).open("rb") as file:  # type: ignore[operator]
+            metadata = _IndexUnpickler(file).load()
+        if metadata.storage_meta is None:
+            metadata.storage_meta = dcp.metadata.StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """An unpickler that finds the types of an index alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = SAFE_TYPES.get(module, ())
+        if name not in known and not (module == "torch" and (name == "Size" or _is_dtype(name))):
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, and constructing that could run any code")
+        return super().find_class(module, name)
+
+
+def _is_dtype(name: str) -> bool:
+    return isinstance(getattr(torch, name, None), torch.dtype)

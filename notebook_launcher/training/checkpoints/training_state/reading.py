@@ -1,0 +1,299 @@
+"""Reader of a checkpoint: verifies the files, and that they are complete and fit, before anything changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.folders import file_names
+from notebook_launcher.training.checkpoints.folders.file_names import METADATA
+from notebook_launcher.training.checkpoints.folders.manifest import check_file, read_manifest
+from notebook_launcher.training.checkpoints.folders.staging import contents
+from notebook_launcher.training.checkpoints.layouts.distributed_files import read_outline, read_shards
+from notebook_launcher.training.checkpoints.layouts.sharded import local_part, share_out_state
+from notebook_launcher.training.checkpoints.models.weights import (
+    check_fit,
+    fill_in,
+    find_shards,
+    load_shards,
+    read_weights,
+)
+from notebook_launcher.training.checkpoints.objects import read_object
+from notebook_launcher.training.checkpoints.training_state.optimizer_states import join_state, tensor_names
+from notebook_launcher.training.checkpoints.training_state.window import merge_windows
+from notebook_launcher.training.random import derive_rng_states
+from notebook_launcher.training.spread_tensors import is_spread
+from notebook_launcher.units import rank_list
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from notebook_launcher.training.checkpoints.folders.manifest import Manifest
+    from notebook_launcher.training.checkpoints.training_state.stateful_objects import StatefulObjects
+    from notebook_launcher.training.checkpoints.writers import Writers
+
+__all__ = ["ObjectStates", "Reader"]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ObjectStates:
+    """The states of the objects as they were read; the models' weights are read apart."""
+
+    leaves: list[torch.Tensor]
+    """The leaf tensors; empty without any."""
+    optimizers: list[dict[str, Any]]
+    """The optimizers' states; in the sharded layout with references in the place of tensors, until those are read."""
+    schedulers: list[dict[str, Any]]
+    dataloaders: list[dict[str, Any]]
+    """The loaders' states; empty if other loaders were saved."""
+    custom_objects: list[Any]
+    scaler: dict[str, Any] | None
+    """The gradient scaler's state; None if there is no scaler here, or none was saved."""
+    window: dict[str, Any] | None
+    """This rank's part of the open window; None if none was open."""
+    rng: dict[str, Any]
+    """The states of this rank's random number generators."""
+
+
+class Reader:
+    """Reads one checkpoint on one rank."""
+
+    def __init__(
+        self, folder: Path, *, rank: int, num_processes: int, device: Any, load_kwargs: dict[str, Any]
+    ) -> None:
+        """Read the manifest.
+
+        Raises:
+            CheckpointError: The manifest is damaged.
+        """
+        self.folder = folder
+        self.manifest: Manifest | None = read_manifest(folder)
+        self.files = contents(folder) if self.manifest is None else set(self.manifest.files)
+        self.remarks: list[str] = []
+        """Remarks for the user."""
+        self._window_misfit = ""
+        """Reason why the gradients of a window do not fit; empty: they do."""
+        self._rank = rank
+        self._num_processes = num_processes
+        self._device = device
+        self._load_kwargs = load_kwargs
+        if self.manifest is None:
+            self.remarks.append(
+                f"{folder} has no manifest, because Accelerate writes none: its files cannot be verified, and it "
+                "holds no positions of loaders."
+            )
+
+    def verify(self, writers: Writers) -> None:
+        """Compare this rank's share of the files with the manifest; the writers together check all of them.
+
+        Raises:
+            CheckpointError: A file is missing or damaged.
+        """
+        if self.manifest is None:
+            return
+        digests = self.manifest.files
+        by_size = sorted(digests, key=lambda name: (-digests[name].bytes, name))
+        for name in by_size[writers.index :: writers.size]:
+            check_file(self.folder, name, digests[name])
+
+    def read(self, stateful: StatefulObjects) -> ObjectStates:
+        """Return the contents of all files, except for the models.
+
+        Raises:
+            CheckpointError: Other objects were prepared, or a file cannot be read.
+        """
+        self._check_counts(stateful)
+        optimizers = [self._read_optimizer(at, optimizer) for at, optimizer in enumerate(stateful.optimizers)]
+        for at, (optimizer, state) in enumerate(zip(stateful.optimizers, optimizers, strict=True)):
+            _check_groups(self.folder / file_names.optimizer(at), optimizer, state)
+        return ObjectStates(
+            leaves=self._read_leaves(stateful),
+            optimizers=optimizers,
+            schedulers=[self._load(file_names.scheduler(at)) for at in range(len(stateful.schedulers))],
+            dataloaders=self._read_loaders(stateful),
+            custom_objects=[self._load(file_names.custom_object(at)) for at in range(len(stateful.custom_objects))],
+            scaler=self._read_scaler(stateful),
+            window=self._read_window(stateful),
+            rng=self._read_rng(),
+        )
+
+    def read_models(self, models: list[torch.nn.Module], *, strict: bool) -> list[dict[str, Any]]:
+        """Return the tensors of each model.
+
+        Raises:
+            CheckpointError: A file cannot be read, or does not fit its model.
+        """
+        found: list[dict[str, Any]] = []
+        for at, model in enumerate(models):
+            if self._has_shards(shards := file_names.model_shards(at)):
+                found.append(find_shards(model, self.folder / shards, strict=strict))
+                continue
+            safe, pickled = file_names.model(at, safe=True), file_names.model(at, safe=False)
+            name = pickled if pickled in self.files and safe not in self.files else safe
+            weights = read_weights([self.folder / name], self._device, **self._load_kwargs)
+            tensors = fill_in(model, weights)
+            check_fit(model, tensors, weights.source, strict=strict)
+            found.append(tensors)
+        return found
+
+    def read_optimizer_shards(self, at: int, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        """Return an optimizer's state with this rank's parts of the tensors that it refers to.
+
+        Raises:
+            CheckpointError: A tensor is missing, or a file cannot be read.
+        """
+        names = tensor_names(state)
+        if not names:
+            return share_out_state(optimizer, state)
+        folder = self.folder / file_names.optimizer_shards(at)
+        outline = read_outline(folder, "optimizer")
+        _check_names(folder, names - set(outline))
+        state, tensors = join_state(optimizer, state, outline)
+        read_shards(folder, {f"optimizer.{name}": tensor for name, tensor in tensors.items()})
+        return state
+
+    def load_model_shards(self, at: int, model: torch.nn.Module, *, strict: bool) -> bool:
+        """Fill a model with the tensors of the sharded layout; return False if it is not in that layout."""
+        folder = file_names.model_shards(at)
+        if not self._has_shards(folder):
+            return False
+        load_shards(model, self.folder / folder, strict=strict)
+        return True
+
+    def _has_shards(self, folder: str) -> bool:
+        return f"{folder}/{METADATA}" in self.files
+
+    def _read_optimizer(self, at: int, optimizer: Any) -> dict[str, Any]:
+        """Return an optimizer's state; where parameters are spread, with tensors that stay in the file until used."""
+        spread = any(is_spread(parameter) for parameter in parameters_of(optimizer))
+        options = {"mmap": True} if spread and str(self._device) == "cpu" else {}
+        state: dict[str, Any] = self._load(file_names.optimizer(at), **options)
+        return state
+
+    def _load(self, name: str, **options: Any) -> Any:
+        return read_object(self.folder / name, self._device, **{**options, **self._load_kwargs})
+
+    def _check_counts(self, stateful: StatefulObjects) -> None:
+        saved = file_names.count_objects(self.files) if self.manifest is None else self.manifest.objects
+        for kind, number in stateful.counts.items():
+            if kind == "dataloaders" or (kind == "models" and self.manifest is None and stateful.load_hooks):
+                continue
+            there = saved.get(kind, number)
+            if there != number:
+                verb = "registered" if kind == "custom_objects" else "prepared"
+                raise CheckpointError(
+                    f"{self.folder} holds {there} {kind.replace('_', ' ')}, and {number} are {verb} here; nothing was "
+                    "loaded. Prepare and register the same objects in the same order as when it was saved. For the "
+                    f"weights alone: load_model(model, {str(self.folder)!r})."
+                )
+
+    def _read_leaves(self, stateful: StatefulObjects) -> list[torch.Tensor]:
+        if not stateful.leaves:
+            return []
+        leaves: list[torch.Tensor] = self._load(file_names.LEAVES)
+        for at, (mine, theirs) in enumerate(zip(stateful.leaves, leaves, strict=True)):
+            if mine.shape != theirs.shape:
+                raise CheckpointError(
+                    f"{self.folder / file_names.LEAVES}: leaf tensor {at} has shape {tuple(theirs.shape)} in the file, "
+                    f"and {tuple(mine.shape)} here; nothing was loaded."
+                )
+        return leaves
+
+    def _read_loaders(self, stateful: StatefulObjects) -> list[dict[str, Any]]:
+        if self.manifest is None:
+            return []
+        saved, mine = self.manifest.objects.get("dataloaders", 0), len(stateful.dataloaders)
+        if saved != mine:
+            self.remarks.append(
+                f"{self.folder} holds the positions of {saved} loaders, and {mine} are prepared here: they start "
+                "from the beginning."
+            )
+            return []
+        return [self._load(file_names.loader(at)) for at in range(mine)]
+
+    def _read_scaler(self, stateful: StatefulObjects) -> dict[str, Any] | None:
+        if stateful.scaler is None:
+            return None
+        if file_names.SCALER not in self.files:
+            self.remarks.append(
+                f"{self.folder} was not saved in fp16: the gradient scaler begins with its initial scale."
+            )
+            return None
+        scaler: dict[str, Any] = self._load(file_names.SCALER)
+        return scaler
+
+    def _read_window(self, stateful: StatefulObjects) -> dict[str, Any] | None:
+        ranks = 0 if self.manifest is None else self.manifest.num_processes
+        if ranks == self._num_processes:
+            mine = file_names.window(self._rank)
+            window = self._load(mine) if mine in self.files else None
+            self._window_misfit = self._find_misfit(stateful, [] if window is None else [window])
+            return window
+        windows = [
+            self._load(file_names.window(rank)) for rank in range(ranks) if file_names.window(rank) in self.files
+        ]
+        if not windows:
+            return None
+        if any(is_spread(parameter) for _, parameter in stateful.parameters()):
+            raise CheckpointError(
+                f"{self.folder} holds a window's gradients of a sharded model on {ranks} ranks, which "
+                f"{self._num_processes} cannot share; nothing was loaded. Save where a window ends, or load with as "
+                "many ranks."
+            )
+        self._window_misfit = self._find_misfit(stateful, windows)
+        if self._window_misfit:
+            return None
+        return merge_windows(windows, num_processes=self._num_processes, nominal_divisor=stateful.nominal_divisor)
+
+    def _find_misfit(self, stateful: StatefulObjects, windows: list[dict[str, Any]]) -> str:
+        """Return how a window's gradients do not fit, as parts of a model that was sharded in another way; or ""."""
+        shapes = {name: local_part(parameter).shape for name, parameter in stateful.parameters()}
+        for window in windows:
+            for name, gradient in window["gradients"].items():
+                if name in shapes and gradient.shape != shapes[name]:
+                    return f"{name} has {list(gradient.shape)} on a rank there and {list(shapes[name])} here"
+        return ""
+
+    def check_window(self) -> None:
+        """Raise CheckpointError if the window's gradients do not fit, which weights of other shapes explain better."""
+        if self._window_misfit:
+            raise CheckpointError(
+                f"{self.folder} holds a window's gradients of a model that was sharded in another way: "
+                f"{self._window_misfit}; nothing was loaded. Save where a window ends, or load with the same sharding "
+                "and as many ranks."
+            )
+
+    def _read_rng(self) -> dict[str, Any]:
+        new = [rank for rank in range(self._num_processes) if file_names.random_states(rank) not in self.files]
+        if new and file_names.random_states(0) in self.files:
+            self.remarks.append(
+                f"{self.folder} was saved by fewer ranks: the random number generators of "
+                f"{rank_list(new)} start from states derived from rank 0's."
+            )
+        if self._rank not in new:
+            states: dict[str, Any] = self._load(file_names.random_states(self._rank))
+            return states
+        return derive_rng_states(self._load(file_names.random_states(0)), self._rank)
+
+
+def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:
+    """Raise CheckpointError if the optimizer has other parameter groups."""
+    mine = [len(group["params"]) for group in optimizer.param_groups]
+    theirs = [len(group["params"]) for group in state["param_groups"]]
+    if mine != theirs:
+        raise CheckpointError(
+            f"{path} is of an optimizer whose groups have {theirs} parameters; the groups of this one have {mine}; "
+            "nothing was loaded. Build the optimizer as it was when it was saved."
+        )
+
+
+def _check_names(folder: Path, missing: set[str]) -> None:
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {', '.join(sorted(missing))}, which the optimizer's file refers to; nothing was loaded. "
+            "Load another checkpoint; this one cannot be trusted."
+        )

@@ -1,0 +1,333 @@
+"""The base of all prepared loaders: it knows its position and shows it while it is iterated."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from notebook_launcher import reporting
+from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
+from notebook_launcher.training.data.loaders.mixin import DataLoaderStateMixin
+from notebook_launcher.training.data.loaders.row_watch import watch_rows
+from notebook_launcher.training.data.loaders.transfer import Delivery, copied_ahead, move, without_label
+from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners, pack, unpack
+from notebook_launcher.training.data.rounds import LoaderStack
+from notebook_launcher.training.data.sampling.samplers import (
+    SeedableRandomSampler,
+    get_sampler,
+    length_of,
+    sampler_chain,
+    set_epochs,
+)
+from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
+from notebook_launcher.training.data.sampling.walking import WalkedSampler
+from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.recording.phases import make_clock
+from notebook_launcher.units import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from notebook_launcher.training.data.loaders.loader_settings import LoaderSettings
+    from notebook_launcher.training.data.rounds import Round
+
+__all__ = ["PreparedLoader"]
+
+
+class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
+    """Base of the loaders that `prepare` returns.
+
+    A prepared loader has the attributes of the loader that it was made from; `base_dataloader` does the fetching. Many
+    of its methods are there because users and other libraries call them on torch's and Accelerate's loaders.
+    """
+
+    def __init__(self, dataset: Any, settings: LoaderSettings, **kwargs: Any) -> None:
+        super().__init__(dataset, **kwargs)
+        self.device = settings.device
+        self.skip_batches = settings.skip_batches
+        self.stack = LoaderStack() if settings.stack is None else settings.stack
+        self._drop_last = settings.drop_last
+        self._non_blocking = settings.non_blocking
+        first, progress = settings.iteration, settings.progress
+        self._progress = LoaderProgress(first, Position(first)) if progress is None else progress
+        """The epoch and position, which the loader of an epoch's rest shares."""
+        self._loaded = False
+        """True if the position at which the next loop begins was loaded into this loader."""
+        self._walked: WalkedSampler | None = None
+        """The batch sampler that `base_dataloader` fetches with; None for an iterable data set."""
+        self.base_dataloader = self._make_base()
+
+    @property
+    def iteration(self) -> int:
+        """The number of the current or next epoch, counted from 0."""
+        return self._progress.iteration
+
+    @iteration.setter
+    def iteration(self, iteration: int) -> None:
+        self._progress.set_epoch(iteration)
+
+    def _make_base(self) -> DataLoader[Any]:
+        """Return the loader that fetches."""
+        if isinstance(self.dataset, IterableDataset):
+            return self._make_stream(self._fetching())
+        indices = sampler_chain(self)[0]
+        if self.skip_batches:
+            indices = SkipBatchSampler(indices, self.skip_batches * self._fetched_per_round)
+        self._walked = WalkedSampler(indices)
+        return DataLoader(self.dataset, **data_arguments(self, self._walked), **self._fetching())
+
+    def _fetching(self) -> dict[str, Any]:
+        """Return the arguments of the loader that fetches, but for the data."""
+        return fetching_arguments(self)
+
+    def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
+        """Return the loader that fetches from an iterable data set."""
+        return DataLoader(self.dataset, **data_arguments(self, None), **arguments)
+
+    def _walk(self, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield the batches of a map-style data set."""
+        assert self._walked is not None
+        self._walked.begin_at(start.samples, order)
+        # Creating the iterator makes torch draw a worker seed. A resumed loop has drawn its seed already.
+        with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
+            fetched = iter(self.base_dataloader)
+        self._walked.begin_at(0, None)
+        walk, left = self._walked.take_walk(), 0
+        for batch in without_label(fetched):
+            self._progress.order = walk.order
+            if not left:
+                left, drawn, samples, is_last = walk.taken.popleft()
+                per_round = sum(drawn.real)
+            left -= 1
+            samples += per_round
+            yield Delivery(batch, drawn, is_last, Position(start.epoch, samples))
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments that make a loader of the same data."""
+        indices = None if isinstance(self.dataset, IterableDataset) else sampler_chain(self)[0]
+        return {**data_arguments(self, indices), **fetching_arguments(self)}
+
+    def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield this rank's batches from `start` on."""
+        raise NotImplementedError
+
+    def _prepare_epoch(self, start: Position) -> None:
+        """Prepare an epoch together with the other ranks."""
+
+    @property
+    def num_processes(self) -> int:
+        """Number of ranks that the data are shared out among."""
+        raise NotImplementedError
+
+    @property
+    def _place(self) -> int:
+        """This rank's place among the ranks that share the data."""
+        raise NotImplementedError
+
+    @property
+    def split_batches(self) -> bool:
+        """True if `batch_size` counts all ranks together."""
+        raise NotImplementedError
+
+    @property
+    def _fetched_per_round(self) -> int:
+        """Number of batches of `base_dataloader` that this rank takes in each round."""
+        return 1
+
+    @property
+    def total_batch_size(self) -> int | None:
+        """Samples of a full round; None if unknown."""
+        size = self._nominal_batch_size()
+        return size if size is None or self.split_batches else size * self.num_processes
+
+    @property
+    def full_rows(self) -> int | None:
+        """Samples of a full batch of one rank; None if unknown."""
+        total = self.total_batch_size
+        return None if total is None else total // self.num_processes
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of the whole data set; a TypeError is raised if it has no length."""
+        return int(self.dataset.total_length) if hasattr(self.dataset, "total_length") else len(self.dataset)  # type: ignore[arg-type]
+
+    def _nominal_batch_size(self) -> int | None:
+        if isinstance(self.dataset, IterableDataset):
+            return self.batch_size
+        return getattr(sampler_chain(self)[0], "batch_size", None)
+
+    def get_sampler(self) -> Any:
+        """Return the sampler that draws single indices."""
+        return get_sampler(self)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Replace the sampler that draws single indices."""
+        owner = next(link for link in reversed(sampler_chain(self)) if hasattr(link, "sampler"))
+        owner.sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next loop, if samplers or the data set have several.
+
+        A position that was loaded for another epoch is dropped.
+        """
+        self._progress.set_epoch(epoch)
+        set_epochs([*sampler_chain(self), self.dataset], epoch)
+        self._take_chosen_epoch()
+
+    def _take_chosen_epoch(self) -> int | None:
+        """Return the epoch that other code than this loader gave to a seedable sampler; None if none did."""
+        sampler = self.get_sampler()
+        return sampler.take_chosen() if isinstance(sampler, SeedableRandomSampler) else None
+
+    def begin(self) -> None:
+        """Become the active loader."""
+        total, remainder = self.total_batch_size, -1
+        if total and not self._drop_last:
+            try:
+                remainder = self.total_dataset_length % total
+            except (TypeError, NotImplementedError):
+                remainder = -1
+        super().begin()
+        self.remainder = remainder
+        # Asking the samplers for the size in each micro-batch took 20 µs.
+        self.current_full_rows = self.full_rows
+
+    def __len__(self) -> int:
+        if self._walked is not None:
+            return len(self._walked)
+        return max(0, super().__len__() - self.skip_batches)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        progress = self._progress
+        if (chosen := self._take_chosen_epoch()) is not None:
+            progress.set_epoch(chosen)
+        start, order = self._find_start()
+        self._prepare_epoch(start)
+        self.begin()
+        token, drawn = self.iteration_token, None
+        try:
+            progress.begin_at, self._loaded = None, False
+            self.set_epoch(start.epoch)
+            progress.position = start
+            deliveries, moved = self._moving(self._deliveries(start, order))
+            # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
+            attributes, watch = vars(self), watch_rows(self, self._place)
+            stack = self.stack
+            on_next = stack.on_next if len(stack.loaders) == 1 else None
+            for batch, drawn, is_last, position in self._with_progress(deliveries, start):
+                attributes["current_round"], attributes["end_of_dataloader"], attributes["iteration_token"] = (
+                    drawn,
+                    is_last,
+                    token,
+                )
+                attributes["num_drawn"] += 1
+                stack.note_draw(self)
+                if watch is not None:
+                    watch.look(batch, drawn)
+                progress.position = position
+                yield batch if moved is None else moved(batch)
+                if on_next is not None:
+                    on_next()
+            progress.count_epoch(start.epoch)
+            self._warn_of_repetition(drawn)
+            self.stack.note_end(self)
+        finally:
+            if self.iteration_token is token:
+                self.reset()
+            self.end()
+
+    def _warn_of_repetition(self, drawn: Round | None) -> None:
+        """Warn if the loop's last batch was this rank's for the second time, and the loop cannot have known that."""
+        rank = self._place
+        if drawn is None or self.repeat_is_known or rank >= len(drawn.weights):
+            return  # A rank that reads shards of its own may know its own rounds alone.
+        if drawn.weights[rank] or not drawn.rows[rank]:
+            return
+        warn_user(
+            "even_batches=False: no samples were left for this rank, so it got a batch again, weight 0, to keep in "
+            "step with others. Neither backward() nor gather_for_metrics() was called with that batch: what the "
+            f"loop added up counts {plural(drawn.rows[rank], 'sample')} twice. Add up what gather_for_metrics() "
+            "returns; or let ranks end apart, if the loop calls nothing in which ranks meet: "
+            'DataLoaderConfiguration(even_batches=False, uneven="leave").'
+        )
+
+    def _with_progress(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:
+        """Report the progress of the loop, and its waits for data, to the launcher, if any."""
+        clock = make_clock()
+        if clock is None or len(self.stack.loaders) > 1:
+            yield from deliveries
+            return
+        total = length_of(self)
+        clock.mark(None)
+        for done, delivery in enumerate(deliveries, 1):
+            clock.mark("data")
+            yield delivery
+            reporting.progress(done, total, f"epoch {start.epoch}")
+            clock.mark(None)
+
+    def _moving(self, deliveries: Iterator[Delivery]) -> tuple[Iterator[Delivery], Callable[[Any], Any] | None]:
+        """Return the deliveries, and the function that moves a batch to the device; None if nothing is left to move."""
+        if self.device is None:
+            return deliveries, None
+        device = torch.device(self.device)
+        if self._non_blocking and device.type == "cuda":
+            return copied_ahead(deliveries, device), None
+        return deliveries, functools.partial(move, device=device, non_blocking=self._non_blocking)
+
+    def _find_start(self) -> tuple[Position, Order | None]:
+        """Return the position at which the next loop begins, and the states that drew its order if they are known."""
+        wanted = self._progress.begin_at
+        if wanted is None:
+            return Position(self.iteration), None
+        if self._progress.from_start:
+            return Position(wanted.epoch), None if self._loaded else self._progress.order
+        # A user who loads a position and skips batches by hand skips from the epoch's start, in the same order.
+        by_hand = self.skip_batches > 0 and not self._loaded
+        return Position(wanted.epoch) if by_hand else wanted, self._progress.order
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loop, or the point where it was left, in plain types and tensors.
+
+        The state holds the epoch, the number of its samples that all ranks together have consumed, with the present
+        batch, and the states of the generators that draw the order. Another number of ranks can continue from it.
+        """
+        progress = self._progress
+        position = progress.begin_at or progress.position or Position(self.iteration)
+        order = progress.order if position else Order.capture(self._owners(), with_defaults=False)
+        sampler = self.get_sampler()
+        return pack(position, order, sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next loop begin right after the batch that was current when the state was taken.
+
+        Consumed samples are not loaded again, but samples of an iterable data set are read and dropped.
+
+        Raises:
+            ValueError: The state is not one of `state_dict`.
+        """
+        position, order, seed = unpack(state_dict)
+        sampler = self.get_sampler()
+        if seed is not None and isinstance(sampler, SeedableRandomSampler):
+            sampler.initial_seed = seed
+        if order is not None and not position:
+            order.restore_generators(self._owners())
+        self.set_epoch(position.epoch)
+        progress, self._loaded = self._progress, True
+        progress.position, progress.order, progress.begin_at = position, order, position or None
+        progress.from_start = False
+
+    def restart_epoch(self) -> None:
+        """Let the next loop begin at the start of its epoch, in a new order, though a position was loaded.
+
+        A loader that `skip_first_batches` returns still has the order that was loaded.
+        """
+        self._progress.from_start = True
+
+    def _owners(self) -> list[Any]:
+        """Return the objects whose generators draw the order."""
+        links = [self.dataset] if isinstance(self.dataset, IterableDataset) else sampler_chain(self)
+        return generator_owners(links)

@@ -1,0 +1,249 @@
+"""The loader of a rank that reads its own share."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from notebook_launcher.training.data.iterables.in_step import OWN_SHARDS, InStep, Readings, wrong_readers
+from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
+from notebook_launcher.training.data.iterables.own_shards import OwnShards
+from notebook_launcher.training.data.iterables.streams import CollateWithReceipt, StartWorker, StreamWithReceipts
+from notebook_launcher.training.data.loaders.epoch_plan import EpochPlan, agree_on_plan
+from notebook_launcher.training.data.loaders.loader import PreparedLoader
+from notebook_launcher.training.data.loaders.loader_arguments import data_arguments
+from notebook_launcher.training.data.loaders.loader_settings import LoaderSettings
+from notebook_launcher.training.data.loaders.lookahead import look_ahead
+from notebook_launcher.training.data.loaders.transfer import Delivery
+from notebook_launcher.training.data.position import LoaderProgress, Order, Position
+from notebook_launcher.training.data.rounds import LoaderStack, Round
+from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, length_of, sampler_chain
+from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
+from notebook_launcher.training.operations.collectives import world_size
+from notebook_launcher.training.random import synchronize_rng_states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from notebook_launcher.training.data.iterables.streams import Receipt
+
+__all__ = ["DataLoaderShard"]
+
+
+class DataLoaderShard(PreparedLoader):
+    """A `DataLoader` that yields one rank's batches.
+
+    A `BatchSamplerShard`, an `IterableDatasetShard` or an `OwnShards` decides which samples are the rank's share;
+    without one, the share is everything.
+
+    Args:
+        dataset: As `DataLoader`'s.
+        device: Device that batches are moved to; None: they are not moved.
+        rng_types: Generators that every rank takes from rank 0 before each epoch (`synchronize_rng_states`).
+        synchronized_generator: The generator that `"generator"` means.
+        skip_batches: Number of batches that are left out at the start of each epoch.
+        use_stateful_dataloader: Accepted; these loaders always know their position.
+        iteration: The first epoch's number.
+        check_ranks: True if ranks compare before each epoch what they are about to walk through. If so, all of
+            them must begin each loop.
+        stack: Active loaders; the loader is among them while it is iterated.
+        progress: Progress of the loader whose rest this loader reads; None: a new one.
+        kwargs: As `DataLoader`'s.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | str | int | None = None,
+        rng_types: Sequence[str] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        _drop_last: bool = False,  # noqa: FBT001, FBT002
+        _non_blocking: bool = False,  # noqa: FBT001, FBT002
+        iteration: int = 0,
+        *,
+        check_ranks: bool = True,
+        stack: LoaderStack | None = None,
+        progress: LoaderProgress | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+        self.check_ranks = check_ranks
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self._stream: StreamWithReceipts | None = None
+        """The iterable data set as `base_dataloader` reads it; None for a map-style data set."""
+        super().__init__(
+            dataset,
+            LoaderSettings(
+                device=device,
+                skip_batches=skip_batches,
+                drop_last=_drop_last,
+                non_blocking=_non_blocking,
+                iteration=iteration,
+                stack=stack,
+                progress=progress,
+            ),
+            **kwargs,
+        )
+
+    @property
+    def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
+        """The object that cuts this rank's share out; None: the rank has everything."""
+        if isinstance(self.dataset, IterableDatasetShard):
+            return self.dataset
+        return next((link for link in sampler_chain(self) if isinstance(link, BatchSamplerShard)), None)
+
+    @property
+    def num_processes(self) -> int:
+        """Number of ranks that the data are shared out among."""
+        return 1 if self.shard is None else self.shard.num_processes
+
+    @property
+    def _place(self) -> int:
+        return 0 if self.shard is None else self.shard.process_index
+
+    @property
+    def split_batches(self) -> bool:
+        """True if `batch_size` counts all ranks together."""
+        return self.shard is not None and self.shard.split_batches
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of the whole data set; a TypeError is raised if it has no length."""
+        if isinstance(self.dataset, IterableDatasetShard):
+            return len(self.dataset.dataset)
+        return super().total_dataset_length
+
+    def _nominal_batch_size(self) -> int | None:
+        shard = self.shard
+        return shard.batch_size if isinstance(shard, IterableDatasetShard) else super()._nominal_batch_size()
+
+    def _prepare_epoch(self, start: Position) -> None:
+        shard = self.shard
+        if self.check_ranks and shard is not None and 1 < shard.num_processes == world_size():
+            sampler = self.get_sampler()
+            seedable = sampler if isinstance(sampler, SeedableRandomSampler) else None
+            plan = agree_on_plan(self._plan(start, 0 if seedable is None else seedable.initial_seed))
+            if seedable is not None:
+                seedable.initial_seed = plan.seed
+        if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
+            # If workers cut a stream, its length does not show where their parts end.
+            shard.check()
+        types = [str(getattr(kind, "value", kind)) for kind in self.rng_types or ()]
+        if self.synchronized_generator is None:
+            types = [kind for kind in types if kind != "generator"]
+        synchronize_rng_states(types, self.synchronized_generator)
+
+    def _plan(self, start: Position, seed: int) -> EpochPlan:
+        shard = self.shard
+        if isinstance(shard, BatchSamplerShard):
+            lengths = length_of(self.dataset), length_of(shard.batch_sampler)
+        else:
+            assert shard is not None
+            lengths = None if isinstance(shard, OwnShards) else length_of(shard.dataset), None
+        return EpochPlan(*lengths, start.epoch, start.samples, self.skip_batches, seed)
+
+    def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
+        shard = self.shard
+        if not isinstance(shard, IterableDatasetShard):
+            shard = IterableDatasetShard(
+                self.dataset, self.batch_size, self.drop_last, even_batches=False, uneven="weigh"
+            )
+        self._stream = StreamWithReceipts(shard, self.num_workers, persistent=self.persistent_workers)
+        arguments["collate_fn"] = CollateWithReceipt(self.collate_fn, batched=self.batch_size is not None)
+        if self.worker_init_fn is not None:
+            arguments["worker_init_fn"] = StartWorker(self.worker_init_fn)
+        return DataLoader(self._stream, **data_arguments(self, None), **arguments)
+
+    def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
+        if self._stream is None:
+            return self._walk(start, order)
+        read = self._read_in_step if isinstance(self._stream.shard, OwnShards) else self._read
+        return read(self._stream, start, order)
+
+    def _read(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield the batches of an iterable data set that every rank reads as a whole."""
+        consumed = self._consumed_streams(start)
+        full = (stream.shard.per_rank,) * stream.shard.num_processes
+        full_round = Round(full, full, full)
+        fetched = self._fetch(stream, start.epoch, [start.stream, *consumed], order)
+        skip = 0 if start else self.skip_batches
+        for (batch, receipt), is_last in look_ahead(fetched):
+            consumed[receipt.stream] = receipt.consumed
+            if skip:
+                skip -= 1
+                continue
+            position = Position(start.epoch, sum(consumed), tuple(consumed), receipt.stream)
+            yield Delivery(batch, receipt.round or full_round, is_last, position)
+
+    def _read_in_step(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield the batches of an iterable data set whose shards are shared out: every rank reads its own."""
+        shard = stream.shard
+        readings = Readings(start, shard.num_processes, max(1, self.num_workers))
+        fetched = self._fetch(stream, start.epoch, readings.of_rank(shard.process_index), order)
+        rule = InStep(
+            process_index=shard.process_index,
+            drop_last=shard.drop_last,
+            even_batches=shard.even_batches,
+            uneven=shard.uneven,
+        )
+        skip = 0 if start else self.skip_batches
+        for number, (batch, counts, is_last, read) in enumerate(rule.rounds(fetched)):
+            readings.note(read)
+            if number >= skip:
+                self.remainder = sum(counts.real) if is_last else -1
+                yield Delivery(batch, counts, is_last, readings.position(start.epoch))
+
+    def _fetch(
+        self, stream: StreamWithReceipts, epoch: int, reading: list[int], order: Order | None
+    ) -> Iterator[tuple[Any, Receipt]]:
+        """Yield this rank's batches from the position `reading` on: the stream read last, and the samples of each."""
+        last_stream, *consumed = reading
+        stream.order(epoch, last_stream, consumed)
+        owners = self._owners()
+        self._progress.order = order or Order.capture(owners)
+        with contextlib.nullcontext() if order is None else order.replayed(owners):
+            fetched = iter(self.base_dataloader)
+            if any(consumed) and not self.num_workers:
+                # Dropped: asking for this batch makes the data set read the consumed samples.
+                next(fetched, None)
+        yield from (pair for pair in fetched if pair[1] is not None)
+
+    def _consumed_streams(self, start: Position) -> list[int]:
+        num_streams = max(1, self.num_workers)
+        if not start:
+            return [0] * num_streams
+        streams = start.streams or (start.samples,)
+        if start.stream == OWN_SHARDS:
+            raise wrong_readers(len(start.streams), "every rank, or rank 0 alone, reads the data set as a whole")
+        if len(streams) != num_streams:
+            raise ValueError(
+                f"This position was saved where {len(streams)} streams of an iterable data set were read, and with "
+                f"num_workers={self.num_workers} there are {num_streams}: each worker reads its own. Set "
+                f"num_workers={len(streams)} until the end of the epoch, or restart it with set_epoch()."
+            )
+        return list(streams)
+
+    def without_first(self, num_batches: int) -> DataLoaderShard:
+        """Return a loader of the same kind that begins `num_batches` later."""
+        return DataLoaderShard(
+            self.dataset,
+            self.device,
+            self.rng_types,
+            self.synchronized_generator,
+            self.skip_batches + num_batches,
+            self.use_stateful_dataloader,
+            self._drop_last,
+            self._non_blocking,
+            self.iteration,
+            check_ranks=self.check_ranks,
+            stack=self.stack,
+            progress=self._progress,
+            **self._arguments(),
+        )

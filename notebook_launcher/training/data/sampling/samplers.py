@@ -1,0 +1,117 @@
+"""Samplers: a random order that seed and epoch determine, and the chain of samplers in a loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import RandomSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sized
+
+__all__ = [
+    "SeedableRandomSampler",
+    "count_samples",
+    "get_sampler",
+    "length_of",
+    "links_of",
+    "new_generator",
+    "sampler_chain",
+    "set_epochs",
+]
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A `RandomSampler` whose order depends on its seed and epoch, and on nothing else.
+
+    Each iteration that runs to its end counts the epoch on; `set_epoch` sets it.
+    """
+
+    is_chosen = False
+    """True if `set_epoch` was called since a prepared loader last read the epoch."""
+
+    def __init__(
+        self,
+        data_source: Sized,
+        replacement: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        data_seed: int | None = None,
+    ) -> None:
+        """Take torch's arguments and `data_seed`; None: the seed that torch's generator was last given.
+
+        `generator` is kept and not drawn from.
+        """
+        super().__init__(data_source, replacement, num_samples, generator)
+        self.initial_seed = torch.random.initial_seed() if data_seed is None else data_seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        generator = new_generator(self.initial_seed + self.epoch)
+        yield from RandomSampler(self.data_source, self.replacement, self._num_samples, generator)
+        self.epoch += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration; a prepared loader around it adopts the epoch."""
+        self.epoch = epoch
+        self.is_chosen = True
+
+    def take_chosen(self) -> int | None:
+        """Return the epoch that `set_epoch` chose since the last call; None if it was not called."""
+        chosen, self.is_chosen = self.epoch if self.is_chosen else None, False
+        return chosen
+
+
+def new_generator(seed: int) -> torch.Generator:
+    """Return a generator on torch's default device, seeded with `seed` modulo 2**64."""
+    generator = torch.Generator(device=torch.get_default_device())
+    generator.manual_seed(seed if seed < 2**64 else seed - 2**64)
+    return generator
+
+
+def count_samples(batch: Any) -> int:
+    """Return the number of samples of a sampler's item: the length of a list of indices, 1 for an index."""
+    try:
+        return len(batch)
+    except TypeError:
+        return 1
+
+
+def length_of(sized: Any) -> int | None:
+    """Return the length of a data set or a sampler; None if it has none."""
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        # A batch sampler has a length only where its sampler has one.
+        return None
+
+
+def sampler_chain(dataloader: Any) -> list[Any]:
+    """Return the samplers of a loader, the outermost first: shard, batch sampler, sampler."""
+    return links_of(dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler)
+
+
+def links_of(link: Any) -> list[Any]:
+    """Return a batch sampler or sampler with all samplers inside it, the outermost first."""
+    links: list[Any] = []
+    while link is not None and not any(link is known for known in links):
+        links.append(link)
+        inner = getattr(link, "batch_sampler", None)
+        link = getattr(link, "sampler", None) if inner is None else inner
+    return links
+
+
+def get_sampler(dataloader: Any) -> Any:
+    """Return the sampler that draws a loader's single indices; None if its batch sampler draws them itself."""
+    batches = next(link for link in sampler_chain(dataloader) if getattr(link, "batch_sampler", None) is None)
+    alone = batches if dataloader.batch_sampler is None else None
+    return getattr(batches, "sampler", alone)
+
+
+def set_epochs(objects: Iterable[Any], epoch: int) -> None:
+    """Set the epoch of everything that has `set_epoch`."""
+    for obj in objects:
+        if callable(getattr(obj, "set_epoch", None)):
+            obj.set_epoch(epoch)

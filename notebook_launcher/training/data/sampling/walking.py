@@ -1,0 +1,106 @@
+"""A batch sampler that remembers the round of each batch, for the loader that fetches with it.
+
+torch takes indices in the main process, with and without workers, sooner than it hands out the batches that
+are loaded for them, and in the same order. So the rounds wait here for their batches.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from notebook_launcher.training.data.position import Order, generator_owners
+from notebook_launcher.training.data.sampling.samplers import links_of
+from notebook_launcher.training.data.sampling.shares import Stretch, stretches_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from notebook_launcher.training.data.rounds import Round
+
+__all__ = ["Walk", "WalkedSampler"]
+
+
+class Taken(NamedTuple):
+    """Neighbouring batches that are being loaded."""
+
+    num_batches: int
+    round: Round
+    """A round that stands for each of theirs."""
+    samples: int
+    """Samples of the epoch before them."""
+    ends: bool
+    """True for the last batch, which is alone."""
+
+
+class Walk:
+    """One walk through a batch sampler, a stretch ahead of the loader, so that the last batch is known as such."""
+
+    def __init__(self, batch_sampler: Any, skip: int, order: Order | None) -> None:
+        self.order = order
+        """The states that made the order; None until the first batch is drawn."""
+        self.taken: collections.deque[Taken] = collections.deque()
+        """Batches whose indices torch has taken and that it has not handed out yet, the oldest first."""
+        self._batch_sampler = batch_sampler
+        self._skip = skip
+
+    def indices(self) -> Iterator[Any]:
+        """Yield what the loader fetches, and note it in `taken`."""
+        stretches = stretches_of(self._batch_sampler, self._skip)
+        ahead = self._start(stretches)
+        while ahead is not None:
+            batches, drawn, samples = ahead
+            before_last = len(batches) - 1
+            if before_last:
+                self.taken.append(Taken(before_last, drawn, samples, ends=False))
+                yield from batches[:-1]
+            # Not sooner: what draws the indices may count the epoch on where they end.
+            ahead = _following(stretches)
+            self.taken.append(Taken(1, drawn, samples + before_last * sum(drawn.real), ends=ahead is None))
+            yield batches[-1]
+
+    def _start(self, stretches: Iterator[Stretch]) -> Stretch | None:
+        owners = generator_owners(links_of(self._batch_sampler))
+        if self.order is not None:
+            with self.order.replayed(owners):
+                return _following(stretches)
+        self.order = Order.capture(owners)
+        return _following(stretches)
+
+
+def _following(stretches: Iterator[Stretch]) -> Stretch | None:
+    ahead = next(stretches, None)
+    # A rank without indices is at its end; the other ranks have one batch more.
+    return None if ahead is None or ahead.batches[0] is None else ahead
+
+
+class WalkedSampler:
+    """The batch sampler of the fetching loader: every iteration is a new `Walk`."""
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self._batch_sampler = batch_sampler
+        self._skip = 0
+        """Samples of the next walk that are skipped."""
+        self._order: Order | None = None
+        """The states that make the order of the next walk; None: a new order."""
+        self._newest: Walk | None = None
+        """The walk of the iteration that began last, until it is taken."""
+
+    def begin_at(self, skip: int, order: Order | None) -> None:
+        """Skip the first `skip` samples of the order that `order` makes, from now on."""
+        self._skip = skip
+        self._order = order
+
+    def take_walk(self) -> Walk:
+        """Return the walk of the iteration that has just begun."""
+        walk, self._newest = self._newest, None
+        assert walk is not None
+        return walk
+
+    def __iter__(self) -> Iterator[Any]:
+        # A loader with workers asks twice, and uses the second.
+        self._newest = Walk(self._batch_sampler, self._skip, self._order)
+        return self._newest.indices()
+
+    def __len__(self) -> int:
+        return len(self._batch_sampler)

@@ -1,0 +1,1 @@
+"""Tests of the folders of checkpoints, whole at every moment."""

@@ -1,0 +1,466 @@
+"""Checkpoints of sharded models in both layouts, loaded by other numbers of ranks and by replicated ones."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from notebook_launcher import RankFailedError, notebook_launch
+from notebook_launcher.training.accelerator import Accelerator
+from notebook_launcher.training.checkpoints import CheckpointError, load_model
+from notebook_launcher.training.plugins import GradientAccumulationPlugin, ProjectConfiguration
+from notebook_launcher.training.random import set_seed
+from tests.support.toy_training import sessions_fixture, shards_on_cpus
+
+pytestmark = shards_on_cpus
+ranks = sessions_fixture(2, 3, 4)
+WHOLE, PARTS = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
+
+
+class Training:
+    """A model with tensors smaller than the number of ranks; the same inputs on each rank."""
+
+    def __init__(self, seed: int, *, sharded: bool = True, bare: Any = None, **options: Any) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        set_seed(seed)
+        self.accelerator = Accelerator(cpu=True, **options)
+        self.bare = bare or torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+        if sharded:
+            mesh = init_device_mesh("cpu", (self.accelerator.num_processes,))
+            fully_shard(self.bare[0], mesh=mesh)
+            fully_shard(self.bare, mesh=mesh)
+        optimizer = torch.optim.AdamW(self.bare.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        self.model, self.optimizer, self.schedule = self.accelerator.prepare(self.bare, optimizer, schedule)
+
+    def train(self, micro_batches: int) -> None:
+        generator = torch.Generator().manual_seed(7)
+        for _ in range(micro_batches):
+            with self.accelerator.accumulate(self.model):
+                loss = self.model(torch.rand(6, 4, generator=generator)).square().mean()
+                self.accelerator.backward(loss)
+                self.optimizer.step()
+                self.schedule.step()
+                self.optimizer.zero_grad()
+
+    def state(self) -> dict[str, Any]:
+        """Weights, buffers, moments, count of steps and learning rate, with whole tensors."""
+        found = {name: _listed(tensor) for name, tensor in self.bare.state_dict().items()}
+        state = self.optimizer.state_dict()
+        for at, slot in state["state"].items():
+            found |= {f"{at}.{name}": _listed(value) for name, value in slot.items()}
+        return found | {"lr": state["param_groups"][0]["lr"]}
+
+
+def _listed(value: Any) -> Any:
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).tolist()
+
+
+def save(folder: Path, layout: str, sharded: bool) -> dict[str, Any]:  # noqa: FBT001
+    training = Training(1, sharded=sharded)
+    training.train(3)
+    training.accelerator.save_state(folder, state_dict_type=layout)
+    return training.state()
+
+
+def load(folder: Path, sharded: bool) -> dict[str, Any]:  # noqa: FBT001
+    import warnings
+
+    training = Training(2, sharded=sharded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that new ranks have no random states
+        training.accelerator.load_state(folder)
+    return training.state()
+
+
+def on(ranks: Any, number: int, function: Any, *arguments: Any) -> list[Any]:
+    return [function(*arguments)] if number == 1 else list(ranks.run(number, function, *arguments))
+
+
+@pytest.mark.parametrize("layout", [WHOLE, PARTS])
+@pytest.mark.parametrize("before", [2, 3, 4])
+def test_a_checkpoint_of_a_sharded_model_loads_with_any_number_of_ranks(ranks, tmp_path, before, layout):
+    expected = on(ranks, before, save, tmp_path / "a", layout, True)[0]
+    for after in (1, 2, 3, 4):
+        # One process alone has a model that is not sharded.
+        assert on(ranks, after, load, tmp_path / "a", after > 1) == [expected] * after
+    names = {path.relative_to(tmp_path / "a").as_posix() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    manifest = json.loads((tmp_path / "a" / "checkpoint_manifest.json").read_text())
+    assert set(manifest["files"]) | {"checkpoint_manifest.json"} == names
+    assert ("model.safetensors" in names) == (layout == WHOLE)
+    assert ("pytorch_model_fsdp_0/.metadata" in names) == (layout == PARTS)
+
+
+@pytest.mark.parametrize("layout", [WHOLE, PARTS])
+def test_checkpoints_pass_between_sharded_and_replicated_training(ranks, tmp_path, layout):
+    replicated = on(ranks, 2, save, tmp_path / "a", layout, False)[0]
+    assert on(ranks, 3, load, tmp_path / "a", True) == [replicated] * 3
+    sharded = on(ranks, 3, save, tmp_path / "b", layout, True)[0]
+    assert on(ranks, 2, load, tmp_path / "b", False) == [sharded] * 2
+
+
+@pytest.mark.parametrize("layout", [WHOLE, PARTS])
+def test_training_continues_after_saving_and_loading_in_one_run(ranks, tmp_path, layout):
+    def save_and_load() -> tuple[Any, Any]:
+        from notebook_launcher import FullyShardedDataParallelPlugin
+
+        set_seed(1)
+        plugin = FullyShardedDataParallelPlugin(state_dict_type=layout)
+        training = Training(1, sharded=False, fsdp_plugin=plugin)
+        training.train(2)
+        training.accelerator.save_state(tmp_path / "a")
+        saved = training.state()
+        training.train(3)
+        expected = training.state()
+        training.accelerator.load_state(tmp_path / "a")
+        assert training.state() == saved
+        training.train(3)
+        return expected, training.state()
+
+    for expected, found in on(ranks, 3, save_and_load):
+        assert found == expected
+    assert (tmp_path / "a" / "pytorch_model_fsdp_0" / ".metadata").exists() == (layout == PARTS)
+
+
+class Wide(torch.nn.Sequential):
+    """Two layers that a plan cuts, and a norm whose tensors are smaller than the number of ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1), torch.nn.LayerNorm(1))
+
+
+def arguments_of(kind: str) -> dict[str, Any]:
+    from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
+    from notebook_launcher import GradScalerKwargs, ParallelismConfig
+
+    if kind == "fp16":
+        handlers: list[Any] = [GradScalerKwargs(init_scale=64.0, growth_interval=2)]
+        return {"fsdp_plugin": Plugin(), "mixed_precision": "fp16", "kwargs_handlers": handlers}
+    if kind == "offload":
+        return {"fsdp_plugin": Plugin(cpu_offload=True)}
+    if kind == "hybrid":
+        return {"parallelism_config": ParallelismConfig(2, 2)}
+    return {"parallelism_config": ParallelismConfig(1, 2, 2, tp_plan={"0": "colwise", "2": "rowwise"})}
+
+
+def go_on(folder: Path, kind: str, layout: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the state when it was saved, and two updates later without and with loading it."""
+    training = Training(1, sharded=False, bare=Wide(), **arguments_of(kind))
+    training.train(3)
+    training.accelerator.save_state(folder, state_dict_type=layout)
+    saved = training.state()
+    training.train(2)
+    other = Training(2, sharded=False, bare=Wide(), **arguments_of(kind))
+    other.accelerator.load_state(folder)
+    assert other.state() == saved, kind
+    other.train(2)
+    return saved, training.state(), other.state()
+
+
+def make_meshes() -> None:
+    """Make the groups of these meshes, whose sockets stay open as long as the ranks."""
+    for kind in ("hybrid", "tensor parallel"):
+        Accelerator(cpu=True, **arguments_of(kind))
+
+
+@pytest.fixture(scope="module")
+def meshed(ranks: Any) -> Any:
+    ranks.run(4, make_meshes)
+    return ranks
+
+
+@pytest.mark.parametrize("layout", [WHOLE, PARTS])
+@pytest.mark.parametrize("kind", ["fp16", "offload", "hybrid", "tensor parallel"])
+def test_each_layout_of_ranks_resumes_from_its_checkpoint(meshed, tmp_path, kind, layout):
+    for saved, expected, found in on(meshed, 4, go_on, tmp_path / "a", kind, layout):
+        assert found == expected
+        assert found != saved
+
+
+def test_an_optimizer_that_has_not_stepped_is_saved_without_a_step(ranks, tmp_path):
+    def save_and_load() -> tuple[list[Any], list[Any]]:
+        training = Training(1)
+        training.accelerator.save_state(tmp_path / "a", state_dict_type=PARTS)
+        before = list(training.optimizer.state)
+        other = Training(2)
+        other.train(2)
+        other.accelerator.load_state(tmp_path / "a")
+        return before, list(other.optimizer.state)
+
+    assert on(ranks, 2, save_and_load) == [([], [])] * 2
+
+
+def test_a_sharded_models_whole_state_dict_is_on_rank_0_alone(ranks, tmp_path):
+    def gather() -> tuple[dict[str, Any], dict[str, Any], str]:
+        training = Training(1)
+        state = training.accelerator.get_state_dict(training.model)
+        expected = {name: _listed(tensor) for name, tensor in training.bare.state_dict().items()}
+        with pytest.raises(CheckpointError) as error:
+            training.accelerator.save(training.bare.state_dict(), tmp_path / "weights.bin")
+        assert type(training.accelerator.unwrap_model(training.model)[0]).__name__ == "FSDPLinear"
+        return expected, {name: tensor.tolist() for name, tensor in state.items()}, str(error.value)
+
+    (expected, mine, refusal), (_, others, _) = on(ranks, 2, gather)
+    assert mine == expected
+    assert others == {}
+    assert "Pass accelerator.get_state_dict(model), called on every rank" in refusal
+    assert not (tmp_path / "weights.bin").exists()
+
+
+def test_torchs_own_functions_read_the_sharded_layout(ranks, tmp_path):
+    def save_and_read() -> bool:
+        import torch.distributed.checkpoint as dcp
+
+        training = Training(1)
+        training.train(2)
+        training.accelerator.save_state(tmp_path / "a", state_dict_type=PARTS)
+        other = Training(2)
+        state = {"model": other.bare.state_dict()}
+        dcp.load(state, checkpoint_id=tmp_path / "a" / "pytorch_model_fsdp_0")
+        found = {name: _listed(tensor) for name, tensor in other.bare.state_dict().items()}
+        moments = {"optimizer": {"state": {"0.weight": {"exp_avg": torch.zeros(5, 4)}}}}
+        dcp.load(moments, checkpoint_id=tmp_path / "a" / "optimizer_0")
+        mine = _listed(training.optimizer.state_dict()["state"][0]["exp_avg"])
+        weights = {name: _listed(tensor) for name, tensor in training.bare.state_dict().items()}
+        return found == weights and moments["optimizer"]["state"]["0.weight"]["exp_avg"].tolist() == mine
+
+    assert on(ranks, 2, save_and_read) == [True, True]
+
+
+def damaged(folder: Path, name: str) -> str:
+    """Change one byte of a file, and return the error of a load, which must change nothing."""
+    training = Training(2)
+    training.train(1)
+    before = training.state()
+    path = folder / name
+    if training.accelerator.is_main_process:
+        content = path.read_bytes()
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    training.accelerator.wait_for_everyone()
+    with pytest.raises(CheckpointError) as error:
+        training.accelerator.load_state(folder)
+    assert training.state() == before
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/__0_0.distcp"])
+def test_a_damaged_part_of_a_rank_is_an_error_on_all_ranks(ranks, tmp_path, name):
+    on(ranks, 2, save, tmp_path / "a", PARTS, True)
+    for message in on(ranks, 2, damaged, tmp_path / "a", name):
+        assert f"{name} is damaged: its sha256 is" in message
+
+
+def test_other_shapes_are_refused_before_anything_is_loaded(ranks, tmp_path):
+    on(ranks, 2, save, tmp_path / "a", PARTS, True)
+
+    def load_larger() -> str:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+        with pytest.raises(CheckpointError) as error:
+            load_model(model, tmp_path / "a")
+        return str(error.value)
+
+    for message in on(ranks, 2, load_larger):
+        assert "size mismatch for 0.weight: (5, 4) in the file, (6, 4) in the model." in message
+        assert "nothing was loaded" in message
+
+
+def test_load_model_reads_the_sharded_layout_in_one_process(ranks, tmp_path):
+    expected = on(ranks, 3, save, tmp_path / "a", PARTS, True)[0]
+    alone = Training(2, sharded=False)
+    load_model(alone.model, tmp_path / "a")
+    found = {name: tensor.tolist() for name, tensor in alone.bare.state_dict().items()}
+    assert found == {name: expected[name] for name in found}
+    extended = torch.nn.Sequential(*alone.bare, torch.nn.Linear(1, 1))
+    assert load_model(extended, tmp_path / "a", strict=False).missing_keys == ["3.bias", "3.weight"]
+
+
+class Malicious:
+    """An object whose unpickling would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return self.path.touch, ()
+
+
+def test_an_outline_of_other_types_constructs_nothing(tmp_path):
+    folder = tmp_path / "pytorch_model_fsdp_0"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(Malicious(tmp_path / "made")))
+    with pytest.raises(CheckpointError, match=r"\.metadata cannot be read: it refers to .*could run any code"):
+        load_model(torch.nn.Linear(1, 1), tmp_path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("layout", [WHOLE, PARTS])
+def test_a_full_disk_of_a_rank_leaves_the_earlier_checkpoint_whole(ranks, tmp_path, layout, failing):
+    def fill_the_disk() -> tuple[str, bool]:
+        training = Training(1)
+        training.train(2)
+        training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
+        expected = training.state()
+        training.train(1)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if training.accelerator.process_index == failing:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
+        except (OSError, RuntimeError, CheckpointError) as error:
+            said = f"{type(error).__name__}: {error}"
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        training.accelerator.load_state(tmp_path / "a")
+        return said, training.state() == expected
+
+    outcomes = on(ranks, 2, fill_the_disk)
+    assert all(whole for _, whole in outcomes)
+    assert outcomes[1 - failing][0].startswith(f"CheckpointError: rank {failing} could not write its part")
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
+
+
+@pytest.mark.parametrize("layout", [WHOLE, PARTS])
+@pytest.mark.parametrize(("dying", "size"), [(0, 20), (0, 1500), (1, 700)])
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_earlier_checkpoint_whole(tmp_path, layout, dying, size):
+    def save_and_die() -> None:
+        training = Training(1)
+        training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
+        training.train(2)
+        kept = training.optimizer.optimizer.state_dict
+
+        def die() -> Any:
+            """Let the system kill this rank at the byte of a file that is one too many."""
+            if training.accelerator.process_index == dying:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            return kept()
+
+        training.optimizer.optimizer.state_dict = die
+        training.accelerator.save_state(tmp_path / "a", state_dict_type=layout)
+
+    with pytest.raises(RankFailedError, match=f"rank {dying}"):
+        notebook_launch(save_and_die, 2, output="none")
+    expected, found = notebook_launch(lambda: (Training(1).state(), load(tmp_path / "a", True)), 2, output="none")[0]
+    assert found | {"lr": 0} == expected | {"lr": 0}
+
+
+def test_a_window_with_gradients_that_torch_holds_back_is_not_saved(ranks, tmp_path):
+    def save_in_a_window() -> str:
+        plugin = GradientAccumulationPlugin(num_steps=3, sync_each_batch=False)
+        training = Training(1, gradient_accumulation_plugin=plugin)
+        training.train(1)
+        with pytest.raises(CheckpointError) as error:
+            training.accelerator.save_state(tmp_path / "a")
+        return str(error.value)
+
+    for message in on(ranks, 2, save_in_a_window):
+        assert "gradients that are not reduced yet" in message
+        assert "if accelerator.sync_gradients: accelerator.save_state(...)" in message
+
+
+def test_no_rank_holds_the_model_while_it_is_saved_whole(ranks, tmp_path):
+    def save_large() -> tuple[float, float]:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        accelerator = Accelerator(cpu=True)
+        model = torch.nn.Sequential(*[torch.nn.Linear(512, 1024, bias=False) for _ in range(40)])
+        whole = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        for one in (*model, model):
+            fully_shard(one, mesh=init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for parameter in model.parameters():
+            optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+        model, optimizer = accelerator.prepare(model, optimizer)
+        accelerator.save_state(tmp_path / "a")  # imports what it needs
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = memory("VmRSS")
+        accelerator.save_state(tmp_path / "a")
+        accelerator.save_model(model, tmp_path / "b")
+        return whole, memory("VmHWM") - before
+
+    for whole, grown in on(ranks, 2, save_large):
+        assert whole > 80e6
+        assert grown < 0.4 * whole
+
+
+def memory(field: str) -> float:
+    """A size of this process in bytes, such as VmHWM, the largest memory since it was cleared."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith(f"{field}:")).split()[1])
+
+
+def test_unknown_and_impossible_layouts_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"state_dict_type='LOCAL' is unknown\. It can be 'FULL_STATE_DICT' or"):
+        Accelerator(cpu=True).save_state(tmp_path / "a", state_dict_type="LOCAL")
+    project = ProjectConfiguration(save_on_each_node=True)
+    with pytest.raises(ValueError, match="needs one folder for all machines, and save_on_each_node=True gives"):
+        Accelerator(cpu=True, project_config=project).save_state(tmp_path / "a", state_dict_type=PARTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hooks_of_rank_0_remove_what_they_save_themselves(ranks, tmp_path):
+    def save_with_hook(replace: bool) -> str:  # noqa: FBT001
+        training = Training(1)
+
+        def hook(models: list[Any], weights: list[dict[str, Any]], folder: str) -> None:
+            if training.accelerator.is_main_process:
+                if replace:
+                    weights[0] = dict(weights[0])
+                else:
+                    del weights[0]["2.bias"]
+
+        training.accelerator.register_save_state_pre_hook(hook)
+        try:
+            training.accelerator.save_state(tmp_path / "a")
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    assert on(ranks, 2, save_with_hook, False) == ["", ""]
+    assert "2.bias" not in load_file(tmp_path / "a" / "model.safetensors")
+    assert all("replaced a sharded model's weights" in said for said in on(ranks, 2, save_with_hook, True))
+
+
+@pytest.mark.slow
+def test_transformers_reads_a_sharded_model_that_save_model_wrote(ranks, tmp_path):
+    pytest.importorskip("transformers")
+
+    def save_language_model() -> dict[str, Any]:
+        from torch.distributed.fsdp import fully_shard
+
+        model = language_model()
+        fully_shard(model.transformer.h[0])
+        fully_shard(model)
+        accelerator = Accelerator(cpu=True)
+        accelerator.save_model(accelerator.prepare(model), tmp_path / "a", max_shard_size="8kB")
+        if accelerator.is_main_process:
+            model.config.save_pretrained(tmp_path / "a")
+        state = accelerator.get_state_dict(model)
+        return {name: tensor.tolist() for name, tensor in state.items()}
+
+    from transformers import GPT2LMHeadModel
+
+    expected = on(ranks, 2, save_language_model)[0]
+    assert len(list((tmp_path / "a").glob("model-*.safetensors"))) > 1
+    found = GPT2LMHeadModel.from_pretrained(tmp_path / "a")
+    assert {name: tensor.tolist() for name, tensor in found.state_dict().items()} == expected
+    assert found.lm_head.weight is found.transformer.wte.weight
+
+
+def language_model() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=8)
+    return GPT2LMHeadModel(config)

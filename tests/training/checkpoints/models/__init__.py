@@ -1,0 +1,1 @@
+"""Tests of models' weights in files."""

@@ -1,0 +1,409 @@
+"""`save_model`, `load_model` and `save`: names, shards, tied tensors, and what other libraries read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import accelerate
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from accelerate.utils import load_checkpoint_in_model
+
+from notebook_launcher import notebook_launch
+from notebook_launcher.training import checkpoints
+from notebook_launcher.training.checkpoints.models.packing import compact, find_tied, parse_size
+from tests.support.checkpoints import same
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("compiler_cache")
+
+FORMATS = pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickled"])
+
+
+class Tied(torch.nn.Module):
+    """An embedding whose weight is the head's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(6, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.head = torch.nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def plain(seed: int = 0, width: int = 4) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, width), torch.nn.Linear(width, 2))
+
+
+def tied(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return Tied()
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+@contextlib.contextmanager
+def small_files() -> Iterator[None]:
+    """Let no file grow beyond 4 kB, as on a disk that is full; pytest's own output may be a file that is larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@FORMATS
+@pytest.mark.parametrize("build", [plain, tied])
+@pytest.mark.parametrize("size", ["10GB", 100])
+def test_save_model_then_load_model_restores_weights(tmp_path, build, safe, size):
+    checkpoints.save_model(build(1), tmp_path / "a", max_shard_size=size, safe_serialization=safe)
+    model = build(2)
+    assert not checkpoints.load_model(model, tmp_path / "a").missing_keys
+    assert same(model, build(1))
+
+
+@pytest.mark.parametrize(
+    ("safe", "size", "expected"),
+    [
+        (True, "10GB", {"model.safetensors"}),
+        (False, "10GB", {"pytorch_model.bin"}),
+        (True, 100, {f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)} | {"model.safetensors.index.json"}),
+        (False, 100, {f"pytorch_model-0000{n}-of-00003.bin" for n in (1, 2, 3)} | {"pytorch_model.bin.index.json"}),
+    ],
+)
+def test_files_have_hugging_faces_names(tmp_path, safe, size, expected):
+    checkpoints.save_model(plain(), tmp_path / "a", max_shard_size=size, safe_serialization=safe)
+    assert files(tmp_path / "a") == expected
+
+
+def test_index_names_each_tensors_file_and_their_size(tmp_path):
+    checkpoints.save_model(plain(), tmp_path, max_shard_size=100)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    # 3*4+4, 4*4+4 and 4*2+2 numbers of 4 bytes: 64, 80 and 40 bytes.
+    assert index["metadata"] == {"total_size": 184}
+    assert set(index["weight_map"]) == set(plain().state_dict())
+    for name, file in index["weight_map"].items():
+        assert name in safetensors.torch.load_file(tmp_path / file)
+
+
+def test_tensor_larger_than_a_file_may_be_has_its_own(tmp_path):
+    model = torch.nn.ParameterDict({name: torch.zeros(size) for name, size in {"a": 4, "b": 100, "c": 4}.items()})
+    checkpoints.save_model(model, tmp_path, max_shard_size=64)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index["a"] == index["c"] != index["b"]
+
+
+@FORMATS
+@pytest.mark.parametrize("build", [plain, tied])
+@pytest.mark.parametrize("size", ["10GB", 100])
+def test_accelerate_loads_saved_model(tmp_path, build, safe, size):
+    checkpoints.save_model(build(1), tmp_path, max_shard_size=size, safe_serialization=safe)
+    model = build(2)
+    load_checkpoint_in_model(model, str(tmp_path))
+    assert same(model, build(1))
+
+
+@FORMATS
+@pytest.mark.parametrize("size", ["10GB", 100])
+def test_model_saved_by_accelerate_is_loaded(tmp_path, safe, size):
+    accelerate.Accelerator(cpu=True).save_model(tied(1), tmp_path, max_shard_size=size, safe_serialization=safe)
+    model = tied(2)
+    checkpoints.load_model(model, tmp_path)
+    assert same(model, tied(1))
+
+
+@pytest.mark.parametrize("size", ["10GB", "2KB"])
+def test_models_are_exchanged_with_transformers(tmp_path, size):
+    config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    model = transformers.GPT2LMHeadModel(config)
+    config.save_pretrained(tmp_path / "ours")
+    checkpoints.save_model(model, tmp_path / "ours", max_shard_size=size)
+    loaded: Any = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    theirs, report = loaded
+    assert same(theirs, model)
+    assert not report["missing_keys"]
+    assert theirs.lm_head.weight is theirs.transformer.wte.weight
+    model.save_pretrained(tmp_path / "theirs", max_shard_size=size)
+    again = transformers.GPT2LMHeadModel(config)
+    checkpoints.load_model(again, tmp_path / "theirs")
+    assert same(again, model)
+
+
+def test_tied_tensors_are_written_once_and_load_into_a_model_that_ties_them_no_more(tmp_path):
+    checkpoints.save_model(tied(1), tmp_path)
+    written = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert "embed.weight" in written
+    assert "head.weight" not in written
+    loose = Tied()
+    loose.head.weight = torch.nn.Parameter(torch.zeros(6, 4))
+    checkpoints.load_model(loose, tmp_path)
+    assert torch.equal(loose.head.weight, loose.embed.weight)
+    assert same(loose, tied(1))
+
+
+@FORMATS
+def test_views_of_one_storage_are_different_tensors_and_cost_no_more_than_they_show(tmp_path, safe):
+    class Views(torch.nn.Module):
+        def __init__(self, start: float) -> None:
+            super().__init__()
+            whole = torch.arange(start, start + 50_000)
+            self.register_buffer("left", whole[:10])
+            self.register_buffer("right", whole[5:15])
+            self.register_buffer("turned", whole[:12].view(3, 4).t())
+
+    checkpoints.save_model(Views(1), tmp_path, safe_serialization=safe)
+    model = Views(100)
+    checkpoints.load_model(model, tmp_path)
+    assert same(model, Views(1))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000
+
+
+def test_dtypes_and_empty_tensors_come_back_as_they_were(tmp_path):
+    class Mixed(torch.nn.Module):
+        def __init__(self, fill: int) -> None:
+            super().__init__()
+            for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.uint8):
+                self.register_buffer(str(dtype).replace(".", "_"), torch.full((3,), fill, dtype=dtype))
+            self.register_buffer("empty", torch.zeros(0, 3))
+            self.register_buffer("scalar", torch.tensor(float(fill)))
+
+    checkpoints.save_model(Mixed(1), tmp_path)
+    model = Mixed(0)
+    checkpoints.load_model(model, tmp_path)
+    assert same(model, Mixed(1))
+
+
+def test_wrappers_are_seen_through(tmp_path):
+    model: Any = torch.compile(plain(1), backend="eager")
+    checkpoints.save_model(torch.nn.DataParallel(model), tmp_path)
+    assert set(safetensors.torch.load_file(tmp_path / "model.safetensors")) == set(plain().state_dict())
+    again: Any = torch.compile(plain(2), backend="eager")
+    checkpoints.load_model(again, tmp_path)
+    assert same(again, model)
+
+
+@pytest.mark.parametrize("earlier", [{"max_shard_size": 60}, {"safe_serialization": False}, {}])
+@pytest.mark.parametrize("newer", [{"max_shard_size": 100}, {"safe_serialization": False, "max_shard_size": 100}, {}])
+@pytest.mark.parametrize("others", [{}, {"config.json": "{}", "pictures/model.bin": "x", "model-notes.txt": "y"}])
+def test_save_leaves_nothing_of_an_earlier_one_and_everything_else(tmp_path, earlier, newer, others):
+    folder, alone = tmp_path / "folder", tmp_path / "alone"
+    checkpoints.save_model(plain(1), folder, **earlier)
+    for name, text in others.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    checkpoints.save_model(plain(2), folder, **newer)
+    checkpoints.save_model(plain(2), alone, **newer)
+    assert {name for name in files(folder) if (folder / name).is_file()} == files(alone) | set(others)
+    assert all((folder / name).read_text() == text for name, text in others.items())
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "alone"}
+    model = plain(3)
+    checkpoints.load_model(model, folder)
+    assert same(model, plain(2))
+
+
+def test_files_can_be_read_by_whom_the_umask_lets(tmp_path):
+    before = os.umask(0o022)
+    try:
+        checkpoints.save_model(plain(), tmp_path / "a")
+        checkpoints.save({"a": torch.zeros(1)}, tmp_path / "b", safe_serialization=True)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a" / "model.safetensors").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o644
+
+
+def test_link_to_a_folder_stays_one(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    for seed in (1, 2):
+        checkpoints.save_model(plain(seed), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert files(tmp_path / "real") == {"model.safetensors"}
+
+
+def test_folder_that_this_process_works_in_stays_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        checkpoints.save_model(plain(seed), ".")
+        assert Path("model.safetensors").exists()
+    model = plain(3)
+    checkpoints.load_model(model, ".")
+    assert same(model, plain(2))
+
+
+@FORMATS
+@pytest.mark.parametrize("size", ["10GB", 5000])
+def test_full_disk_leaves_the_earlier_save_whole(tmp_path, safe, size):
+    checkpoints.save_model(plain(1), tmp_path / "a", safe_serialization=safe)
+    with small_files(), pytest.raises(OSError, match="File too large"):
+        checkpoints.save_model(plain(2, width=64), tmp_path / "a", max_shard_size=size, safe_serialization=safe)
+    model = plain(3)
+    checkpoints.load_model(model, tmp_path / "a")
+    assert same(model, plain(1))
+    assert files(tmp_path) == {"a", "a/model.safetensors" if safe else "a/pytorch_model.bin"}
+
+
+def test_only_rank_0_writes_and_no_rank_waits_for_another(tmp_path):
+    def alone() -> None:
+        rank = torch.distributed.get_rank()
+        checkpoints.save_model(torch.nn.Linear(1, 1), tmp_path / f"folder_{rank}")
+        checkpoints.save(rank, tmp_path / f"file_{rank}")
+        if rank == 0:
+            checkpoints.save(rank, tmp_path / "by_rank_0")
+
+    notebook_launch(alone, 2, output="none")
+    assert {path.name for path in tmp_path.iterdir()} == {"folder_0", "file_0", "by_rank_0"}
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [("200MB", 200 * 10**6), ("10 gb", 10**10), ("1.5KB", 1500), ("2KiB", 2048), ("7B", 7), (12, 12), ("1TB", 10**12)],
+)
+def test_max_shard_size_accepts_bytes_and_units(size, expected):
+    assert parse_size(size) == expected
+
+
+@pytest.mark.parametrize("size", ["", "ten", "10", "-1MB", 0, -5, True, 1.5, None, "0KB"])
+def test_max_shard_size_refuses_what_is_not_a_size(tmp_path, size):
+    with pytest.raises(ValueError, match=r"max_shard_size=.* is not a size. It can be .*'200MB'"):
+        checkpoints.save_model(plain(), tmp_path / "a", max_shard_size=size)
+    assert not (tmp_path / "a").exists()
+
+
+def test_save_model_refuses_a_file_as_folder(tmp_path):
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="is a file; a checkpoint is a folder"):
+        checkpoints.save_model(plain(), tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+def test_weights_without_data_are_not_saved(tmp_path):
+    with pytest.raises(checkpoints.CheckpointError, match="'weight' and 1 more are on the meta device"):
+        checkpoints.save_model(torch.nn.Linear(2, 2, device="meta"), tmp_path / "a")
+    assert files(tmp_path) == set()
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.complex128), torch.eye(3).to_sparse()])
+def test_types_unknown_to_safetensors_need_pickling(tmp_path, tensor):
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("odd", tensor.clone())
+
+    with pytest.raises(checkpoints.CheckpointError, match=r"safetensors cannot hold .* Pass safe_serialization=False"):
+        checkpoints.save_model(Odd(), tmp_path / "a")
+    checkpoints.save_model(Odd(), tmp_path / "a", safe_serialization=False)
+    checkpoints.load_model(Odd(), tmp_path / "a")
+    assert files(tmp_path) == {"a", "a/pytorch_model.bin"}
+
+
+def test_state_that_is_no_tensor_needs_pickling(tmp_path):
+    class Extra(torch.nn.Linear):
+        extra = "new"
+
+        def get_extra_state(self) -> dict[str, str]:
+            return {"extra": self.extra}
+
+        def set_extra_state(self, state: dict[str, str]) -> None:
+            self.extra = state["extra"]
+
+    with pytest.raises(checkpoints.CheckpointError, match=r"'_extra_state' is no tensor but dict.*safe_serialization"):
+        checkpoints.save_model(Extra(1, 1), tmp_path)
+    model, other = Extra(1, 1), Extra(1, 1)
+    model.extra = "saved"
+    checkpoints.save_model(model, tmp_path, safe_serialization=False)
+    checkpoints.load_model(other, tmp_path)
+    assert other.extra == "saved"
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            torch.nn.Linear(3, 4),
+            r"(?s)does not fit Linear; nothing was loaded.*Missing .*'bias'.*Unexpected .*'0.bias'",
+        ),
+        (plain(width=5), r"size mismatch for 0.bias: \(4,\) in the file, \(5,\) in the model"),
+    ],
+)
+def test_weights_of_another_model_are_refused_before_any_is_loaded(tmp_path, other, words):
+    checkpoints.save_model(plain(), tmp_path)
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    with pytest.raises(checkpoints.CheckpointError, match=words):
+        checkpoints.load_model(other, tmp_path)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+
+
+def test_strict_false_loads_weights_with_other_names(tmp_path):
+    checkpoints.save_model(plain(1), tmp_path)
+    report = checkpoints.load_model(model := torch.nn.Sequential(torch.nn.Linear(3, 4)), tmp_path, strict=False)
+    assert set(report.unexpected_keys) == {"1.weight", "1.bias", "2.weight", "2.bias"}
+    assert torch.equal(model.state_dict()["0.weight"], plain(1).state_dict()["0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("model-00002-of-00003.safetensors", None, "model-00002-of-00003.safetensors is missing"),
+        ("model-00002-of-00003.safetensors", b"x", "model-00002-of-00003.safetensors cannot be read"),
+        ("model.safetensors.index.json", b"{", "index.json is damaged: it does not parse"),
+        ("model.safetensors.index.json", None, "holds no weights: none of model.safetensors, "),
+    ],
+)
+def test_damaged_save_is_refused(tmp_path, name, damage, words):
+    checkpoints.save_model(plain(1), tmp_path, max_shard_size=100)
+    (tmp_path / name).unlink() if damage is None else (tmp_path / name).write_bytes(damage)
+    model = plain(2)
+    with pytest.raises(checkpoints.CheckpointError, match=words):
+        checkpoints.load_model(model, tmp_path)
+    assert same(model, plain(2))
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_save_writes_an_object_once_and_whole(tmp_path, safe):
+    state = {"a": torch.arange(3.0), "b": torch.ones(2)}
+    checkpoints.save(state, tmp_path / "f", safe_serialization=safe)
+    with small_files(), pytest.raises(OSError, match="File too large"):
+        checkpoints.save({"a": torch.zeros(9999)}, tmp_path / "f", safe_serialization=safe)
+    read = safetensors.torch.load_file(tmp_path / "f") if safe else torch.load(tmp_path / "f")
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
+    assert files(tmp_path) == {"f"}
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_save_writes_into_an_open_file(safe):
+    file = io.BytesIO()
+    checkpoints.save({"a": torch.ones(2)}, file, safe_serialization=safe)
+    read = safetensors.torch.load(file.getvalue()) if safe else torch.load(io.BytesIO(file.getvalue()))
+    assert read["a"].tolist() == [1, 1]
+
+
+def test_save_wants_a_dict_for_safetensors(tmp_path):
+    with pytest.raises(checkpoints.CheckpointError, match="got a list, and safetensors holds a dict of tensors"):
+        checkpoints.save([1], tmp_path / "f", safe_serialization=True)
+
+
+def test_tensors_are_tied_if_they_show_the_same_memory_in_the_same_way():
+    base = torch.arange(12.0).view(3, 4)
+    state = {"a": base, "b": base.view(3, 4), "c": base.t(), "d": base[:, :2], "e": base.clone(), "n": 5}
+    assert find_tied(state) == {"b": "a"}
+    compacted = compact(state)
+    assert compacted["b"] is compacted["a"]
+    assert compacted["c"].is_contiguous()
+    assert compacted["d"].untyped_storage().nbytes() == 24

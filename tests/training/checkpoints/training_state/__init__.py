@@ -1,0 +1,1 @@
+"""Tests of `save_state` and `load_state`."""

@@ -1,0 +1,1 @@
+"""Tests of batches that rank 0 reads for all ranks."""

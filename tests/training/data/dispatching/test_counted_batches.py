@@ -1,0 +1,143 @@
+"""Batches of any form that rank 0 deals out: their samples are counted before `collate_fn` joins them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from notebook_launcher import Accelerator
+from notebook_launcher.training.data.dispatching.counted import CountedBatch, CountingCollate
+from notebook_launcher.training.data.dispatching.portions import Portions
+from tests.support.toy_training import Sessions, sessions_fixture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+ranks = sessions_fixture(2)
+NUM_SAMPLES = 7
+
+
+def sample(number: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return an image of its own size, and boxes."""
+    return torch.full((1 + number % 3, 2), float(number)), {"boxes": torch.zeros(1 + number % 2, 4)}
+
+
+class Samples(Dataset[Any]):
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, number: int) -> Any:
+        return sample(number)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from map(sample, range(NUM_SAMPLES))
+
+
+class ReadyStream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for numbers in ([0, 1], [2, 3], [4, 5], [6]):
+            yield [{"image": sample(number)[0]} for number in numbers]
+
+
+def detection(samples: Sequence[Any]) -> Any:
+    return tuple(zip(*samples, strict=True))
+
+
+def listed(samples: Sequence[Any]) -> Any:
+    return list(samples)
+
+
+def arrays(samples: Sequence[Any]) -> Any:
+    return np.array([image.mean().item() for image, _ in samples])
+
+
+def packed(samples: Sequence[Any]) -> Any:
+    return {
+        "values": torch.cat([image for image, _ in samples]),
+        "sizes": torch.tensor([len(sample[0]) for sample in samples]),
+    }
+
+
+def numbers_of(batch: Any) -> list[float]:
+    """Return the numbers of a batch's samples, whatever its form."""
+    if isinstance(batch, np.ndarray):
+        return [float(number) for number in batch]
+    if isinstance(batch, dict):
+        return [part.mean().item() for part in torch.split(batch["values"], batch["sizes"].tolist())]
+    if isinstance(batch, tuple):
+        return [image.mean().item() for image in batch[0]]
+    return [(sample["image"] if isinstance(sample, dict) else sample[0]).mean().item() for sample in batch]
+
+
+def train(loader: DataLoader[Any], options: dict[str, Any]) -> tuple[list[float], list[list[float]]]:
+    """Return the gradient of each update, the mean over the round's numbers, and this rank's numbers."""
+    accelerator = Accelerator(cpu=True, **options)
+    model = torch.nn.Linear(1, 1, bias=False)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0), loader)
+    gradients, had = [], []
+    for batch in loader:
+        had.append(numbers_of(batch))
+        accelerator.backward(model(torch.tensor(had[-1])[:, None]).mean())
+        gradients.append(next(model.parameters()).grad.item())
+        optimizer.zero_grad()
+    return gradients, had
+
+
+@pytest.mark.parametrize("collate", [detection, listed, arrays, packed])
+@pytest.mark.parametrize(("data", "options"), [
+    (Stream, {}), (Samples, {"dispatch_batches": True}), (Samples, {"dispatch_batches": False}),
+])  # fmt: skip
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_of_any_form_weigh_their_samples(
+    ranks: Sessions, collate: Callable[..., Any], data: Callable[[], Any], options: dict[str, Any], num_workers: int
+) -> None:
+    def run() -> tuple[list[float], list[list[float]]]:
+        loader = DataLoader(data(), batch_size=2, collate_fn=collate, num_workers=num_workers)
+        return train(loader, {**options, "even_batches": False})
+
+    for rank, (gradients, had) in enumerate(ranks.run(2, run)):
+        assert gradients == pytest.approx([1.5, 5.0])
+        assert had == [[[0.0, 1.0], [4.0, 5.0]], [[2.0, 3.0], [6.0]]][rank]
+
+
+@pytest.mark.parametrize("collate", [detection, listed, arrays, packed])
+def test_short_round_of_batches_that_cannot_be_cut_repeats_a_whole_one(
+    ranks: Sessions, collate: Callable[..., Any]
+) -> None:
+    def run() -> tuple[list[float], list[list[float]]]:
+        return train(DataLoader(Stream(), batch_size=3, collate_fn=collate), {})
+
+    first, second = ranks.run(2, run)
+    assert first[1] == [[0.0, 1.0, 2.0], [6.0]]
+    assert second[1] == [[3.0, 4.0, 5.0], [6.0]]
+    assert first[0] == pytest.approx([2.5, 6.0])
+
+
+def test_ready_lists_of_samples_weigh_their_items(ranks: Sessions) -> None:
+    def run() -> tuple[list[float], list[list[float]]]:
+        return train(DataLoader(ReadyStream(), batch_size=None), {"even_batches": False})
+
+    for gradients, _ in ranks.run(2, run):
+        assert gradients == pytest.approx([1.5, 5.0])
+
+
+def test_collate_that_stacks_makes_batches_that_can_be_cut() -> None:
+    samples = [(torch.ones(3), "a"), (torch.ones(3), "b")]
+    stacked = CountingCollate(lambda given: (torch.stack([one for one, _ in given]), [name for _, name in given]))
+    assert stacked(samples).can_be_cut
+    assert not CountingCollate(list)(samples).can_be_cut
+    assert CountingCollate.around(torch.utils.data.default_collate, is_ready=False) is torch.utils.data.default_collate
+
+
+def test_batch_that_must_be_cut_and_cannot_be_is_named() -> None:
+    batches = [(CountedBatch(["a", "b", "c"], 3, can_be_cut=False), 3)]
+    with pytest.raises(
+        TypeError, match=r"A batch of 3 samples cannot be cut .*collate_fn made a list of which not every"
+    ):
+        list(Portions(num_processes=2, split=True, even=False).deal(batches))

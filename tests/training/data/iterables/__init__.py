@@ -1,0 +1,1 @@
+"""Tests of streams of which each rank reads a part."""

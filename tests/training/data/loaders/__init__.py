@@ -1,0 +1,1 @@
+"""Tests of prepared loaders on one process and several."""

@@ -1,0 +1,360 @@
+"""Prepared loaders in one process: what they are, what they say of themselves, and what they leave behind."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, default_collate
+
+from notebook_launcher.training.data import (
+    DataLoaderDispatcher,
+    DataLoaderShard,
+    DataLoaderStateMixin,
+    LoaderStack,
+    Round,
+    SeedableRandomSampler,
+    SkipDataLoader,
+    gather_for_metrics,
+    get_sampler,
+    prepare_data_loader,
+)
+from notebook_launcher.training.data.loaders.lookahead import look_ahead
+from tests.support.toy_loaders import LOADERS, Rows, Stream, make, plain
+
+
+class Batch:
+    """Tensors in a type of the user's, which can be moved."""
+
+    def __init__(self, values: torch.Tensor, *, moved: bool = False) -> None:
+        self.values, self.moved = values, moved
+
+    def to(self, device: Any) -> Batch:
+        return Batch(self.values.to(device), moved=True)
+
+
+@pytest.fixture(params=LOADERS)
+def loader(request: pytest.FixtureRequest) -> Any:
+    return make(request.param)
+
+
+def test_prepared_loader_yields_same_batches_as_original(loader):
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_prepared_loader_knows_last_batch_and_weights(loader):
+    seen = [(loader.end_of_dataloader, loader.current_round.rows) for _ in loader]
+    assert seen == [(False, (4,)), (False, (4,)), (True, (2,))]
+    assert (loader.end_of_dataloader, loader.current_round, loader.iteration_token) == (False, None, None)
+
+
+def test_loader_is_active_while_iterated(loader):
+    inner = make("map")
+    loader.stack = inner.stack = stack = LoaderStack()
+    for _ in loader:
+        assert stack.active is loader
+        for _ in inner:
+            assert stack.loaders == [loader, inner]
+        assert stack.active is loader
+    assert stack.loaders == []
+
+
+def leave_by_break(loader: Any) -> None:
+    for _ in loader:
+        break
+
+
+def leave_by_exception(loader: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        for _ in loader:
+            raise ZeroDivisionError
+
+
+def leave_by_closing(loader: Any) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    iterator.close()
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_exception, leave_by_closing])
+def test_leaving_a_loop_leaves_nothing_behind(loader, leave):
+    leave(loader)
+    assert loader.stack.loaders == []
+    assert loader.iteration_token is None
+    assert [len(batch) for batch in loader] == [4, 4, 2]
+
+
+def test_every_loop_has_a_token_of_its_own(loader):
+    tokens = {loader.iteration_token for _ in range(2) for _ in loader}
+    assert len(tokens) == 2
+    assert None not in tokens
+
+
+def test_loop_over_the_same_loader_inside_a_loop(loader):
+    for count, _ in enumerate(loader):
+        token = loader.iteration_token
+        assert [len(batch) for batch in loader] == [4, 4, 2]
+        if count == 0:
+            assert loader.iteration == 1
+        assert loader.iteration_token is not token
+    assert loader.stack.loaders == []
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_nothing_keeps_a_loader_alive(kind):
+    gc.disable()
+    try:
+        loader = make(kind)
+        iterator = iter(loader)
+        next(iterator)
+        reference = weakref.ref(loader)
+        del loader, iterator
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", [DataLoaderShard, DataLoaderDispatcher, SkipDataLoader])
+def test_loader_classes_are_dataloaders_on_their_own(kind):
+    loader: Any = kind(range(16), batch_size=4)
+    assert isinstance(loader, kind)
+    assert isinstance(loader, DataLoader)
+    assert isinstance(loader, DataLoaderStateMixin)
+    assert not hasattr(kind, "base_dataloader")
+    assert isinstance(loader.base_dataloader, DataLoader)  # type: ignore[attr-defined]
+    for _ in range(2):
+        assert [loader.end_of_dataloader for _ in loader] == [False, False, False, True]
+
+
+def test_prepared_stream_is_a_dispatcher():
+    assert type(make("stream")) is DataLoaderDispatcher
+    assert type(make("stream, not dispatched")) is DataLoaderShard
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_loader_pickles_and_copies_inside_a_loop(kind):
+    loader = make(kind)
+    for _ in loader:
+        for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+            assert type(other) is type(loader)
+            assert [len(batch) for batch in other] == [4, 4, 2]
+            assert loader.stack.active is loader
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_len_counts_batches_of_this_rank(kind):
+    if "stream" in kind:
+        loader = make(kind)
+        with pytest.raises(TypeError):
+            len(loader)
+        assert (loader.total_batch_size, loader.full_rows) == (4, 4)
+        return
+    loader = make(kind)
+    assert (len(loader), loader.total_batch_size, loader.full_rows, loader.total_dataset_length) == (3, 4, 4, 10)
+    next(iter(loader))
+    assert [loader.remainder for _ in loader] == [2, 2, 2]
+    assert [loader.remainder for _ in make(kind, drop_last=True)] == [-1, -1]
+    assert len(make(kind, drop_last=True)) == 2
+
+
+def test_each_process_reads_its_share():
+    loader = prepare_data_loader(plain(range(22), batch_size=4), num_processes=2, process_index=1)
+    assert (len(loader), loader.total_batch_size, loader.full_rows) == (3, 8, 4)
+    rounds = [(batch.tolist(), loader.current_round) for batch in loader]
+    assert rounds[-1] == ([20, 21, 0, 1], Round((4, 4), (4, 2), (4, 4)))
+    split = prepare_data_loader(plain(range(22), batch_size=4), None, 2, 1, split_batches=True)
+    assert (len(split), split.total_batch_size, split.full_rows) == (6, 4, 2)
+
+
+def test_items_that_are_batches_are_shared_out_one_by_one():
+    # The data set's items are batches already, and so what they count is the loader's secret.
+    data = [torch.zeros(3), torch.zeros(2), torch.zeros(5)]
+    loader = prepare_data_loader(plain(data, batch_size=None), num_processes=2, process_index=0)
+    assert [(len(batch), loader.current_round.rows) for batch in loader] == [(3, (1, 1)), (5, (1, 1))]  # type: ignore[union-attr]
+    assert (loader.total_batch_size, loader.full_rows, len(loader)) == (None, None, 2)
+
+
+def test_stream_of_ready_batches_is_shared_out():
+    class Batches(Stream):
+        def __iter__(self):
+            return iter([torch.zeros(3), torch.zeros(2), torch.zeros(5)])
+
+    loader = prepare_data_loader(plain(Batches(0), batch_size=None), num_processes=2, process_index=1)
+    seen = [(len(batch), loader.current_round, loader.end_of_dataloader) for batch in loader]
+    assert seen == [(2, Round((3, 2), (3, 2), (3, 2)), False), (3, Round((5, 3), (5, 0), (5, 3)), True)]
+
+
+def test_batch_sampler_as_sampler():
+    sampler = BatchSampler(SequentialSampler(range(22)), batch_size=4, drop_last=False)
+    users = plain(Rows(22), sampler=sampler, batch_size=None, collate_fn=default_collate)
+    loader = prepare_data_loader(users, num_processes=2, process_index=1)
+    assert [batch.tolist() for batch in loader] == [[4, 5, 6, 7], [12, 13, 14, 15], [20, 21, 0, 1]]
+    assert get_sampler(loader) is sampler.sampler
+
+
+class Epochs(BatchSampler):
+    """A batch sampler of the user's."""
+
+    batch_size, drop_last, epoch = 4, False, 0
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self):
+        return iter([[self.epoch, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_batch_sampler_of_the_users_own(num_processes):
+    sampler = Epochs()
+    users = plain(range(10), batch_sampler=sampler)
+    loader = prepare_data_loader(users, num_processes=num_processes, process_index=0)
+    assert getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler) is sampler
+    loader.set_epoch(7)
+    assert sampler.epoch == 7
+    assert next(iter(loader)).tolist() == [7, 1, 2, 3]
+    assert get_sampler(loader) is None
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_seedable_sampler(num_processes):
+    users = plain(range(10), batch_size=2, shuffle=True)
+    own = users.sampler
+    loader = prepare_data_loader(users, None, num_processes, 0, use_seedable_sampler=True, data_seed=3)
+    sampler = get_sampler(loader)
+    assert isinstance(sampler, SeedableRandomSampler)
+    if num_processes == 2:
+        assert loader.batch_sampler.batch_sampler.sampler is sampler  # type: ignore[union-attr]
+    epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
+    loader.set_epoch(1)
+    assert [batch.tolist() for batch in loader] == epochs[1] != epochs[0]
+    assert users.batch_sampler.sampler is own  # type: ignore[union-attr]
+
+
+def test_epochs_are_counted_where_a_loop_runs_to_its_end(loader):
+    leave_by_break(loader)
+    assert loader.iteration == 0
+    list(loader)
+    assert loader.iteration == 1
+    loader.set_epoch(5)
+    list(loader)
+    assert loader.iteration == 6
+
+
+def test_epochs_reach_data_sets():
+    class Data(Stream):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([self.epoch])
+
+    loader = prepare_data_loader(plain(Data(1)), num_processes=2, process_index=0, dispatch_batches=False)
+    assert [batch.tolist() for _ in range(2) for batch in loader] == [[0], [1]]
+
+
+def test_sampler_may_be_replaced():
+    loader = prepare_data_loader(plain(range(8), batch_size=2), num_processes=2, process_index=0)
+    sampler = RandomSampler(range(8))
+    loader.set_sampler(sampler)
+    assert loader.get_sampler() is sampler
+
+
+def test_batches_of_any_type_are_moved():
+    Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - the type that must be kept
+
+    def collate(items: list[int]) -> Any:
+        return Batch(torch.tensor(items)), Point(torch.tensor(items), "name"), {"n": len(items), "t": None}
+
+    users = plain(range(4), batch_size=4, collate_fn=collate)
+    custom, point, rest = next(iter(prepare_data_loader(users, torch.device("cpu"), put_on_device=True)))
+    assert custom.moved
+    assert (type(point), point.y, rest) == (Point, "name", {"n": 4, "t": None})
+    assert not next(iter(prepare_data_loader(users)))[0].moved
+
+
+def test_data_exception_is_raised_at_the_same_batch_as_in_torch():
+    class Broken(Stream):
+        def __iter__(self):
+            yield from range(6)
+            raise ZeroDivisionError
+
+    for dispatch in (False, True):
+        loader = prepare_data_loader(plain(Broken(0), batch_size=2), dispatch_batches=dispatch)
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+        with pytest.raises(ZeroDivisionError):
+            next(iterator)
+        assert loader.stack.loaders == []
+
+
+def test_look_ahead_marks_the_last_item():
+    assert list(look_ahead([])) == []
+    assert list(look_ahead("abc")) == [("a", False), ("b", False), ("c", True)]
+
+
+def test_loop_draws_as_torchs_own_loader_does():
+    class Noisy(Rows):
+        def __getitem__(self, index: Any) -> Any:
+            return index + torch.rand(())
+
+    def draw(loader: Any) -> list[list[float]]:
+        torch.manual_seed(4)
+        return [[*batch.tolist(), torch.rand(()).item()] for _ in range(2) for batch in loader]
+
+    users = plain(Noisy(10), batch_size=4, shuffle=True)
+    assert draw(prepare_data_loader(users)) == draw(users)
+
+
+def test_unknown_uneven_policy_is_refused():
+    with pytest.raises(ValueError, match=r"uneven='drop' is unknown. It can be 'weigh', 'stop', 'error', 'leave'\."):
+        prepare_data_loader(plain(range(4)), uneven="drop")
+
+
+@pytest.mark.parametrize("data", [range(9), Stream(9)])
+def test_splitting_needs_a_batch_size_that_divides(data):
+    with pytest.raises(ValueError, match=r"batch_size=3 is not a round multiple of 2. Use batch_size=4"):
+        prepare_data_loader(plain(data, batch_size=3), None, 2, 0, split_batches=True)
+
+
+def test_split_batches_without_batch_size_is_refused():
+    users = plain(range(9), batch_sampler=[[1, 2], [3, 4]])
+    with pytest.raises(ValueError, match=r"neither the loader nor its list has a batch_size"):
+        prepare_data_loader(users, None, 2, 0, split_batches=True)
+
+
+def test_dispatching_needs_the_ranks():
+    loader = prepare_data_loader(plain(range(9)), None, 2, 0, dispatch_batches=True)
+    with pytest.raises(RuntimeError, match="deals out to 2 ranks, and the process group has 1"):
+        next(iter(loader))
+
+
+def test_custom_slice_function_receives_the_process_index():
+    calls = []
+
+    def cut(batch: Any, bounds: slice, process_index: int, num_processes: int) -> Any:
+        calls.append((bounds, process_index, num_processes))
+        return batch[bounds]
+
+    loader = prepare_data_loader(plain(range(6), batch_size=4), dispatch_batches=True, slice_fn_for_dispatch=cut)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
+    assert calls == [(slice(0, 4), 0, 1), (slice(0, 2), 0, 1)]
+
+
+def test_gathering_alone_changes_nothing():
+    loader = make("map")
+    for batch in loader:
+        assert gather_for_metrics(batch, loader) is batch

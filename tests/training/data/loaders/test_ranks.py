@@ -1,0 +1,364 @@
+"""Prepared loaders on several ranks: every sample once, in order, and all ranks in step."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, WeightedRandomSampler, get_worker_info
+
+from notebook_launcher import Accelerator, DataLoaderConfiguration
+from notebook_launcher.training import operations
+from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
+from tests.support.toy_training import sessions_fixture
+
+if TYPE_CHECKING:
+    from tests.support.toy_training import Sessions
+
+SIZES = (0, 1, 2, 3, 5, 8, 9, 13)
+POLICIES = [(True, "weigh"), (False, "weigh"), (False, "stop")]
+CPU = torch.device("cpu")
+
+
+ranks = sessions_fixture(1, 2, 3)
+
+
+class Stream(IterableDataset[int]):
+    """Numbers in an order that depends on the epoch; workers have every n-th."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        numbers = list(range(self.length))
+        if self.epoch:
+            random.Random(self.epoch).shuffle(numbers)
+        worker = get_worker_info()
+        return iter(numbers if worker is None else numbers[worker.id :: worker.num_workers])
+
+
+def prepare(data: Any, options: dict[str, Any], **kwargs: Any) -> Any:
+    return prepare_data_loader(DataLoader(data, **kwargs), CPU, put_on_device=True, **options)
+
+
+def go_through(options: dict[str, Any], kind: str) -> list[Any]:
+    """Iterate loaders of all sizes; return what was not as it should be."""
+    wrong = []
+    stream, split = "stream" in kind, "split" in kind
+    world = dist.get_world_size()
+    for size in SIZES:
+        for batch_size in (world, 2 * world) if split else (1, 3):
+            for drop_last in (False, True):
+                data: Any = Stream(size) if stream else range(size)
+                loader = prepare(data, {**options, "split_batches": split}, batch_size=batch_size, drop_last=drop_last)
+                seen, ends, real = [], [], 0
+                for batch in loader:
+                    rows = loader.current_round.rows
+                    seen += gather_for_metrics(batch, loader).tolist()
+                    ends.append((len(batch) == rows[dist.get_rank()], loader.end_of_dataloader))
+                    real += sum(loader.current_round.real)
+                partly = drop_last or options.get("uneven") == "stop"
+                fine = seen == list(range(real)) and (partly or real == size)
+                fine = fine and ends == [(True, False)] * (len(ends) - 1) + [(True, True)] * (len(ends) > 0)
+                if not (fine and (stream or len(loader) == len(ends))):
+                    wrong.append((size, batch_size, drop_last, seen, ends))
+    return wrong
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("kind", ["map", "split map", "stream", "split stream"])
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_every_sample_once_and_in_order(ranks, num_processes, dispatch, kind):
+    for even, uneven in POLICIES:
+        options = {"dispatch_batches": dispatch, "even_batches": even, "uneven": uneven}
+        assert ranks.run(num_processes, go_through, options, kind) == [[]] * num_processes, options
+
+
+def collect(
+    options: dict[str, Any], length: int, *, epochs: int = 2, stream: bool = False, **kwargs: Any
+) -> list[list[list[int]]]:
+    """Return each epoch's samples, round by round, without repetitions."""
+    torch.manual_seed(3)
+    if kwargs.pop("weighted", False):
+        kwargs["sampler"] = WeightedRandomSampler([1.0] * length, length)
+    data: Any = Stream(length) if stream else range(length)
+    loader = prepare(data, options, **kwargs)
+    return [[gather_for_metrics(batch, loader).tolist() for batch in loader] for _ in range(epochs)]
+
+
+def flat(epochs: list[list[list[int]]]) -> list[list[int]]:
+    return [[sample for batch in epoch for sample in batch] for epoch in epochs]
+
+
+def run_collect(sessions: Sessions, num_processes: int, *args: Any, **kwargs: Any) -> list[list[list[int]]]:
+    everybody = sessions.run(num_processes, lambda: collect(*args, **kwargs))
+    assert all(batches_of_rank == everybody[0] for batches_of_rank in everybody)
+    return everybody[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("options", [{}, {"split_batches": True}, {"dispatch_batches": True}])
+def test_seedable_order_is_the_same_on_any_number_of_ranks(ranks, options):
+    options = {**options, "use_seedable_sampler": True}
+    alone = flat(run_collect(ranks, 1, options, 23, batch_size=6, shuffle=True))
+    assert alone[0] != alone[1]
+    for num_processes in (2, 3):
+        assert flat(run_collect(ranks, num_processes, options, 23, batch_size=6, shuffle=True)) == alone
+
+
+@pytest.mark.parametrize("kwargs", [{"shuffle": True}, {"weighted": True}])
+def test_ranks_with_other_seeds_take_their_order_from_rank_0(ranks, kwargs):
+    def shuffled() -> list[int]:
+        torch.manual_seed(dist.get_rank())
+        data: Any = range(23)
+        sampler = WeightedRandomSampler([1.0] * 23, 23, replacement=False) if "weighted" in kwargs else None
+        seen = []
+        for seedable in (False, True):
+            plain = DataLoader(data, batch_size=2, shuffle="shuffle" in kwargs, sampler=sampler)
+            loader = prepare_data_loader(plain, use_seedable_sampler=seedable)
+            seen += [gather_for_metrics(batch, loader).tolist() for _ in range(2) for batch in loader]
+        return sorted(sample for batch in seen for sample in batch)
+
+    assert ranks.run(2, shuffled) == [sorted([*range(23)] * 4)] * 2
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"split_batches": True}, {"dispatch_batches": True, "use_seedable_sampler": True}]
+)
+@pytest.mark.parametrize("kwargs", [{}, {"persistent_workers": True, "prefetch_factor": 4}])
+def test_workers_change_no_batch(ranks, options, kwargs):
+    arguments = {"batch_size": 4, "shuffle": True}
+    expected = run_collect(ranks, 2, options, 23, **arguments)
+    assert run_collect(ranks, 2, options, 23, num_workers=2, **arguments, **kwargs) == expected
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"persistent_workers": True}])
+@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("even", [False, True])
+def test_workers_read_their_parts_of_a_stream(ranks, kwargs, dispatch, even):
+    options = {"dispatch_batches": dispatch, "even_batches": even}
+    epochs = flat(run_collect(ranks, 2, options, 23, stream=True, batch_size=2, num_workers=2, **kwargs))
+    assert [sorted(epoch) for epoch in epochs] == [[*range(23)]] * 2
+    # Epochs reach the workers, where they are kept, except in data sets that rank 0 hands to torch as they are.
+    assert (epochs[0] != epochs[1]) or (dispatch and kwargs)
+
+
+def test_workers_are_prepared_as_torch_documents(ranks):
+    def init(worker_id: int) -> None:
+        get_worker_info().dataset.length = 4 + worker_id  # type: ignore[union-attr]
+
+    def samples() -> list[int]:
+        loader = prepare(Stream(0), {"dispatch_batches": False}, batch_size=1, num_workers=2, worker_init_fn=init)
+        return sorted(sample for batch in loader for sample in gather_for_metrics(batch, loader).tolist())
+
+    assert ranks.run(2, samples) == [[0, 1, 2, 3]] * 2
+
+
+def test_rank_that_has_run_out_repeats_its_last_batch(ranks):
+    def last() -> Any:
+        loader = prepare(range(5), {"even_batches": False}, batch_size=2)
+        return [(batch.tolist(), loader.current_round.weights) for batch in loader][-1]
+
+    assert ranks.run(2, last) == [([4], (1, 0)), ([2, 3], (1, 0))]
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize(
+    ("data", "dispatch", "split", "message"),
+    [
+        (range(9), False, False, "rank 0 3, rank 1 2"),
+        (range(9), False, True, "rank 0 5, rank 1 4"),
+        (range(9), True, False, "5 batches, 2 for each round"),
+        (range(9), True, True, "5 batches, 1 for each round"),
+        (Sized(9), False, False, "1 of 4 samples are left for the last round"),
+        (Sized(9), True, False, "5 batches, 2 for each round"),
+    ],
+)
+def test_uneven_batches_may_be_an_error_before_the_loop(ranks, data, dispatch, split, message):
+    def fail() -> int:
+        options = {"even_batches": False, "uneven": "error", "dispatch_batches": dispatch, "split_batches": split}
+        seen = 0
+        with pytest.raises(ValueError, match=rf'{message}\), .* uneven="error"'):
+            for _ in prepare(data, options, batch_size=2):
+                seen += 1
+        return seen
+
+    assert ranks.run(2, fail) == [0, 0]
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_error_comes_at_the_end_of_data_of_unknown_length(ranks, dispatch):
+    def fail() -> int:
+        options = {"even_batches": False, "uneven": "error", "dispatch_batches": dispatch}
+        seen = 0
+        with pytest.raises(ValueError, match='uneven="error"'):
+            for _ in prepare(Stream(9), options, batch_size=2):
+                seen += 1
+        return seen
+
+    assert ranks.run(2, fail) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "epoch", "skip", "message"),
+    [
+        ([100, 90], [0, 0], [0, 0], "rank 1's data set has 90 samples, rank 0's 100"),
+        ([8, 8], [0, 2], [0, 0], "rank 1 begins epoch 2, rank 0 epoch 0"),
+        ([8, 8], [0, 0], [1, 0], "rank 1 skips its first 0 batches, rank 0 1"),
+    ],
+)
+def test_ranks_with_different_data_raise_before_the_loop(ranks, data, epoch, skip, message):
+    def differ() -> str:
+        rank = dist.get_rank()
+        loader = prepare(range(data[rank]), {}, batch_size=2)
+        loader.set_epoch(epoch[rank])
+        with pytest.raises(RuntimeError) as caught:
+            list(skip_first_batches(loader, skip[rank]))
+        return str(caught.value)
+
+    for text in ranks.run(2, differ):
+        assert message in text
+
+
+def test_ranks_with_different_batches_raise(ranks):
+    def differ() -> str:
+        loader = prepare(range(64), {}, batch_size=2 + dist.get_rank())
+        with pytest.raises(RuntimeError, match="rank 1's loader has 22 batches, rank 0's 32"):
+            list(loader)
+        position = prepare(range(64), {}, batch_size=2)
+        if dist.get_rank():
+            next(iter(prepare_data_loader(DataLoader(range(64)), num_processes=1)))  # type: ignore[arg-type]
+            position.load_state_dict({**position.state_dict(), "samples": 8})
+        with pytest.raises(RuntimeError, match="rank 1 begins at sample 8 of the epoch, rank 0 at 0"):
+            list(position)
+        return "told"
+
+    assert ranks.run(2, differ) == ["told"] * 2
+
+
+def test_lone_rank_compares_nothing(ranks):
+    def alone() -> int:
+        if dist.get_rank():
+            return 0
+        data: Any = range(10)
+        return sum(len(batch) for batch in prepare_data_loader(DataLoader(data, batch_size=4), num_processes=1))
+
+    assert ranks.run(2, alone) == [10, 0]
+
+
+def test_comparison_of_ranks_can_be_switched_off(ranks):
+    def apart() -> int:
+        data: Any = range(10 + dist.get_rank())
+        return len(list(prepare_data_loader(DataLoader(data, batch_size=2), check_ranks=False)))
+
+    assert ranks.run(2, apart) == [3, 3]
+
+
+def test_generators_are_synchronised_on_request(ranks):
+    def draw(rng_types: list[str] | None) -> float:
+        torch.manual_seed(dist.get_rank())
+        data: Any = range(4)
+        list(prepare_data_loader(DataLoader(data), rng_types=rng_types))
+        return torch.rand(()).item()
+
+    synchronised = ranks.run(2, draw, ["torch", "generator"])
+    assert synchronised[0] == synchronised[1]
+    left = ranks.run(2, draw, None)
+    assert left[0] != left[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"dispatch_batches": True}], ids=["read by all", "dispatched"])
+def test_loop_that_counts_a_repeated_batch_gets_a_warning(ranks: Sessions, options: dict[str, Any]) -> None:
+    def loop(way: str, **changed: Any) -> list[str]:
+        accelerator = Accelerator(
+            cpu=True, dataloader_config=DataLoaderConfiguration(**{"even_batches": False, **options, **changed})
+        )
+        weight = accelerator.prepare(torch.nn.Parameter(torch.ones(1)))
+        data: Any = torch.arange(13.0)
+        loader = accelerator.prepare(DataLoader(data, batch_size=3))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for batch in loader:
+                if way == "gather":
+                    accelerator.gather_for_metrics(batch)
+                elif way == "backward":
+                    accelerator.backward((weight * batch).mean())
+        return [str(warning.message) for warning in caught if "counts" in str(warning.message)]
+
+    told = ranks.run(2, loop, "sum")
+    assert [len(text) for text in told] == [0, 1]
+    assert (
+        f"counts {'1 sample' if options else '3 samples'} twice. Add up what gather_for_metrics() returns" in told[1][0]
+    )
+    for way, changed in (
+        ("gather", {}),
+        ("backward", {}),
+        ("sum", {"even_batches": True}),
+        ("sum", {"uneven": "stop"}),
+    ):
+        assert ranks.run(2, lambda way=way, changed=changed: loop(way, **changed)) == [[], []]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("options", [{}, {"dispatch_batches": True}], ids=["read by all", "dispatched"])
+def test_distributed_sampler_is_replaced_by_the_order_of_all_samples(
+    ranks: Sessions, options: dict[str, Any], shuffle: Any
+) -> None:
+    def rounds() -> list[list[list[int]]]:
+        data: Any = range(24)
+        sampler: Any = DistributedSampler(data, shuffle=shuffle, seed=5)
+        loader = DataLoader(data, batch_size=3, sampler=sampler)
+        mine, theirs = [], []
+        prepared = prepare_data_loader(loader, CPU, put_on_device=True, **options)
+        for epoch in range(2):
+            mine += [sorted(gather_for_metrics(batch, prepared).tolist()) for batch in prepared]
+            sampler.set_epoch(epoch)
+            theirs += [sorted(operations.gather(batch).tolist()) for batch in loader]
+        return [mine, theirs]
+
+    for mine, theirs in ranks.run(2, rounds):
+        assert mine == theirs
+        assert sorted(itertools.chain(*mine[:4])) == list(range(24))
+
+
+def test_distributed_sampler_for_other_ranks_is_refused(ranks: Sessions) -> None:
+    def loader() -> int:
+        data: Any = range(24)
+        sampler: Any = DistributedSampler(data, num_replicas=4, rank=0)
+        loader = DataLoader(data, batch_size=3, sampler=sampler)
+        with pytest.raises(ValueError, match="whose DistributedSampler is for 4 ranks, and the data are for 2"):
+            prepare_data_loader(loader)
+        with pytest.warns(UserWarning, match="only 1 of 4 samples is read"):
+            return len(prepare_data_loader(loader, keeps_shares=True))
+
+    assert ranks.run(2, loader) == [1, 1]
+
+
+def test_repeated_batch_moves_no_row_of_a_sparse_embedding(ranks: Sessions) -> None:
+    def train() -> list[float]:
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
+        embedding = torch.nn.Embedding(10, 2, sparse=True, _weight=torch.ones(10, 2))
+        optimizer = torch.optim.SparseAdam(embedding.parameters(), lr=0.1)
+        data: Any = torch.arange(3)
+        embedding, optimizer, loader = accelerator.prepare(embedding, optimizer, DataLoader(data, batch_size=1))
+        for rows in loader:
+            accelerator.backward(embedding(rows).square().sum(1).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        weights: list[float] = accelerator.unwrap_model(embedding).weight[:4, 0].tolist()
+        return weights
+
+    alone = pytest.approx([0.9, 0.9, 0.9256, 1.0], abs=1e-4)
+    assert ranks.run(2, train) == [alone, alone]

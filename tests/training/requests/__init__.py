@@ -1,0 +1,1 @@
+"""Tests of requests of the launcher to training ranks."""
