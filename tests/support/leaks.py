@@ -48,6 +48,8 @@ ADDRESSES: dict[tuple[str, str], str | None] = {}
 """Each socket that was seen, by its network and its name, with the address at which it listens."""
 MOST_LISTENERS: dict[int, int] = {}
 """By process: the largest number of listening sockets that it had before a test."""
+OTHERS: set[tuple[int, bytes]] = set()
+"""Processes without the mark, which they cannot get any more, by number and start: their environment is read once."""
 # tqdm keeps its monitor for the life of the process.
 LASTING_THREADS = {"TMonitor"}
 
@@ -179,12 +181,18 @@ def _clean_up(before: Surroundings | None) -> None:
 
 def _processes() -> list[psutil.Process]:
     """Return the processes below this one, and those that inherited its mark and have lost their parents."""
-    mark, parents, marked = f"{MARK}={os.environ.get(MARK)}".encode(), {}, set()
+    mark, parents, marked, others = f"{MARK}={os.environ.get(MARK)}".encode(), {}, set(), set()
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 - a hundred paths would cost more than all else
         with contextlib.suppress(OSError):  # psutil reads twice as much, and each test looks twice.
-            parents[int(name)] = int(_read(f"/proc/{name}/stat").rpartition(b")")[2].split()[1])
-            if mark in _read(f"/proc/{name}/environ").split(b"\0"):
-                marked.add(int(name))
+            words = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
+            pid, started = int(name), words[19]
+            parents[pid] = int(words[1])
+            if (pid, started) in OTHERS or mark not in _read(f"/proc/{name}/environ").split(b"\0"):
+                others.add((pid, started))
+            else:
+                marked.add(pid)
+    OTHERS.clear()
+    OTHERS.update(others)
     me, found = os.getpid(), []
     for pid in parents:
         ancestors = set(_ancestors(pid, parents))
