@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
 from typing import Any
 
@@ -43,10 +44,20 @@ class _IndexUnpickler(pickle.Unpickler):
     """An unpickler that finds the types of an index alone."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member  # Python 3.11.0 to 3.11.3 pickle a member of an enumeration as an attribute of its class.
         known = SAFE_TYPES.get(module, ())
         if name not in known and not (module == "torch" and (name == "Size" or _is_dtype(name))):
             raise pickle.UnpicklingError(f"it refers to {module}.{name}, and constructing that could run any code")
         return super().find_class(module, name)
+
+
+def _member(cls: Any, name: str) -> enum.Enum:
+    """Return a member of an enumeration, in the place of `getattr`, which would reach anything."""
+    if not (isinstance(cls, enum.EnumMeta) and name in cls.__members__):
+        raise pickle.UnpicklingError(f"it refers to {name} of {cls!r}, and using that could run any code")
+    member: enum.Enum = cls[name]
+    return member
 
 
 def _is_dtype(name: str) -> bool:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from notebook_launcher import RankFailedError, notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError, load_model
+from notebook_launcher.training.checkpoints.layouts.shard_reader import ShardReader
 from notebook_launcher.training.plugins import GradientAccumulationPlugin, ProjectConfiguration
 from notebook_launcher.training.random import set_seed
 from tests.support.toy_training import sessions_fixture, shards_on_cpus
@@ -301,6 +302,19 @@ def test_an_outline_of_other_types_constructs_nothing(tmp_path):
     with pytest.raises(CheckpointError, match=r"\.metadata cannot be read: it refers to .*could run any code"):
         load_model(torch.nn.Linear(1, 1), tmp_path)
     assert not (tmp_path / "made").exists()
+
+
+def test_an_outline_of_python_3_11_2_is_read(tmp_path, monkeypatch):
+    """Python 3.11.0 to 3.11.3 pickle a member of an enumeration as `getattr(type, name)`."""
+    from torch.distributed.checkpoint import metadata
+
+    kind = metadata._MEM_FORMAT_ENCODING
+    monkeypatch.setattr(kind, "__reduce_ex__", lambda member, _protocol: (getattr, (kind, member.name)))
+    tensor = metadata.TensorStorageMetadata(metadata.TensorProperties(), torch.Size([2]), [])
+    written = pickle.dumps(metadata.Metadata({"weight": tensor}))
+    assert b"getattr" in written
+    (tmp_path / ".metadata").write_bytes(written)
+    assert ShardReader(tmp_path).read_metadata().state_dict_metadata == {"weight": tensor}
 
 
 @pytest.mark.parametrize("failing", [0, 1])
