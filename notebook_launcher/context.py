@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from notebook_launcher.settings.training_settings import TrainingSettings
 
 __all__ = [
+    "RankContext",
+    "RunStopped",
     "activity",
     "adopt",
     "begin_call",
     "call_id",
     "current",
     "enter",
+    "note_checkpoint",
     "notify",
+    "saved_checkpoints",
     "setting",
     "step_boundary",
     "stop_requested",
@@ -169,7 +173,7 @@ def begin_call(call_id: int) -> None:
 
 
 def call_id() -> int:
-    """Return the number of the run that this rank of a session carries out; 0 outside a launch."""
+    """Return the number of the call that this rank carries out; 0 outside a launch."""
     return 0 if _Current.context is None else _Current.context.call_id
 
 

@@ -15,7 +15,7 @@ __all__ = ["end_at_caller", "for_caller", "render"]
 
 E = TypeVar("E", bound=BaseException)
 
-OURS = __name__.partition(".")[0]
+PACKAGE = __name__.partition(".")[0]
 
 
 def render(error: BaseException, *, whole: bool = False) -> list[str]:
@@ -106,4 +106,4 @@ def _after_ours(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _is_ours(tb: TracebackType) -> bool:
-    return str(tb.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == OURS
+    return str(tb.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == PACKAGE

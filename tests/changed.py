@@ -25,12 +25,12 @@ MAIN = ("origin/main", "main")
 """The first of these that exists is the branch to compare with."""
 FOLDERS = {
     "widgets": ("widgets", "page"),
-    "engines": ("processes",),
+    "engines": ("engines", "processes"),
     "machine": ("foundations", "kernel"),
     "settings": ("foundations",),
     "notebook_code": ("exporting",),
 }
-"""Folders of tests for code whose tests are not in the folder with its name."""
+"""Folders of tests for code whose tests are not only in the folder with its name."""
 LARGE = {ROOT / "tests/training": "test_accelerator_*.py"}
 """Folders whose tests take two minutes by themselves, with the tests that run if no file shares a word."""
 OPTIONS = {

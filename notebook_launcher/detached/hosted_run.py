@@ -84,7 +84,7 @@ class HostedRun:
             scope = dataclasses.replace(scope, displays=functools.partial(self._journal.divert, scope.displays))
         self.run = Run.start_hosted(ranks, scope, parcel, hosting)
 
-    def _open_door(self, _run_id: str, folder: Path) -> None:
+    def _open_door(self, folder: Path) -> None:
         self.folder = self._kept.folder = folder
         self._clients = Clients(door.listen(folder), self._answer)
         self._doorway = door.Doorway(folder)

@@ -20,8 +20,8 @@ from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.failures.post_mortem import frames_to_debug
-from notebook_launcher.kernel.gpu_meter import GpuMeter
 from notebook_launcher.kernel.latch import AWAKE_EVERY
+from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.kernel.run.exits import EXIT_BUDGET
 from notebook_launcher.kernel.run.handle import data_of

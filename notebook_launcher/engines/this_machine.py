@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from notebook_launcher.engines.compiler_use import uses_compiler
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_server, fork_starter, start_by_spawn
-from notebook_launcher.travel.compiler_use import uses_compiler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,8 @@ def start_here(setup: messages.Setup, call: FunctionCall | None = None) -> Proce
 
     Args:
         setup: The settings of all ranks.
-        call: The first call, which ranks inherit that are forked from this process; None if it is not known yet.
+        call: The first call: forked ranks inherit it, and the fork server learns from its code whether to import
+            torch's compiler. None: it is not known yet.
     """
     return ProcessTree(setup, _starter(setup, call))
 

@@ -35,7 +35,7 @@ class TakesQuestions(Protocol):
 class Hosting:
     """The destination of a hosted run's output and values, which must exist while no client is attached."""
 
-    begin_in: Callable[[str, Path], object]
+    begin_in: Callable[[Path], object]
     """Called with the run's id and folder before the run begins."""
     sink: Sink
     """Takes the output in place of a cell."""

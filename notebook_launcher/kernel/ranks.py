@@ -83,7 +83,7 @@ class Ranks:
             is_aside=scope.is_aside,
         )
 
-    def mend(self, attempt: Attempt) -> tuple[int, ...]:
+    def replace_ended(self, attempt: Attempt) -> tuple[int, ...]:
         """Repair what the last call broke: processes and the process group. Return the ranks that were replaced."""
         assert self.tree is not None
         replaced = tuple(rank for rank, outcome in sorted(attempt.state.outcomes.items()) if outcome.is_over)

@@ -1,1 +1,1 @@
-"""The other end: fork server and supervisor; below them the rooms of a rank."""
+"""Processes outside of the kernel: fork server and supervisor; in the folders below, the ranks."""

@@ -230,15 +230,16 @@ class _Server:
             case None:
                 self._on_kernel_gone()
             case messages.StartSupervisor() as request, (sock_fd, reaped_fd):
-                self._note(request)
+                self._note_launch(request)
                 self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
             case messages.StartHost() as request, (host_fd,):
-                self._note(request)
+                self._note_launch(request)
                 self._fork(lambda: _become_host(request.module, host_fd), host_fd)
             case unknown, _:
                 raise TypeError(f"the fork server got an unknown message: {unknown!r}")
 
-    def _note(self, request: messages.StartSupervisor | messages.StartHost) -> None:
+    def _note_launch(self, request: messages.StartSupervisor | messages.StartHost) -> None:
+        """Note that a launch comes, and prepare for it what its ranks would otherwise do."""
         # A script may launch only once, and its ranks would share the cores with 1.6 s of work for nothing.
         self._expects_launches = request.is_interactive or self._has_launched
         self._has_launched = True

@@ -74,8 +74,8 @@ def find_executable_batch_size(
     with a smaller size. The size that worked is where the next call starts.
 
     On several processes all must call it, and they agree: if memory runs out on any of them, all try again
-    with the same smaller size, including those that had finished. The one that ran out leaves the process group,
-    so that gloo gives an error to those that wait for it in a collective; then all meet in a new group. This
+    with the same smaller size, including those that had finished. The rank that ran out leaves the process group, so
+    that ranks that wait for it in a collective get an error from gloo; then all meet in a new group. This
     has limits:
 
     * Models (prepared or DDP) must be made inside the function; one that was made before has lost its group
@@ -147,7 +147,11 @@ class _Search:
             size = self._next_size(size, global_batch)
             if self._accelerator is not None and size > 0:
                 self._accelerator.gradient_accumulation_steps = math.ceil(global_batch / size)
-        raise RuntimeError("No executable batch size found, reached zero.")
+        msg = (
+            "No executable batch size found, reached zero. Not even a batch of 1 fits into the memory, "
+            f"tried from {self._size} down. Use a smaller model, or sharding."
+        )
+        raise RuntimeError(msg)
 
     def _attempt(
         self, peers: Peers | None, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]

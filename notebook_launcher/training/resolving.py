@@ -43,14 +43,9 @@ __all__ = [
     "report_conflicts",
     "report_dropped",
     "resolve",
-    "resolve_accumulation",
-    "resolve_check",
-    "resolve_hook",
     "resolve_loaders",
-    "resolve_max_grad_norm",
     "resolve_precision",
     "resolve_rng_types",
-    "resolve_shard",
 ]
 
 
@@ -125,13 +120,13 @@ def resolve(
     check_switch("device_placement", device_placement)
     check_switch("step_scheduler_with_optimizer", step_scheduler_with_optimizer)
     conflicts: list[str] = []
-    ddp_handler = resolve_hook(ddp_handler, conflicts)
+    ddp_handler = _resolve_hook(ddp_handler, conflicts)
     deepspeed_plugin, zero, call = apply_deepspeed(deepspeed_plugin, call)
     return Resolved(  # The report names conflicts in the order of these fields.
         precision=resolve_precision(call.mixed_precision, conflicts),
-        accumulation=resolve_accumulation(call.accumulation, rules, conflicts),
-        max_grad_norm=resolve_max_grad_norm(call.max_grad_norm, conflicts),
-        checks_ranks=resolve_check(check_ranks, rules, conflicts),
+        accumulation=_resolve_accumulation(call.accumulation, rules, conflicts),
+        max_grad_norm=_resolve_max_grad_norm(call.max_grad_norm, conflicts),
+        checks_ranks=_resolve_check(check_ranks, rules, conflicts),
         loaders=resolve_loaders(dataloader_config, **loader_shortcuts),
         device_placement=device_placement,
         rng_types=resolve_rng_types(rng_types),
@@ -144,7 +139,7 @@ def resolve(
         zero=zero,
         fsdp_plugin=call.fsdp_plugin,
         parallelism_config=call.parallelism_config,
-        shard=resolve_shard(call.parallelism_config, conflicts),
+        shard=_resolve_shard(call.parallelism_config, conflicts),
         conflicts=tuple(conflicts),
     )
 
@@ -215,7 +210,7 @@ def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin
     return dataclasses.replace(given, num_steps=num_steps if given.num_steps is None else given.num_steps)
 
 
-def resolve_accumulation(
+def _resolve_accumulation(
     given: GradientAccumulationPlugin, rules: Rules, conflicts: list[str]
 ) -> GradientAccumulationPlugin:
     """Return the settings of accumulation with the resolved number of steps."""
@@ -232,7 +227,7 @@ def _num_steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
     return steps_of(os.environ) if launched is None else int(launched)
 
 
-def resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float | None:
+def _resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float | None:
     """Return the norm that gradients are clipped to before each update, or None."""
     if argument is None:
         launched = context.setting("max_grad_norm")
@@ -243,7 +238,7 @@ def resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float
     return float(argument)
 
 
-def resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[str]) -> DistributedDataParallelKwargs:
+def _resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[str]) -> DistributedDataParallelKwargs:
     """Return the arguments of DDP, with the launch's communication hook if the code names none."""
     launched = context.setting("comm_hook")
     handler = handler or DistributedDataParallelKwargs()
@@ -255,7 +250,7 @@ def resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[
     return dataclasses.replace(handler, comm_hook=DDPCommunicationHookType(launched))
 
 
-def resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> bool:  # noqa: FBT001
+def _resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> bool:  # noqa: FBT001
     """Return True if ranks compare their weights; the default is the same as for the other guards."""
     if argument is None:
         launched = context.setting("check_ranks")
@@ -290,7 +285,7 @@ def _resolve_project(
     return project
 
 
-def resolve_shard(config: Any, conflicts: list[str]) -> int | None:
+def _resolve_shard(config: Any, conflicts: list[str]) -> int | None:
     """Return the launch's number of ranks that share a model out; sizes in the code win."""
     launched = context.setting("shard")
     if getattr(config, "total_size", 1) == 1:

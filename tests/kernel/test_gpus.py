@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notebook_launcher import Session, report
-from notebook_launcher.kernel.gpu_meter import GpuMeter, GpuReading
+from notebook_launcher.kernel.metering.gpu_meter import GpuMeter, GpuReading
 from notebook_launcher.kernel.ranks import describe_restart
 from tests.support.kernels import ROOT
 
@@ -84,7 +84,7 @@ int nvmlDeviceGetUtilizationRates(device *handle, unsigned *rates) {
 PROGRAM = """
 import ctypes, threading, time
 from notebook_launcher import launch
-from notebook_launcher.kernel import gpu_meter
+from notebook_launcher.kernel.metering import gpu_meter
 from notebook_launcher.machine import devices
 from notebook_launcher.widgets.monitor.feed import Feed
 left_open = ctypes.CDLL("libnvidia-ml.so.1").num_left_open
@@ -143,8 +143,8 @@ def test_without_gpus_there_is_nothing_to_read() -> None:
 
 def test_meter_reads_nothing_without_nvml(tmp_path: Path) -> None:
     program = (
-        "from notebook_launcher.kernel.gpu_meter import GpuMeter; meter = GpuMeter((0,)); print(meter.read(0)); "
-        "meter.close(); print(meter.read(0))"
+        "from notebook_launcher.kernel.metering.gpu_meter import GpuMeter; meter = GpuMeter((0,)); "
+        "print(meter.read(0)); meter.close(); print(meter.read(0))"
     )
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}

@@ -26,7 +26,7 @@ def chosen(file: str) -> tuple[set[str], set[str]]:
     ("file", "folders"),
     [
         ("notebook_launcher/kernel/inspection/stacks.py", {"kernel"}),
-        ("notebook_launcher/engines/process_tree.py", {"processes"}),
+        ("notebook_launcher/engines/process_tree.py", {"engines", "processes"}),
         (
             "notebook_launcher/training/data/rounds.py",
             {path.relative_to(ROOT / "tests").as_posix() for path in DATA_TESTS},

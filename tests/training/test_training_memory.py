@@ -152,7 +152,10 @@ def test_reduction_can_be_chosen():
 def test_search_raises_when_no_batch_size_fits(start):
     sizes: list[int] = []
     train = find_executable_batch_size(fits_up_to(0, memory=sizes), starting_batch_size=start)
-    with pytest.raises(RuntimeError, match=r"No executable batch size found, reached zero\."):
+    with pytest.raises(
+        RuntimeError,
+        match=r"No executable batch size found, reached zero\. Not even a batch of 1 fits .*, tried from \d+ down\.",
+    ):
         train()
     assert sizes == list(range(start, 0, -1))
 

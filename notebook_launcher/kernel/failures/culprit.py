@@ -37,8 +37,9 @@ __all__ = [
     "failures_of",
     "is_secondary",
     "is_victim_like",
-    "node_lost",
+    "node_lost_error",
     "signal_name",
+    "supervisor_lost_error",
     "to_exception",
 ]
 
@@ -242,7 +243,7 @@ def _signal_hint(outcome: RankOutcome, place: str) -> str:
     return "."
 
 
-def node_lost(lost: NodeLost) -> NodeLostError:
+def node_lost_error(lost: NodeLost) -> NodeLostError:
     """Return the error for a node that is gone."""
     reason, _, words = lost.reason.partition("\n")
     error = NodeLostError(
@@ -253,7 +254,7 @@ def node_lost(lost: NodeLost) -> NodeLostError:
     return error
 
 
-def internal(reason: str) -> InternalError:
+def supervisor_lost_error(reason: str) -> InternalError:
     """Return the error for a supervisor that is gone."""
     msg = f"the supervisor of this run is gone ({reason}); its ranks were killed with it"
     return InternalError(msg)

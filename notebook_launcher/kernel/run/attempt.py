@@ -79,7 +79,7 @@ class Attempt:
         self._deadline = deadline
         """Time at which the run is stopped, by `time.monotonic()`, as are the times below."""
         self._held_at: float | None = None
-        """Time since which a rank waits for the user's input, which stops the clock of `_deadline`."""
+        """Time since which input, a debugger or a pause holds ranks, which stops the clock of `_deadline`."""
         self._fail_at: float | None = None
         """Time at which the other ranks are stopped, because a rank has failed."""
         self._leave_at: float | None = None
@@ -246,11 +246,11 @@ class Attempt:
         self.tree.signal(ranks, signum)
 
     def hold_clock(self, *, held: bool) -> None:
-        """Stop the clock of the time-out while a rank waits for the user's input, and start it again afterwards."""
-        now, held = time.monotonic(), held or self._is_held
-        if held and self._held_at is None:
+        """Stop the clock of the time-out, or start it again unless a debugger or a pause still holds all ranks."""
+        now, is_held = time.monotonic(), held or self._is_held
+        if is_held and self._held_at is None:
             self._held_at = now
-        elif not held and self._held_at is not None:
+        elif not is_held and self._held_at is not None:
             if self._deadline is not None:
                 self._deadline += now - self._held_at
             self._held_at = None
@@ -280,8 +280,8 @@ class Attempt:
     def act(self, before_stop: Callable[[], Any]) -> None:
         """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
         now = time.monotonic()
-        nobody_looks = self.state.debugged is None or self.ladder is not None
-        if self._leave_at is not None and now >= self._leave_at and nobody_looks:
+        is_debugging = self.state.debugged is not None and self.ladder is None
+        if self._leave_at is not None and now >= self._leave_at and not is_debugging:
             self._leave()
         if self.ladder is not None:
             if now >= self.ladder.deadline:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from notebook_launcher import messages
     from notebook_launcher.kernel.hosting import Hosting, UnpacksException
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.plan import Plan
@@ -62,7 +63,7 @@ def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting | Non
     failures = _failures(data, outcomes)
     last_values, victims = data.live.last_values, culprit.consequences(failures)
     seconds = time.monotonic() - launched
-    error = _error(attempt, data.plan, failures, data.stacks, unpack_exception, asked_to_stop=asked_to_stop)
+    error = _error_of_attempt(attempt, data.plan, failures, data.stacks, unpack_exception, asked_to_stop=asked_to_stop)
     results = Results(
         values,
         num_processes=data.plan.num_processes,
@@ -162,7 +163,7 @@ def _summary(
     )
 
 
-def _error(
+def _error_of_attempt(
     attempt: Attempt,
     plan: Plan,
     failures: tuple[Failure, ...],
@@ -173,18 +174,11 @@ def _error(
 ) -> BaseException | None:
     # A run that times out before it has a rank is ended by killing its supervisor.
     if attempt.state.tree_lost and not attempt.timed_out:
-        return _loss(attempt, asked_to_stop=asked_to_stop)
+        return _lost_tree_error(attempt, asked_to_stop=asked_to_stop)
     if attempt.state.not_started is not None:
         return _not_started_error(attempt.state.not_started, plan)
     if attempt.timed_out:
-        if attempt.went_idle:
-            quiet = "no rank had written, reported or asked anything, or made an update, for"
-            msg = f"the run was stopped: {quiet} idle_timeout={plan.config.idle_timeout:g} s."
-        else:
-            msg = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
-            if not attempt.state.started:
-                msg += " No rank had begun the function yet: the first launch of a kernel imports torch."
-        return RunTimeoutError(_with_stacks(msg, stacks, plan))
+        return RunTimeoutError(_with_stacks(_describe_timeout(attempt, plan), stacks, plan))
     real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
     if not asked_to_stop:
         real = real or list(failures)  # Nobody asked for an end, so a rank without a value is a failure.
@@ -200,12 +194,22 @@ def _error(
     return None
 
 
-def _loss(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
+def _describe_timeout(attempt: Attempt, plan: Plan) -> str:
+    if attempt.went_idle:
+        quiet = "no rank had written, reported or asked anything, or made an update, for"
+        return f"the run was stopped: {quiet} idle_timeout={plan.config.idle_timeout:g} s."
+    text = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
+    if not attempt.state.started:
+        text += " No rank had begun the function yet: the first launch of a kernel imports torch."
+    return text
+
+
+def _lost_tree_error(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
     if attempt.state.node_lost is not None:
-        return culprit.node_lost(attempt.state.node_lost)
+        return culprit.node_lost_error(attempt.state.node_lost)
     if asked_to_stop:
         return RunStoppedError("the run was stopped before its ranks had started")
-    return culprit.internal(attempt.state.supervisor_lost or "")
+    return culprit.supervisor_lost_error(attempt.state.supervisor_lost or "")
 
 
 def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:
@@ -213,7 +217,7 @@ def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:
     return "\n".join(filter(None, (message, hint, stacks.in_past_tense if stacks else "")))
 
 
-def _not_started_error(failed: Any, plan: Plan) -> ResourceError:
+def _not_started_error(failed: messages.RankNotStarted, plan: Plan) -> ResourceError:
     who = name_rank(failed.rank, plan.node_names[failed.rank] if plan.node_names else "", of=plan.num_processes)
     msg = f"{who} could not be started: {failed.message}."
     if failed.errno in (errno.EAGAIN, errno.ENOMEM):

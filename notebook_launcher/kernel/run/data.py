@@ -10,12 +10,12 @@ from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.checks import name_of
 from notebook_launcher.kernel.display.output import RunOutput
-from notebook_launcher.kernel.gpu_meter import GpuMeter
 from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
+from notebook_launcher.kernel.metering.usage_meter import UsageMeter
 from notebook_launcher.kernel.run.commands import CommandQueue
 from notebook_launcher.kernel.run.kept_edits import RunEdits
 from notebook_launcher.kernel.run.live_values import LiveValues
-from notebook_launcher.kernel.usage_meter import UsageMeter
 
 if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunKind

@@ -22,7 +22,7 @@ FAILED_EXIT_BUDGET = 0.5
 """Time limit in seconds of the ranks' exit handlers after a failure, or once the run is being stopped."""
 
 
-def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event, Attempt], None]) -> None:
+def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event], None]) -> None:
     """Have the ranks run their exit handlers and exit; kill ranks that take too long, and show a notice about them.
 
     Args:
@@ -34,7 +34,7 @@ def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[E
     failed, began = attempt.state.failed, time.monotonic()
     for events in ranks.finish(lambda: _deadline(data.commands, began, failed=failed)):
         for event in events:
-            handle(event, attempt)
+            handle(event)
         data.output.publish()
     when, hint = f"{EXIT_BUDGET:g} s after it returned", ". Finish such work in the function, a save for example"
     if data.commands.asked_to_stop:

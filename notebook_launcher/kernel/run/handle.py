@@ -127,7 +127,7 @@ class Run(LiveRunReader, AnyRun):
         thread = RunThread(ranks, None, call_parcel, scope, in_cell=False, hosting=hosting)
         thread.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
         hosting.questions.connect(thread.command, thread.waits_for)
-        hosting.begin_in(thread.data.id, thread.make_folder())
+        hosting.begin_in(thread.make_folder())
         thread.begin()
         return cls(thread)
 

@@ -15,7 +15,7 @@ from notebook_launcher.history.schema import (
     RunChange,
     RunPicture,
 )
-from notebook_launcher.kernel.pace import Pace
+from notebook_launcher.kernel.metering.pace import Pace
 from notebook_launcher.kernel.run.live_settings import LiveSettings
 from notebook_launcher.units import describe_values
 

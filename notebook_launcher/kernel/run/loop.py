@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
@@ -48,7 +49,8 @@ class RunLoop:
     Args:
         data: The run data, which the loop writes.
         ranks: The ranks that serve the run.
-        call: The function and its arguments, for ranks that are started again and inherit the call by a fork.
+        call: The function and its arguments, for ranks that are started again: forked ranks inherit them, and the
+            fork server reads their code.
         parcel_fd: Descriptor of the packed call; None if the ranks inherit the call by a fork.
         questions: Takes what ranks ask the user.
         recorder: Writes the run's folder.
@@ -111,7 +113,7 @@ class RunLoop:
     def _run_attempt(self) -> Attempt:
         attempt = self._new_attempt()
         if self._ranks.many_calls:
-            replace_the_dead(self._data, self._ranks, attempt, self._handle)
+            replace_the_dead(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
         attempt.begin()
         while not attempt.settled:
             self._carry_out_commands(attempt)
@@ -179,16 +181,16 @@ class RunLoop:
         if attempt.state.tree_lost:
             self._ranks.close()
         elif self._ranks.many_calls:
-            mend(self._data, self._ranks, attempt, self._handle)
+            mend(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
         else:
-            end_ranks(self._data, self._ranks, attempt, self._handle)
+            end_ranks(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
 
     def _handle(self, event: Event, attempt: Attempt) -> None:
         match event:
             case Output():
                 self._data.output.feed(event)
                 self._recorder.note()
-            # These records are matched first, because a thousand ranks send tens of thousands of them per second.
+            # Before all other records, and past `Attempt.fold`: a thousand ranks send tens of thousands per second.
             case FromRank(
                 rank, messages.Metrics() | messages.Picture() | messages.Progress() | messages.Phases() as record, _
             ):
@@ -199,10 +201,10 @@ class RunLoop:
             case FromRank(rank, messages.DebugEnded(), _) | RankLost(messages.RankExited(rank=rank)):
                 attempt.end_debugging(rank)
             case FromRank(rank, record, _):
-                self._take(rank, record, attempt)
+                self._show_or_note(rank, record, attempt)
         attempt.fold(event)
 
-    def _take(self, rank: int, record: object, attempt: Attempt) -> None:
+    def _show_or_note(self, rank: int, record: object, attempt: Attempt) -> None:
         """Show, pass on or note a record of a rank; `Attempt.fold` takes the records about the call itself."""
         data = self._data
         match record:

@@ -22,7 +22,7 @@ DEATH_NOTICE = 1.0
 """Longest wait in seconds for the supervisor's report of a rank's end, once the rank's channel has closed."""
 
 
-def replace_the_dead(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event, Attempt], None]) -> None:
+def replace_the_dead(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event], None]) -> None:
     """Replace ranks of a session that died between two runs.
 
     Args:
@@ -34,16 +34,23 @@ def replace_the_dead(data: RunData, ranks: Ranks, attempt: Attempt, handle: Call
     tree, until = attempt.tree, time.monotonic() + DEATH_NOTICE
     while (events := tree.events(0)) or (tree.is_dying and time.monotonic() < until):
         for event in events or tree.events(DEATH_NOTICE):
-            handle(event, attempt)
+            handle(event)
     if attempt.state.outcomes and not attempt.state.tree_lost:
         mend(data, ranks, attempt, handle)
         attempt.forget_outcomes(ranks.generation)
 
 
-def mend(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event, Attempt], None]) -> None:
-    """Make a session's ranks ready for the next call, and show a notice if they lost something; as above."""
+def mend(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event], None]) -> None:
+    """Make a session's ranks ready for the next call, and show a notice if they lost something.
+
+    Args:
+        data: The run data, for notices.
+        ranks: The ranks of the session.
+        attempt: The attempt that is over.
+        handle: Takes each event of the process tree that arrives meanwhile.
+    """
     _remove_the_spent(attempt, handle)
-    replaced = ranks.mend(attempt)
+    replaced = ranks.replace_ended(attempt)
     if replaced:
         in_nccl = attempt.ladder is not None and "nccl" in (attempt.tree.setup.backend or "")
         data.output.notice(describe_restart(replaced, stopped_in_nccl=in_nccl))
@@ -54,7 +61,7 @@ def mend(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event,
         )
 
 
-def _remove_the_spent(attempt: Attempt, handle: Callable[[Event, Attempt], None]) -> None:
+def _remove_the_spent(attempt: Attempt, handle: Callable[[Event], None]) -> None:
     """End ranks whose GPU context was lost: their CUDA calls would fail in all later calls of the session."""
     spent = tuple(rank for rank, outcome in attempt.state.outcomes.items() if outcome.is_spent)
     if not spent:
@@ -63,4 +70,4 @@ def _remove_the_spent(attempt: Attempt, handle: Callable[[Event, Attempt], None]
     until = time.monotonic() + DEATH_NOTICE
     while any(attempt.state.outcomes[rank].is_spent for rank in spent) and (left := until - time.monotonic()) > 0:
         for event in attempt.tree.events(left):
-            handle(event, attempt)
+            handle(event)

@@ -34,7 +34,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
     Args:
         data: The run data.
         ranks: The ranks, all of which have ended.
-        call: The function and its arguments, for ranks that inherit the call by a fork.
+        call: The function and its arguments: forked ranks inherit them, and the fork server reads their code.
 
     Raises:
         ConfigError: Nodes do not come up, and the run cannot continue without them.
@@ -63,7 +63,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
                 raise ConfigError(reason, field="engine") from error
             ranks.engine = rest.engine
     if rest is not None:
-        _note(data, before, ranks.plan, reason)
+        _adopt_plan(data, before, ranks.plan, reason)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class _Rest:
         return dataclasses.replace(make_plan(config), config=before.config, seed=before.seed)
 
 
-def _note(data: RunData, before: Plan, after: Plan, reason: str) -> None:
+def _adopt_plan(data: RunData, before: Plan, after: Plan, reason: str) -> None:
     """Write the new plan to the run data, and show a line about it."""
     data.plan = after
     data.output.place_ranks(after.node_names)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptFailure"]
 
-OURS = str(Path(__file__).resolve().parents[2])
+PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 
 
 class KeptFailure:
@@ -39,7 +39,7 @@ class KeptFailure:
         Code that cannot be compiled has no frame.
         """
         step = None if self._error is None else self._error.__traceback__
-        if step is None or step.tb_frame.f_code.co_filename.startswith(f"{OURS}/"):
+        if step is None or step.tb_frame.f_code.co_filename.startswith(f"{PACKAGE_FOLDER}/"):
             return None
         frames = []
         while step is not None:
@@ -71,6 +71,6 @@ class KeptFailure:
 def _own_frames(step: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the first frame on that is not the launcher's; all of it if every frame is."""
     first = step
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(f"{OURS}/"):
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(f"{PACKAGE_FOLDER}/"):
         first = first.tb_next
     return first or step

@@ -21,7 +21,7 @@ __all__ = ["describe", "users_place"]
 T = TypeVar("T")
 Link = Literal["cause", "context", ""]
 
-OURS = str(Path(__file__).resolve().parents[2])
+PACKAGE_FOLDER = f"{Path(__file__).resolve().parents[2]}/"
 INTERRUPT_HANDLER = "_on_interrupt"
 """The function that Python calls in a rank when the run is stopped, as the innermost frame of the traceback."""
 PICKLING = re.compile(r"/(notebook_launcher|cloudpickle)/|/pickle\.py$")
@@ -155,9 +155,9 @@ def _syntax(error: BaseException) -> str:
 def _frames(tb: TracebackType | None) -> Iterator[Frame]:
     # Our own frames are those above the user's function; one further down means that the user called us.
     extracted = list(traceback.extract_tb(tb))
-    while extracted and str(extracted[0].filename).startswith(OURS):
+    while extracted and str(extracted[0].filename).startswith(PACKAGE_FOLDER):
         extracted.pop(0)
-    if extracted and extracted[-1].name == INTERRUPT_HANDLER and str(extracted[-1].filename).startswith(OURS):
+    if extracted and extracted[-1].name == INTERRUPT_HANDLER and str(extracted[-1].filename).startswith(PACKAGE_FOLDER):
         extracted.pop()
     if len(extracted) > MAX_FRAMES:
         extracted = extracted[: MAX_FRAMES // 2] + extracted[-MAX_FRAMES // 2 :]

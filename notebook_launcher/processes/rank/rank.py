@@ -74,7 +74,7 @@ class _Rank:
         self._rendezvous = Rendezvous(start.rank, start.setup)
         self._modules = LocalModules(start.setup.cwd) if start.setup.many_calls else None
         """The user's modules, which a rank of a session imports again after they were edited."""
-        self._in_call = False
+        self._is_interruptible = False
         """True while an interrupt may raise `KeyboardInterrupt`."""
         self._failure = KeptFailure() if start.setup.keeps_failures else None
         """Keeps the exception of the last call for a debugger."""
@@ -146,11 +146,11 @@ class _Rank:
         self._forget_edited_modules()
         try:
             # Not a context manager of contextlib: those assign to the exception, which may be frozen.
-            self._in_call = True
+            self._is_interruptible = True
             try:
                 record, fd = self._perform(call, fds, stage)
             finally:
-                self._in_call = False
+                self._is_interruptible = False
         except BaseException as error:  # noqa: BLE001 - any exception of user code is an outcome
             record, fd = self._raised(call, stage, error)
         if self._modules is not None:
@@ -188,7 +188,7 @@ class _Rank:
         self._rendezvous.join(call.generation)
         stage.name = "function"
         self._channel.send(messages.CallStarted(call_id=call.call_id))
-        value = self._call(call, function_call)
+        value = self._call_function(call, function_call)
         self._rendezvous.drop_destroyed()
         stage.name = "return"
         fd, unsent = _pack(value)
@@ -205,7 +205,7 @@ class _Rank:
         self._report_overwritten(overwritten)
         return function_call
 
-    def _call(self, call: messages.RunCall, function_call: travel.FunctionCall) -> Any:
+    def _call_function(self, call: messages.RunCall, function_call: travel.FunctionCall) -> Any:
         """Call the function, and wait for the work that it has queued on a GPU; return its value."""
         try:
             self._on_comm_signal(0, None)  # Messages whose signal came before the call were not handled then.
@@ -220,7 +220,7 @@ class _Rank:
         else:
             return value
         finally:
-            _flush_clock()
+            _end_training_records()
             frontend.flush_figures()
             rank_process.mend_output()
 
@@ -265,20 +265,20 @@ class _Rank:
 
     def _on_comm_signal(self, _signum: int, _frame: Any) -> None:
         """Read what the page has sent to widgets during a call; Python calls this between two bytecodes."""
-        if self._in_call:
+        if self._is_interruptible:
             for record in self._inbox.take_comm_messages():
                 self._widgets.handle(record)
 
     def _handle_comm(self, record: messages.CommMessage) -> None:
         """Handle a message to a widget, between calls too, where an interrupt ends only this."""
-        before, self._in_call = self._in_call, True
+        before, self._is_interruptible = self._is_interruptible, True
         try:
             self._widgets.handle(record)
         except KeyboardInterrupt:
             if before:
                 raise
         finally:
-            self._in_call = before
+            self._is_interruptible = before
 
     def _forget_failure(self) -> None:
         if self._failure is not None:
@@ -286,20 +286,20 @@ class _Rank:
 
     def _debug(self) -> None:
         # A cell waits for the debugger, even if the run itself was launched in the background.
-        self._inbox.can_ask = self._in_call = True
+        self._inbox.can_ask = self._is_interruptible = True
         try:
             if self._failure is not None:
                 self._failure.debug(self._number, self._inbox.ask_text)
         except KeyboardInterrupt:
             pass  # The user leaves the debugger.
         finally:
-            self._in_call = False
+            self._is_interruptible = False
             frontend.flush_figures()
             rank_process.mend_output()
             self._channel.send(messages.DebugEnded())
 
     def _on_interrupt(self, _signum: int, _frame: Any) -> None:
-        if self._in_call:
+        if self._is_interruptible:
             raise KeyboardInterrupt
 
 
@@ -318,12 +318,15 @@ def _pack(value: Any) -> tuple[int | None, str]:
         return None, f"{error}{users_place(error.__cause__)}"
 
 
-def _flush_clock() -> None:
+def _end_training_records() -> None:
+    """Send the rest of the phases' times, and end a profile that is under way."""
     rank = context.current()
+    if rank is None:
+        return
     with contextlib.suppress(OSError):  # The kernel is gone.
-        if rank is not None and rank.clock is not None:
+        if rank.clock is not None:
             rank.clock.flush()
-        if rank is not None and rank.safepoint is not None:
+        if rank.safepoint is not None:
             rank.safepoint.close()
 
 

@@ -49,7 +49,7 @@ class Accumulation:
         """Take what a micro-batch needs.
 
         Args:
-            gradient_state: Progress of accumulation.
+            gradient_state: The state of accumulation.
             members: Models and tensors that are trained.
             rules: The differences from Accelerate.
             weighing: Gives the factors of losses, and corrects windows.

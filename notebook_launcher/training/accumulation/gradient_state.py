@@ -154,14 +154,11 @@ class GradientState:
 
     def window_of(self, members: Sequence[Member]) -> Window:
         """Return the window of a set of members."""
-        window = Window(() if self._rules.shared_window else tuple(members))
-        key = window.key
-        if key in self.windows:
-            window = self.windows[key]
-        else:
-            window.load_state_dict(self.loaded.pop(len(self.windows), {}))
-            self.windows[key] = window
-        return window
+        new = Window(() if self._rules.shared_window else tuple(members))
+        if new.key not in self.windows:
+            new.load_state_dict(self.loaded.pop(len(self.windows), {}))
+            self.windows[new.key] = new
+        return self.windows[new.key]
 
     def enter(self, window: Window, probes: Sequence[torch.Tensor | None]) -> list[Abandoned]:
         """Begin a micro-batch; return the windows whose gradients must be dropped.

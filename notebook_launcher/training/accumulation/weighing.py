@@ -62,7 +62,7 @@ class Weighing:
         """Take the objects that a weight depends on.
 
         Args:
-            gradient_state: Progress of accumulation.
+            gradient_state: The state of accumulation.
             members: Models and tensors that are trained.
             rules: The differences from Accelerate.
             process: This process among its peers.

@@ -87,8 +87,8 @@ def prepare_data_loader(
         use_stateful_dataloader: Accepted; prepared loaders always know their position.
         uneven: With `even_batches=False`, the conduct of a rank that has run out of batches before others:
             `"weigh"`, `"stop"`, `"error"` or `"leave"` (see `DataLoaderConfiguration.uneven`).
-        check_ranks: True if ranks that read for themselves compare before each epoch what they are about to walk
-            through. If so, all of them must begin each loop.
+        check_ranks: True if ranks that read for themselves compare their epoch plans before each epoch.
+            If so, all of them must begin each loop.
         keeps_shares: True if a `DistributedSampler` stays, so that its share is shared out again, as in Accelerate.
             False: it is replaced by the sampler with the same order of all samples.
         stack: Active loaders; the loader is among them while it is iterated.

@@ -19,17 +19,17 @@ __all__ = ["broadcast_from_first", "initialise_on_first", "load_on_first", "mate
 
 LOADING = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
 """The variables at which `from_pretrained` of transformers leaves the weights of all ranks but the first on meta."""
-OURS = "NOTEBOOK_LAUNCHER_SET_FSDP_LOADING"
+SET_BY_US = "NOTEBOOK_LAUNCHER_SET_FSDP_LOADING"
 """Names the variables that this process has set itself, so that a later Accelerator does not take them for a wish."""
 
 
 def load_on_first(on: bool) -> None:  # noqa: FBT001 - a switch
     """Let rank 0 alone read pretrained weights from now on, or let all ranks, unless the user set the variables."""
-    for name in os.environ.pop(OURS, "").split():
+    for name in os.environ.pop(SET_BY_US, "").split():
         os.environ.pop(name, None)
     missing = [name for name in LOADING if name not in os.environ] if on else []
     if missing:
-        os.environ.update({name: LOADING[name] for name in missing}, **{OURS: " ".join(missing)})
+        os.environ.update({name: LOADING[name] for name in missing}, **{SET_BY_US: " ".join(missing)})
 
 
 Made = dict[torch.nn.Parameter, torch.nn.Parameter]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["gather_state_dict", "load_model", "save", "save_model"]
 
-OURS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+WEIGHT_FILES = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 """Names of all files that a save of a model may consist of."""
 CANDIDATES = (
     "model.safetensors",
@@ -160,7 +160,7 @@ def _writes(stage: Path | None, state: Mapping[str, Any], plan: _FilePlan, *, sa
 
 def _publish(stage: Path, target: Path, plan: _FilePlan) -> None:
     before = staging.contents(target) if target.exists() else set()
-    earlier = {name for name in before if OURS.fullmatch(name)}
+    earlier = {name for name in before if WEIGHT_FILES.fullmatch(name)}
     staging.publish(
         stage, target, last=plan.last, stale=earlier - staging.contents(stage), replaceable=before == earlier
     )

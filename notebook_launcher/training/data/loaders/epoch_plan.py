@@ -15,7 +15,7 @@ UNKNOWN = -1
 
 
 class EpochPlan(NamedTuple):
-    """The data that a rank is about to walk through."""
+    """The data that a rank will read in an epoch."""
 
     num_samples: int | None
     """Samples of the data set; None if it has no length."""

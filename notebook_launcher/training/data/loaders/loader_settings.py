@@ -54,7 +54,7 @@ class SharingSettings:
     use_stateful_dataloader: bool
     """Accepted; prepared loaders always know their position."""
     check_ranks: bool
-    """True if ranks compare before each epoch what they are about to walk through."""
+    """True if ranks compare their epoch plans before each epoch."""
     keeps_shares: bool
     """True if a `DistributedSampler` stays, so that its share is shared out again."""
     stack: LoaderStack | None

@@ -48,8 +48,8 @@ class DataLoaderShard(PreparedLoader):
         skip_batches: Number of batches that are left out at the start of each epoch.
         use_stateful_dataloader: Accepted; these loaders always know their position.
         iteration: The first epoch's number.
-        check_ranks: True if ranks compare before each epoch what they are about to walk through. If so, all of
-            them must begin each loop.
+        check_ranks: True if ranks compare their epoch plans before each epoch. If so, all of them must begin each
+            loop.
         stack: Active loaders; the loader is among them while it is iterated.
         progress: Progress of the loader whose rest this loader reads; None: a new one.
         kwargs: As `DataLoader`'s.

@@ -9,7 +9,7 @@ from notebook_launcher.history.schema import RankUsage
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.tree import Tree
-    from notebook_launcher.kernel.gpu_meter import GpuMeter
+    from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
 
 __all__ = ["UsageMeter", "halve"]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from notebook_launcher import notebook_launch
+from notebook_launcher.engines.compiler_use import uses_compiler
 from notebook_launcher.engines.starting import fork_server
 from notebook_launcher.travel import FunctionCall
-from notebook_launcher.travel.compiler_use import uses_compiler
 
 Wrapped = torch.nn.parallel.DistributedDataParallel
 
