@@ -1,8 +1,8 @@
 """Options of `launch`: every field of `LaunchConfig`, under the names that `accelerate launch` and `torchrun` give it.
 
-Their options that have no field are of three kinds: those with a meaning of their own here (in `add_options`), those without
-any meaning where one process starts all ranks of one machine (`WITHOUT_EFFECT`), and those that ask for something that
-this package does not do (`REFUSED`).
+Their options that have no field are of three kinds: those with a meaning of their own here (in `add_options`), those
+without any meaning where one process starts all ranks of one machine (`WITHOUT_EFFECT`), and those that ask for
+something that this package does not do (`REFUSED`).
 """
 
 from __future__ import annotations
