@@ -40,7 +40,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
         ConfigError: Nodes do not come up, and the run cannot continue without them.
         ResourceError: The machine cannot hold the ranks any more.
     """
-    before, rest, reason = ranks.plan, None, ""
+    before, rest = ranks.plan, None
     while True:
         try:
             if rest is not None:
@@ -48,22 +48,34 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
             ranks.start(call)
             break
         except ConfigError as error:
-            if not error.nodes and rest is not None:
-                raise ConfigError(
-                    f"{reason}\nThe run cannot continue on the remaining nodes: {error}", field=error.field
-                ) from error
-            if not error.nodes or ranks.many_calls or not isinstance(ranks.engine, ReducibleEngine):
-                raise
-            reason = "\n".join(filter(None, (reason, str(error))))
-            if before.config.resume is None:
-                raise ConfigError(f"{reason}\n{HOW}", field="engine") from error
-            present = rest or _Rest.of(before, ranks.engine)
-            rest = present.without(error.nodes, why=reason)
-            if rest == present:  # The engine chooses its nodes itself, and still counts on one that is gone.
-                raise ConfigError(reason, field="engine") from error
+            rest = _rest_after(error, rest, ranks, before)
             ranks.engine = rest.engine
     if rest is not None:
-        _adopt_plan(data, before, ranks.plan, reason)
+        _adopt_plan(data, before, ranks.plan, rest.reason)
+
+
+def _rest_after(error: ConfigError, rest: _Rest | None, ranks: Ranks, before: Plan) -> _Rest:
+    """Return the nodes that are left after an error of a start; raise ConfigError if the run cannot continue on them.
+
+    Args:
+        error: The error of the start; it names the nodes that did not come up.
+        rest: The nodes on which the start was tried; None: those of the launch.
+        ranks: The ranks.
+        before: The plan of the launch.
+    """
+    if not error.nodes and rest is not None:
+        msg = f"{rest.reason}\nThe run cannot continue on the remaining nodes: {error}"
+        raise ConfigError(msg, field=error.field) from error
+    if not error.nodes or ranks.many_calls or not isinstance(ranks.engine, ReducibleEngine):
+        raise error
+    present = rest or _Rest.of(before, ranks.engine)
+    reason = "\n".join(filter(None, (present.reason, str(error))))
+    if before.config.resume is None:
+        raise ConfigError(f"{reason}\n{HOW}", field="engine") from error
+    left = present.without(error.nodes, reason=reason)
+    if left == present:  # The engine chooses its nodes itself, and still counts on one that is gone.
+        raise ConfigError(reason, field="engine") from error
+    return left
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,20 +87,22 @@ class _Rest:
     """Number of ranks on each node that had ranks and is left."""
     lost: tuple[int, ...] = ()
     """Number of ranks on each node that had ranks and is gone."""
+    reason: str = dataclasses.field(default="", compare=False)
+    """The errors about the nodes that did not come up, each on a line; empty before the first."""
 
     @classmethod
     def of(cls, plan: Plan, engine: ReducibleEngine) -> _Rest:
         """Return all nodes of a launch."""
         return cls(engine, tuple(len(part) for part in ranks_by_node(plan.num_processes, plan.num_nodes)))
 
-    def without(self, nodes: Collection[int], *, why: str) -> _Rest:
+    def without(self, nodes: Collection[int], *, reason: str) -> _Rest:
         """Return the nodes without these, which are down for this reason; raises `ConfigError` if none is left."""
         rest = self.engine.without(nodes)
         if rest is None:
-            raise ConfigError(f"{why}\nNo other node is left.", field="engine")
+            raise ConfigError(f"{reason}\nNo other node is left.", field="engine")
         kept = tuple(num for number, num in enumerate(self.kept) if number not in nodes)
         lost = tuple(num for number, num in enumerate(self.kept) if number in nodes)
-        return _Rest(rest, kept, (*self.lost, *lost))
+        return _Rest(rest, kept, (*self.lost, *lost), reason)
 
     def plan(self, before: Plan) -> Plan:
         """Return the plan of a launch on these nodes. Nodes that had no ranks take the ranks of lost nodes."""
