@@ -11,6 +11,7 @@ from pathlib import Path
 import notebook_launcher
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.installed import version_of
+from notebook_launcher.package_folder import PACKAGE_FOLDER
 from notebook_launcher.settings import accelerate_yaml
 
 __all__ = ["look_at_software"]
@@ -27,7 +28,7 @@ def look_at_software() -> list[Finding]:
     return [
         Finding(area=AREA, name="Python", fact=f"{platform.python_version()} at {sys.executable}"),
         Finding(area=AREA, name="system", fact=platform.platform()),
-        Finding(area=AREA, name="notebook-launcher", fact=f"{notebook_launcher.__version__} at {_home()}"),
+        Finding(area=AREA, name="notebook-launcher", fact=f"{notebook_launcher.__version__} at {PACKAGE_FOLDER}"),
         _torch(version_of("torch")),
         Finding(area=AREA, name="NCCL", fact=_nccl() or "not installed as a package"),
         _ipykernel(version_of("ipykernel")),
@@ -36,10 +37,6 @@ def look_at_software() -> list[Finding]:
         ),
         Finding(area=AREA, name="settings file", fact=str(file) if file.is_file() else f"none ({file})"),
     ]
-
-
-def _home() -> Path:
-    return Path(notebook_launcher.__file__).parent
 
 
 def _torch(version: str | None) -> Finding:

@@ -6,10 +6,10 @@ import contextlib
 import os
 import pickle
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.channel import anonymous_file
+from notebook_launcher.package_folder import PACKAGE_FOLDER
 
 if TYPE_CHECKING:
     from notebook_launcher import messages
@@ -30,7 +30,7 @@ BOOTSTRAP = (
 
 def command(role: Role, fd: int) -> list[str]:
     """Return the command line of a fresh interpreter in this role; `fd` is the descriptor that it inherits."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(PACKAGE_FOLDER.parent)
     # The last argument is for people who look at a list of processes; no code reads it.
     return [sys.executable, "-c", BOOTSTRAP.format(root=root, role=role, fd=fd), f"notebook_launcher.processes.{role}"]
 

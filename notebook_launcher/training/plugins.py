@@ -8,9 +8,9 @@ import enum
 import os
 import sys
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.package_folder import is_ours
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.text import type_of
 from notebook_launcher.training.argument_checks import check_fields
@@ -357,8 +357,7 @@ class Warner:
 
 def _outside() -> int:
     # `skip_file_prefixes` of warnings.warn does this, from Python 3.12 on.
-    here, level = str(Path(__file__).parents[1]), 1
-    frame = sys._getframe(1)  # noqa: SLF001
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+    frame, level = sys._getframe(1), 1  # noqa: SLF001
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return level

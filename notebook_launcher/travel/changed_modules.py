@@ -19,6 +19,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.package_folder import PACKAGE_FOLDER
 from notebook_launcher.travel.parcel import read_notes
 
 if TYPE_CHECKING:
@@ -55,9 +56,8 @@ def stale_modules(fd: int | None) -> list[str]:
 def _installed_folders() -> tuple[str, ...]:
     # Cached, because finding them takes 0.4 ms and they do not change.
     installed = [*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()]
-    own = str(Path(__file__).parent.parent)
     scripts = {sysconfig.get_path("scripts"), sysconfig.get_path("data")}
-    return tuple(folder + os.sep for folder in {*installed, own} - scripts)
+    return tuple(folder + os.sep for folder in {*installed, str(PACKAGE_FOLDER)} - scripts)
 
 
 def is_local(module: types.ModuleType) -> bool:

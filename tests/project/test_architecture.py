@@ -33,6 +33,7 @@ FOUNDATIONS = (
     "facade",
     "installed",
     "messages",
+    "package_folder",
     "pictures",
     "reporting",
     "settings",

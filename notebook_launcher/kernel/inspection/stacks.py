@@ -10,10 +10,10 @@ import html
 import itertools
 import linecache
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT, is_end_of_call, waits_for_gpu
+from notebook_launcher.package_folder import PACKAGE_FOLDER, is_ours
 from notebook_launcher.travel import cells
 from notebook_launcher.units import rank_list
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RankStack", "StackFrame", "Stacks", "ThreadStack", "crash_site", "parse_stacks"]
 
-PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
 ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank" / "rank.py"), "run_rank")
 """File and function of a rank's outermost frame; frames outside belong to the process that the rank was forked from."""
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
@@ -281,11 +280,7 @@ def _implied_wait(frames: tuple[StackFrame, ...]) -> str | None:
 
 def _relevant(frames: list[StackFrame]) -> tuple[StackFrame, ...]:
     inside = itertools.takewhile(lambda frame: (frame.file, frame.function) != ENTRY, frames)
-    return tuple(frame for frame in inside if not _is_ours(frame))
-
-
-def _is_ours(frame: StackFrame) -> bool:
-    return frame.file.startswith(f"{PACKAGE_FOLDER}/") and not is_end_of_call(frame)
+    return tuple(frame for frame in inside if not is_ours(frame.file) or is_end_of_call(frame))
 
 
 def _unescape(text: str) -> str:

@@ -6,10 +6,10 @@ import bdb
 import contextlib
 import gc
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messages import KeptFrames
+from notebook_launcher.package_folder import is_ours
 from notebook_launcher.processes.failures.held_memory import gpu_bytes, tensor_bytes
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = ["KeptFailure"]
-
-PACKAGE_FOLDER = str(Path(__file__).resolve().parents[2])
 
 
 class KeptFailure:
@@ -39,7 +37,7 @@ class KeptFailure:
         Code that cannot be compiled has no frame.
         """
         step = None if self._error is None else self._error.__traceback__
-        if step is None or step.tb_frame.f_code.co_filename.startswith(f"{PACKAGE_FOLDER}/"):
+        if step is None or is_ours(step.tb_frame.f_code.co_filename):
             return None
         frames = []
         while step is not None:
@@ -71,6 +69,6 @@ class KeptFailure:
 def _own_frames(step: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the first frame on that is not the launcher's; all of it if every frame is."""
     first = step
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(f"{PACKAGE_FOLDER}/"):
+    while first is not None and is_ours(first.tb_frame.f_code.co_filename):
         first = first.tb_next
     return first or step

@@ -6,10 +6,10 @@ import dataclasses
 import re
 import sys
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from notebook_launcher.messages import ExceptionReport, Frame
+from notebook_launcher.package_folder import is_ours
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ __all__ = ["describe", "users_place"]
 T = TypeVar("T")
 Link = Literal["cause", "context", ""]
 
-PACKAGE_FOLDER = f"{Path(__file__).resolve().parents[2]}/"
 INTERRUPT_HANDLER = "_on_interrupt"
 """The function that Python calls in a rank when the run is stopped, as the innermost frame of the traceback."""
 PICKLING = re.compile(r"/(notebook_launcher|cloudpickle)/|/pickle\.py$")
@@ -155,9 +154,9 @@ def _syntax(error: BaseException) -> str:
 def _frames(tb: TracebackType | None) -> Iterator[Frame]:
     # Our own frames are those above the user's function; one further down means that the user called us.
     extracted = list(traceback.extract_tb(tb))
-    while extracted and str(extracted[0].filename).startswith(PACKAGE_FOLDER):
+    while extracted and is_ours(str(extracted[0].filename)):
         extracted.pop(0)
-    if extracted and extracted[-1].name == INTERRUPT_HANDLER and str(extracted[-1].filename).startswith(PACKAGE_FOLDER):
+    if extracted and extracted[-1].name == INTERRUPT_HANDLER and is_ours(str(extracted[-1].filename)):
         extracted.pop()
     if len(extracted) > MAX_FRAMES:
         extracted = extracted[: MAX_FRAMES // 2] + extracted[-MAX_FRAMES // 2 :]
