@@ -1,4 +1,4 @@
-"""The sinks for a run's output: the cell that launched the run, or a terminal.
+"""The sink for a run's output in the cell that launched the run, the protocol of sinks, and the choice of one.
 
 Text that a thread of the kernel prints goes to a cell that depends on the version of ipykernel: the latest cell, or
 the cell that started the thread. A `CellSink` therefore remembers the message that started its cell and sends every
@@ -12,15 +12,14 @@ import base64
 import contextlib
 import contextvars
 import getpass
-import shutil
 import sys
 import threading
 import uuid
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from notebook_launcher.kernel.display.stream_sink import StreamSink
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.text import first_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from notebook_launcher import messages
     from notebook_launcher.engines.events import Stream
 
-__all__ = ["CellSink", "Sink", "StreamSink", "answering", "ask", "current_message", "make_sink", "why_no_answers"]
+__all__ = ["CellSink", "Sink", "answering", "ask", "current_message", "make_sink", "why_no_answers"]
 
 CLOSE_BUDGET = 5.0
 BROKEN_IPYKERNELS = ("7.0.0", "7.0.1")
@@ -290,73 +289,6 @@ class CellSink:
         kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=topic)
 
 
-class StreamSink:
-    """A terminal, a log file, or whatever `sys.stdout` is."""
-
-    is_cell = has_audience = takes_comms = False
-    message = None
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._status = ""
-
-    def text(self, stream: Stream, text: str) -> None:
-        """Write text."""
-        with self._lock:
-            status = self._status
-            self._draw_status("")
-            _write(getattr(sys, stream), text)
-            self._draw_status(status)
-
-    def print(self, text: str) -> None:
-        """Write text."""
-        self.text("stdout", text)
-
-    def status(self, text: str) -> None:
-        """Redraw one line in a terminal; elsewhere nothing is written, because it could not be removed again."""
-        with self._lock:
-            self._draw_status(" | ".join(text.split("\n")))
-
-    def display(
-        self,
-        data: Mapping[str, Any],
-        metadata: Mapping[str, Any] | None = None,  # noqa: ARG002
-        transient: Mapping[str, Any] | None = None,  # noqa: ARG002
-        *,
-        update: bool = False,  # noqa: ARG002
-    ) -> None:
-        """Write the plain text that every rich output carries."""
-        self.text("stdout", f"{data.get('text/plain', '')}\n")
-
-    def comm(self, record: messages.CommMessage) -> None:
-        """Do nothing, because there is no page."""
-
-    def html(self, html: str, text: str) -> None:  # noqa: ARG002
-        """Write `text`."""
-        self.text("stdout", f"{text}\n")
-
-    def clear_output(self, *, wait: bool = False) -> None:
-        """Do nothing, because written text stays."""
-
-    def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function, here."""
-        function(*args)
-
-    def flush(self) -> None:
-        """Do nothing, because every text is flushed when it is written."""
-
-    def close(self) -> None:
-        """Remove the live line."""
-        self.status("")
-
-    def _draw_status(self, text: str) -> None:
-        if text == self._status or not sys.stdout.isatty():
-            return
-        self._status = text
-        width = shutil.get_terminal_size().columns - 1
-        _write(sys.stdout, "\r\x1b[K" + first_columns(text, width))
-
-
 def ask(prompt: str, *, password: bool = False) -> str:
     """Ask the user; call it in the kernel's main thread.
 
@@ -388,11 +320,6 @@ def why_no_answers() -> str:
     if request.get("allow_stdin", True):
         return ""
     return "this front end cannot ask for input (nbclient, papermill and nbconvert never can)"
-
-
-def _write(file: TextIO, text: str) -> None:
-    file.write(text)
-    file.flush()
 
 
 def _redirected(file: Any) -> TextIO | None:
