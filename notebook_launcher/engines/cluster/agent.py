@@ -160,6 +160,8 @@ class Agent:
                     self._tell(node_records.BoardWritten(self._number, number))
             case node_records.AskTree(number, method, args):
                 self._tell(node_records.TreeAnswered(number, getattr(tree, method)(*args)))
+            case unknown:
+                raise TypeError(f"the agent got an unknown message: {unknown!r}")
 
     def _bind(self) -> None:
         # The port is known before a launch, which therefore needs no answer first. Nothing listens until then.

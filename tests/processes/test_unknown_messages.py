@@ -1,0 +1,66 @@
+"""A message that its reader does not know is a fault of this package: each reader names itself and the message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import Session
+from notebook_launcher.channel import Channel, channel_pair
+from notebook_launcher.engines.cluster.agent import Agent
+from notebook_launcher.engines.events import Output, RankLost
+from notebook_launcher.engines.process_tree import ProcessTree
+from notebook_launcher.processes import forkserver, supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    """Return two ends of a channel; an unknown message is under way to the second one."""
+    ours, theirs = channel_pair()
+    with theirs:
+        ours.send("hello")
+        yield ours, Channel(theirs)
+        ours.close()
+
+
+def reader(kind: type, channel: Channel) -> Any:
+    """Return a reader that has nothing but its channel."""
+    made: Any = object.__new__(kind)
+    made._channel = channel
+    return made
+
+
+def test_supervisor_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:
+    with pytest.raises(TypeError, match="the supervisor got an unknown message: 'hello'"):
+        reader(supervisor._Supervisor, ends[1])._on_message()
+
+
+def test_fork_server_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:
+    with pytest.raises(TypeError, match="the fork server got an unknown message: 'hello'"):
+        reader(forkserver._Server, ends[1])._on_message()
+
+
+def test_kernel_refuses_an_unknown_message_of_a_supervisor(ends: tuple[Channel, Channel]) -> None:
+    with pytest.raises(TypeError, match="the kernel got an unknown message from the supervisor: 'hello'"):
+        reader(ProcessTree, ends[1])._on_supervisor()
+
+
+def test_agent_refuses_an_unknown_message_for_its_ranks() -> None:
+    tree: Any = None
+    with pytest.raises(TypeError, match="the agent got an unknown message: 'hello'"):
+        object.__new__(Agent)._obey_for_tree("hello", tree)
+
+
+def test_rank_ends_at_an_unknown_message() -> None:
+    with Session(1, devices="cpu") as session:
+        tree: Any = session._ranks.tree
+        tree.send(0, "hello")
+        happened: list[Any] = []
+        while not any(isinstance(event, RankLost) for event in happened):
+            happened += tree.events(None)
+    written = b"".join(event.data for event in happened if isinstance(event, Output))
+    assert b"TypeError: rank 0 got an unknown message: 'hello'" in written
