@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PRECISIONS", "PRECISION_VARIABLE", "STEPS_VARIABLE", "TrainingSettings", "steps_of"]
+__all__ = ["PRECISIONS", "PRECISION_VARIABLE", "STEPS_VARIABLE", "TrainingSettings", "steps_of", "whole_number_in"]
 
 PRECISIONS = ("no", "fp16", "bf16")
 PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
@@ -48,7 +48,15 @@ class TrainingSettings:
 
 def steps_of(environ: Mapping[str, str]) -> int:
     """Return the accumulation steps in an environment, by default 1; raise ValueError if they are not a number."""
-    text = environ.get(STEPS_VARIABLE, "1")
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ValueError(f"{STEPS_VARIABLE}={text!r} must be a whole number, 1 or more.")
+    return whole_number_in(environ, STEPS_VARIABLE)
+
+
+def whole_number_in(environ: Mapping[str, str], variable: str) -> int:
+    """Return the number that a variable holds, by default 1; raise ValueError if it is none, or less than 1."""
+    text = environ.get(variable, "1").strip()
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(
+            f"{variable}={text!r} must be a whole number, 1 or more. It is a variable of the environment: of the "
+            "shell, of os.environ, or of the launch's env=."
+        )
     return int(text)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import LaunchConfig, Session, context, notebook_launch
+from notebook_launcher.settings.training_settings import steps_of
 from tests.support.toy_training import shards_on_cpus
 
 CHOSEN: dict[str, Any] = {
@@ -92,6 +93,15 @@ def test_invalid_environment_variable_leaves_the_setting_open() -> None:
     variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "0", "ACCELERATE_MIXED_PRECISION": "bf61"}
     settings = LaunchConfig().training_settings().resolved(variables)
     assert (settings.mixed_precision, settings.gradient_accumulation_steps) == (None, None)
+
+
+def test_error_about_a_variable_names_the_environment() -> None:
+    message = (
+        r"ACCELERATE_GRADIENT_ACCUMULATION_STEPS='many' must be a whole number, 1 or more\. It is a variable of the "
+        r"environment: of the shell, of os\.environ, or of the launch's env=\."
+    )
+    with pytest.raises(ValueError, match=message):
+        steps_of({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "many"})
 
 
 def test_process_without_a_launcher_has_no_settings() -> None:

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.training_settings import whole_number_in
 from notebook_launcher.training.plugins import warn_user
 
 if TYPE_CHECKING:
@@ -147,8 +148,4 @@ class ParallelismConfig:
 def _size(name: str, value: Any) -> int:
     if value is not None:
         return whole_number(name, value)
-    variable = PREFIX + name.upper()
-    text = os.environ.get(variable, "1").strip()
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{variable}={text!r} must be a whole number, 1 or more.")
-    return int(text)
+    return whole_number_in(os.environ, PREFIX + name.upper())
