@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
-from notebook_launcher.kernel.git_changes import GitChanges
+from notebook_launcher.kernel.git import GitChanges, git_commit
 from notebook_launcher.notebook_code.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Origin", "describe_environment", "git_commit", "source_of"]
+__all__ = ["Origin", "describe_environment", "source_of"]
 
 ALWAYS = ("accelerate", "datasets", "lightning", "notebook-launcher", "numpy", "torch", "transformers")
 """Packages whose versions are recorded even if the kernel has not imported them."""
@@ -31,7 +31,6 @@ SECRET = re.compile(r"key|token(?!izers)|secret|password|auth", re.IGNORECASE)
 MAX_PATCH = 1_000_000
 """Bytes of the changes that are kept."""
 CHANGED = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
-HASH = re.compile(r"[0-9a-f]{40,64}")
 
 
 class Origin:
@@ -140,39 +139,3 @@ def _versions(names: frozenset[str], _installed_at: tuple[int, ...]) -> dict[str
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def git_commit(folder: Path) -> dict[str, str]:
-    """Return commit and branch of the repository around a folder; empty if there is none. Starts no process."""
-    for parent in (folder, *folder.parents):
-        with contextlib.suppress(OSError):
-            git = _git_folder(parent / ".git")
-            if git is not None:
-                return _head(git) | {"repository": str(parent)}
-    return {}
-
-
-def _git_folder(entry: Path) -> Path | None:
-    if entry.is_file():  # A worktree or submodule: `gitdir: <path>`.
-        return (entry.parent / entry.read_text("utf-8").partition(":")[2].strip()).resolve()
-    return entry if entry.is_dir() else None
-
-
-def _head(git: Path) -> dict[str, str]:
-    text = (git / "HEAD").read_text("utf-8").strip()
-    if not text.startswith("ref:"):
-        return {"commit": text}
-    ref = text.partition(":")[2].strip()
-    branch = {"branch": ref.removeprefix("refs/heads/")}
-    shared = git
-    with contextlib.suppress(OSError):
-        shared = (git / (git / "commondir").read_text("utf-8").strip()).resolve()
-    for home in (git, shared):
-        with contextlib.suppress(OSError):
-            return {"commit": (home / ref).read_text("utf-8").strip(), **branch}
-    with contextlib.suppress(OSError):
-        for line in (shared / "packed-refs").read_text("utf-8").splitlines():
-            commit, _, name = line.partition(" ")
-            if name == ref and HASH.fullmatch(commit):
-                return {"commit": commit, **branch}
-    return branch

@@ -14,7 +14,7 @@ from notebook_launcher import LaunchConfig, RecordedRun, launch, open_run, repor
 from notebook_launcher.command_line.program import main
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import origin
-from notebook_launcher.kernel.git_changes import GitChanges
+from notebook_launcher.kernel.git import GitChanges, git_commit
 from notebook_launcher.widgets import ConfigPanel, compare
 from tests.support.programs import type_command
 from tests.support.toy_runs import make_run
@@ -202,15 +202,15 @@ def test_commit_is_found_in_worktrees_packed_references_and_detached_heads(tmp_p
     git(main_folder, "commit", "-q", "--allow-empty", "-m", "x")
     commit = git(main_folder, "rev-parse", "HEAD")
     git(main_folder, "worktree", "add", "-q", "-b", "side", str(tmp_path / "side"))
-    assert origin.git_commit(tmp_path / "side") == {
+    assert git_commit(tmp_path / "side") == {
         "commit": commit,
         "branch": "side",
         "repository": str(tmp_path / "side"),
     }
     git(main_folder, "pack-refs", "--all")
-    assert origin.git_commit(main_folder / "deep" / "down")["commit"] == commit
+    assert git_commit(main_folder / "deep" / "down")["commit"] == commit
     git(main_folder, "checkout", "-q", "--detach")
-    assert origin.git_commit(main_folder) == {"commit": commit, "repository": str(main_folder)}
+    assert git_commit(main_folder) == {"commit": commit, "repository": str(main_folder)}
 
 
 def test_origin_of_a_function_has_no_secret(monkeypatch):

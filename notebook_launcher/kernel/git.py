@@ -1,19 +1,25 @@
-"""Changes of a working tree since its git commit, found by a git process during the run."""
+"""The git commit of a folder, read without git, and the changes since, found by a git process during the run."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import tempfile
 import time
+from typing import TYPE_CHECKING
 
-__all__ = ["GitChanges"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["GitChanges", "git_commit"]
 
 WHILE_RUNNING = 30.0
 """Time limit of git in seconds, while the run goes on."""
 AT_THE_END = 1.0
 """Seconds from its start for which the end of a run waits for git."""
+HASH = re.compile(r"[0-9a-f]{40,64}")
 
 
 class GitChanges:
@@ -49,3 +55,39 @@ class GitChanges:
         with self._output as output:
             output.seek(0)
             return True, output.read().decode("utf-8", "replace") if code == 0 else None
+
+
+def git_commit(folder: Path) -> dict[str, str]:
+    """Return commit and branch of the repository around a folder; empty if there is none. Starts no process."""
+    for parent in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            git = _git_folder(parent / ".git")
+            if git is not None:
+                return _head(git) | {"repository": str(parent)}
+    return {}
+
+
+def _git_folder(entry: Path) -> Path | None:
+    if entry.is_file():  # A worktree or submodule: `gitdir: <path>`.
+        return (entry.parent / entry.read_text("utf-8").partition(":")[2].strip()).resolve()
+    return entry if entry.is_dir() else None
+
+
+def _head(git: Path) -> dict[str, str]:
+    text = (git / "HEAD").read_text("utf-8").strip()
+    if not text.startswith("ref:"):
+        return {"commit": text}
+    ref = text.partition(":")[2].strip()
+    branch = {"branch": ref.removeprefix("refs/heads/")}
+    shared = git
+    with contextlib.suppress(OSError):
+        shared = (git / (git / "commondir").read_text("utf-8").strip()).resolve()
+    for home in (git, shared):
+        with contextlib.suppress(OSError):
+            return {"commit": (home / ref).read_text("utf-8").strip(), **branch}
+    with contextlib.suppress(OSError):
+        for line in (shared / "packed-refs").read_text("utf-8").splitlines():
+            commit, _, name = line.partition(" ")
+            if name == ref and HASH.fullmatch(commit):
+                return {"commit": commit, **branch}
+    return branch
