@@ -46,7 +46,7 @@ STACKS_BUDGET = 0.5
 
 
 class ProcessTree:
-    """A supervisor and its ranks. Raises `ResourceError` if the machine cannot hold them."""
+    """A supervisor and its ranks."""
 
     def __init__(self, setup: messages.Setup, start_supervisor: Starter, listener: socket.socket | None = None) -> None:
         """Start the ranks of this machine.
@@ -55,6 +55,9 @@ class ProcessTree:
             setup: The settings of all ranks; `setup.place` names the ranks of this machine.
             start_supervisor: One of the ways to start a supervisor.
             listener: A bound socket at which the store is to listen, which the tree closes. None: one of its own.
+
+        Raises:
+            ResourceError: The machine cannot hold the ranks.
         """
         self.setup = setup
         """The settings of all ranks, with the port of the store once the tree has started."""

@@ -168,8 +168,10 @@ def is_live(folder: Path, summary: dict[str, Any] | None) -> bool:
 def prune(home: Path, *, max_runs: int, max_bytes: int | None = None) -> None:
     """Remove the oldest runs until the rest are few enough and, if `max_bytes` is given, small enough.
 
-    The newest run stays, and so does a run that is not over, and every file that no run wrote. Raises `OSError` if
-    `home` cannot be read.
+    The newest run stays, and so does a run that is not over, and every file that no run wrote.
+
+    Raises:
+        OSError: `home` cannot be read.
     """
     ids = list_ids(home)
     sizes = {name: size_of(home / name) for name in ids} if max_bytes is not None else {}

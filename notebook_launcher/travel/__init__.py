@@ -49,7 +49,9 @@ def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None)
     `start` is called once everything is known to be picklable, and before large data are copied, so that processes
     start up during the copy.
 
-    Raises CaptureError, with the object's name, if an object cannot travel, and ResourceError if memory is short.
+    Raises:
+        CaptureError: An object cannot travel; the message names the object.
+        ResourceError: Memory is short.
     """
     roots = [
         Part(call.fn, root=getattr(call.fn, "__name__", "fn")),
@@ -96,9 +98,11 @@ def _naming_what_is_large(roots: list[Part]) -> Iterator[None]:
 def unpack_call(fd: int) -> tuple[FunctionCall, list[str]]:
     """Unpack a call in a rank, and install the notebook's definitions in its `__main__`.
 
-    Returns the call, and the names of the rank's own global variables that were overwritten.
+    Returns:
+        The call, and the names of the rank's own global variables that were overwritten.
 
-    Raises what importing and rebuilding raise, such as ModuleNotFoundError.
+    Raises:
+        Exception: An import or the rebuilding of an object failed, for example with ModuleNotFoundError.
     """
     parcel, overwritten = open_parcel(fd), Overwritten()
     unpickler = pickle.Unpickler(parcel.file, buffers=parcel.buffers)
@@ -110,8 +114,9 @@ def unpack_call(fd: int) -> tuple[FunctionCall, list[str]]:
 def pack_value(value: object, what: str = "return value") -> int:
     """Pack the value that the function returned; `what` names it in errors.
 
-    Raises ReturnValueError, with the path inside the value, if a part of the value cannot travel, and
-    ResourceError if memory is short.
+    Raises:
+        ReturnValueError: A part of the value cannot travel; the message holds the path inside the value.
+        ResourceError: Memory is short.
     """
     try:
         return _pack(value, ValuePickler, what)

@@ -48,7 +48,10 @@ class CommandConnection:
     """A command that runs an agent, with the link as its standard input and output.
 
     Args:
-        command: The command line. Raises OSError if it cannot start.
+        command: The command line.
+
+    Raises:
+        OSError: The command cannot start.
     """
 
     def __init__(self, command: Sequence[str]) -> None:

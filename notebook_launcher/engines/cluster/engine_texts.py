@@ -23,7 +23,7 @@ HERE = "this machine"
 
 
 def read(text: str) -> Engine | None:
-    """Return the engine that a text means; None for this machine. Raises `ConfigError`."""
+    """Return the engine that a text means; None for this machine; raises `ConfigError`."""
     if text.strip().lower() in ("", "none", HERE):
         return None
     kind, *hosts = text.replace(",", " ").split()

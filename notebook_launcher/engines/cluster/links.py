@@ -24,7 +24,10 @@ LOOK_EVERY = 0.25
 
 
 class LinkError(OSError):
-    """The other end is gone, or has been silent for too long."""
+    """The other end is gone, or has been silent for too long.
+
+    The message is a reason alone: who shows it names the node.
+    """
 
 
 class Link:

@@ -43,7 +43,10 @@ class RayDriver:
     """A process that is connected to one Ray cluster.
 
     Args:
-        address: The cluster's address, as `Ray` takes it. Raises `ConfigError` if it cannot be reached.
+        address: The cluster's address, as `Ray` takes it.
+
+    Raises:
+        ConfigError: ray is not installed, or the cluster cannot be reached.
     """
 
     def __init__(self, address: str) -> None:
