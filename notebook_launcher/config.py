@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.engine import Engine
     from notebook_launcher.settings.accelerate_yaml import AccelerateFile
 
-__all__ = ["LaunchConfig", "changed_options", "load_accelerate_file"]
+__all__ = [
+    "BACKENDS",
+    "COMM_HOOKS",
+    "MAX_SEED",
+    "OUTPUTS",
+    "PREEMPTIONS",
+    "RESUMES",
+    "START_METHODS",
+    "LaunchConfig",
+    "changed_options",
+    "load_accelerate_file",
+]
 
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl")
 COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from notebook_launcher.settings.training_settings import TrainingSettings
 
 __all__ = [
+    "COMPUTING",
+    "SAVING",
+    "WAITING",
     "RankContext",
     "RunStopped",
     "activity",

@@ -31,6 +31,8 @@ __all__ = [
     "DUMP_SIGNAL",
     "CallStarted",
     "Change",
+    "ChangeAction",
+    "ChangeSource",
     "Changed",
     "CheckpointSaved",
     "ClearOutput",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import RunKind, RunSnapshot
 
-__all__ = ["RunList"]
+__all__ = ["RUN_KINDS", "RunList"]
 
 RUN_KINDS: tuple[RunKind, ...] = ("run", "call", "cell", "session")
 DISPENSABLE = ("when", "disk", "ranks", "notes", "holds", "tags", "last metrics", "time")

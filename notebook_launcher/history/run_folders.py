@@ -23,6 +23,7 @@ __all__ = [
     "METRICS",
     "PART",
     "PICTURES",
+    "RESERVE",
     "SOURCE",
     "SUMMARY",
     "VARIABLE",

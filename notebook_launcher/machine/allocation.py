@@ -12,7 +12,7 @@ from notebook_launcher.units import plural, plural_verb
 if TYPE_CHECKING:
     from notebook_launcher.machine.devices import Machine
 
-__all__ = ["Allocation", "allocate", "rank_limit"]
+__all__ = ["MAX_RANKS_PER_CORE", "MIN_RANK_LIMIT", "Allocation", "allocate", "rank_limit"]
 
 DEFAULT_CPU_RANKS = 4
 """At most so many CPU ranks where the number is left open: more rarely help, and each takes memory."""

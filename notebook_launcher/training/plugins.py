@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 __all__ = [
+    "UNEVEN",
     "AutocastKwargs",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
@@ -33,6 +34,9 @@ __all__ = [
     "ProfileKwargs",
     "ProjectConfiguration",
     "RNGType",
+    "Warner",
+    "pick_handlers",
+    "warn_user",
 ]
 
 UNEVEN = ("weigh", "stop", "error", "leave")

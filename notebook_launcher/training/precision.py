@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.plugins import AutocastKwargs, GradScalerKwargs
 
-__all__ = ["autocast", "compute_in", "forward_precision", "make_scaler", "strip_precision"]
+__all__ = ["DTYPES", "autocast", "compute_in", "forward_precision", "make_scaler", "strip_precision"]
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

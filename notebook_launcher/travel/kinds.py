@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["Kind", "describe", "kind_of_type", "type_name"]
+__all__ = ["SHELL", "Kind", "describe", "kind_of_type", "type_name"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 __all__ = [
+    "MAIN_GLOBALS",
     "HomeUnpickler",
     "Luggage",
     "Overwritten",

@@ -539,3 +539,53 @@ def test_public_names_are_sorted_and_exist():
         f"{module.__name__}.{name}" for module in modules for name in module.__all__ if not hasattr(module, name)
     ]
     assert (unsorted, missing) == ([], [])
+
+
+UNLISTED = {
+    "training.recording.trackers._CLASSES": "a registry of the process, to which compat gives Accelerate's name"
+}
+"""Names that other modules use although their own module does not list them in `__all__`, each with its reason."""
+
+
+def _used_names(source: str) -> Iterator[tuple[str, str]]:
+    """Yield each name that a module takes from another one: the other module, and the name there."""
+    nodes = list(ast.walk(ast.parse(source)))
+    modules: dict[str, str] = {}
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    for origin, alias in [(str(node.module), alias) for node in imports for alias in node.names]:
+        if (module := f"{origin}.{alias.name}") in MODULES:
+            modules[alias.asname or alias.name] = module
+        else:
+            yield origin, alias.name
+    # A variable with the name of a module is another thing.
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    assigned |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in modules.keys() - assigned:
+                yield modules[name], attr
+
+
+def test_names_that_modules_take_from_each_other_are_found():
+    source = "from notebook_launcher import messages as m, units\nfrom notebook_launcher.text import first_columns\n"
+    source += "m.Close\ndef f(units): units.plural\n"
+    assert set(_used_names(source)) == {
+        ("notebook_launcher.messages", "Close"),
+        ("notebook_launcher.text", "first_columns"),
+    }
+
+
+def test_names_that_other_modules_use_are_listed():
+    sources = {module: path.read_text("utf-8") for module, path in MODULES.items()}
+    # Facades find names that they do not list.
+    listing = {module for module, text in sources.items() if "__all__ = [" in text and "LazyNames(" not in text}
+    used = {name for source in sources.values() for name in _used_names(source)}
+    unlisted = {
+        f"{module}.{name}".removeprefix(f"{PACKAGE}.")
+        for module, name in used
+        if module in listing
+        and f"{module}.{name}" not in MODULES
+        and not name.startswith("__")
+        and name not in importlib.import_module(module).__all__
+    }
+    assert unlisted == UNLISTED.keys()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from notebook_launcher.messages import Raised
 
 __all__ = [
+    "STOPPED",
     "cannot_travel",
     "consequences",
     "failures_of",

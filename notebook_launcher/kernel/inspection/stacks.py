@@ -20,7 +20,19 @@ from notebook_launcher.units import rank_list
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RankStack", "StackFrame", "Stacks", "ThreadStack", "crash_site", "parse_stacks"]
+__all__ = [
+    "BACKWARD",
+    "C10D",
+    "GROUP_CALLS",
+    "LIBRARIES",
+    "THREAD",
+    "RankStack",
+    "StackFrame",
+    "Stacks",
+    "ThreadStack",
+    "crash_site",
+    "parse_stacks",
+]
 
 ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank" / "rank.py"), "run_rank")
 """File and function of a rank's outermost frame; frames outside belong to the process that the rank was forked from."""

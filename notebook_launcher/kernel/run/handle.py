@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from notebook_launcher.messages import ChangeAction, ChangeSource
     from notebook_launcher.settings.changes import Wanted
 
-__all__ = ["Run"]
+__all__ = ["Run", "data_of"]
 
 MAX_SAMPLING, MAX_RATE = 60.0, 100.0
 """Seconds of sampling, and samples a second: each sample of a rank takes some kilobytes of memory."""

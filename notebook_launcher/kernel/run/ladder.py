@@ -14,7 +14,7 @@ import enum
 import math
 import signal
 
-__all__ = ["Ladder", "Rung"]
+__all__ = ["FAILURE_BUDGETS", "USER_BUDGETS", "Ladder", "Rung"]
 
 
 class Rung(enum.Enum):

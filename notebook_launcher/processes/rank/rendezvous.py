@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.messages import Setup
 
-__all__ = ["Rendezvous", "install", "torchrun_environment"]
+__all__ = ["Rendezvous", "install", "redirect_globals", "torchrun_environment"]
 
 NCCL_DEFAULTS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """Set in ranks with GPUs unless the user has. After a device-side assert every CUDA call of the process fails, even
