@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from notebook_launcher.kernel.checks import check_not_in_rank
 from notebook_launcher.kernel.run.handle import Run
-from notebook_launcher.kernel.run.thread import runs_that_go_on
+from notebook_launcher.kernel.run.thread import live_threads
 
 __all__ = ["live_runs"]
 
@@ -16,5 +16,5 @@ def live_runs() -> list[Run]:
     Detached runs are not, because hosts conduct them: `attach()` returns their handles.
     """
     check_not_in_rank("live_runs")
-    threads = [thread for thread in runs_that_go_on() if not thread.data.over.is_set and not thread.data.scope.is_aside]
+    threads = [thread for thread in live_threads() if not thread.data.over.is_set and not thread.data.scope.is_aside]
     return [Run(thread) for thread in sorted(threads, key=lambda thread: thread.data.launched, reverse=True)]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.outcome import RunOutcome
     from notebook_launcher.kernel.run.questions import Question
 
-__all__ = ["RunThread", "runs_that_go_on"]
+__all__ = ["RunThread", "live_threads"]
 
 
 class RunThread:
@@ -215,8 +215,8 @@ class _Thread(threading.Thread):
             self.subject = None
 
 
-def runs_that_go_on() -> list[RunThread]:
-    """Return the runs that go on in this process, in no order. The interpreter's list of threads has them."""
+def live_threads() -> list[RunThread]:
+    """Return the runs in progress in this process, in no order: the interpreter's list of threads has them."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
     return [subject for thread in threads if (subject := thread.subject) is not None]
 
