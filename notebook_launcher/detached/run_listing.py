@@ -22,8 +22,12 @@ def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
     Args:
         folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
 
+    Returns:
+        A sequence of `RecordedRun`, the newest first, which a notebook shows as a table; empty if there is no folder.
+
     Raises:
         LookupError: `folder` is `"auto"`, and recording of runs is off.
+        RuntimeError: `folder` is `"auto"`, and the user has no home folder.
     """
     home = find_home(folder)
     return RunList(home, stored_runs(home), stop_hosted)

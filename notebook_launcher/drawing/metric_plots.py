@@ -41,7 +41,7 @@ def curves_svg(
 
     Args:
         curves: The metrics of a run.
-        names: Which metrics, in this order; None: all, in the order in which they appeared. A metric that no rank
+        names: The metrics to draw, in this order; None: all, in the order in which they appeared. A metric that no rank
             reported gets an empty plot.
         width: In pixels; a page that is narrower scales the picture down.
         log: True if values are drawn on a logarithmic scale, which leaves out zero and negative values.

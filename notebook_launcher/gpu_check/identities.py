@@ -1,4 +1,4 @@
-"""Which GPU is which: UUIDs, as NVML and torch tell them."""
+"""Identities of GPUs: their UUIDs, as NVML and torch tell them."""
 
 from __future__ import annotations
 

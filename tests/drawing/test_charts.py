@@ -1,4 +1,4 @@
-"""Which metrics share a plot, and the places of their points on each axis."""
+"""Metrics that share a plot, and the places of their points on each axis."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = "What|How|Where|Who|Whose|Whether"
+WORDS = "What|How|Where|Who|Whose|Whether|Which|When|Why"
 QUESTION = re.compile(rf'"""(?:{WORDS})\b|^\s+\w+: (?:{WORDS})\b', re.MULTILINE)
 CELL = re.compile(rf"^\| [^|]+ \| (?:{WORDS})\b", re.MULTILINE | re.IGNORECASE)
 NAME = re.compile(r"def (test_\w*(?:_says|_said|_tells|_told|_whoever|_anew)\w*)")

@@ -167,7 +167,11 @@ class Run(LiveRunReader, AnyRun):
 
     @property
     def outcome(self) -> RunOutcome | None:
-        """The results and the exception, which this does not raise; None until the run is over."""
+        """The end of the run, of which nothing is raised here; None until the run is over.
+
+        Its `state` is `"done"`, `"failed"` or `"stopped"`, its `results` are those of the ranks that returned, and its
+        `error` is the exception that `result()` raises, or None.
+        """
         return self._data.outcome
 
     @property

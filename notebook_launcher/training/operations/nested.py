@@ -86,7 +86,7 @@ def recursively_apply(
         func: Called as `func(leaf, *args, **kwargs)`.
         data: Lists, tuples, named tuples, mappings and dataclasses in each other; their types are kept.
         args: More positional arguments for `func`.
-        test_type: Which leaves `func` is for; the default: tensors.
+        test_type: Returns True for a leaf that `func` is for; by default for tensors.
         error_on_other_type: True if another leaf is an error; if not, it stays as it is.
         kwargs: More keyword arguments for `func`.
 

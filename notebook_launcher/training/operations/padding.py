@@ -58,7 +58,7 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
         tensor: Nested tensors.
         batch_size: Number of samples.
         num_processes: Number that must divide it.
-        dim: Which dimension counts samples.
+        dim: The dimension that counts samples.
     """
     missing = -batch_size % num_processes
     return map_tensors("pad_input_tensors", lambda part: _repeat_last(part, dim, missing), tensor)

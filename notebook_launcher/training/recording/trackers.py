@@ -154,7 +154,7 @@ class Trackers:
     """The trackers of one Accelerator on one process.
 
     Args:
-        process_state: Which process this is.
+        process_state: The `ProcessState` of this process.
         log_with: See `filter_trackers`.
         logging_dir: The folder for trackers that require one.
         observe: Returns metrics that are added for the live run, such as the learning rate, unless the user logs them.

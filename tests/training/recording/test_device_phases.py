@@ -30,7 +30,7 @@ class Device:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.done = 100.0
-        """When the device will be done with all that is queued."""
+        """Time at which the device will be done with all that is queued."""
         self.sent: list[Any] = []
         self.dead = self.is_capturing = False
         monkeypatch.setattr(phases, "_now", lambda: self.now)
