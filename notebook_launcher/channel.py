@@ -23,7 +23,7 @@ from notebook_launcher import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["AnonymousFile", "Channel", "anonymous_file", "channel_pair"]
+__all__ = ["AnonymousFile", "Channel", "anonymous_file", "channel_pair", "read_tail"]
 
 # A packet must fit the socket's send buffer (212,992 bytes by default on Linux).
 PACKET_LIMIT = 65_536
@@ -41,6 +41,13 @@ TAKEN_INTERVAL = 0.0005
 def anonymous_file(name: str) -> int:
     """Return the descriptor of a new file in memory; the file has no name and is freed with its last descriptor."""
     return os.memfd_create(f"notebook-launcher-{name}", os.MFD_CLOEXEC)
+
+
+def read_tail(fd: int, size: int) -> str:
+    """Return the end of a file as text, at most `size` bytes; empty if the descriptor is closed."""
+    with contextlib.suppress(OSError):
+        return os.pread(fd, size, max(0, os.fstat(fd).st_size - size)).decode(errors="replace").strip()
+    return ""
 
 
 class AnonymousFile:

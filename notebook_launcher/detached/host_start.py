@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
-from notebook_launcher.channel import channel_pair
+from notebook_launcher.channel import channel_pair, read_tail
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.engines.this_machine import start_host
@@ -31,6 +31,7 @@ __all__ = ["MAX_AGE", "checked", "hand_over", "start_detached"]
 MAX_AGE = 7 * 86_400.0
 """Seconds after which a detached run without `timeout` is stopped: no user may know of it any more."""
 LAST_WORDS = 4000
+"""Bytes at the end of a host's standard error that are shown if it does not start."""
 HOST = "notebook_launcher.detached.host"
 """The module of a host's life, by name: the kernel does not import it."""
 
@@ -97,10 +98,9 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionC
                 return ready
             case RequestRefused(error=error), _:
                 raise error
-        words = os.pread(errors, LAST_WORDS, max(0, os.fstat(errors).st_size - LAST_WORDS))
+        reason = read_tail(errors, LAST_WORDS) or "its process ended without an error message"
     finally:
         ours.close()
         if errors >= 0:
             os.close(errors)
-    reason = words.decode(errors="replace").strip() or "its process ended without an error message"
     raise ResourceError(f"the run's host did not start: {reason}")

@@ -22,7 +22,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher import messages
-from notebook_launcher.channel import Channel, anonymous_file, channel_pair
+from notebook_launcher.channel import Channel, anonymous_file, channel_pair, read_tail
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.processes import boot
 from notebook_launcher.processes.rank import forking
@@ -123,7 +123,7 @@ class ForkServer:
             os.close(reaped_w)
 
         wait_reaped = _reaper(lambda: os.read(reaped_r, 1), [reaped_r, errors])
-        return SupervisorHandle(wait_reaped, lambda: _read_tail(errors), self.stop)
+        return SupervisorHandle(wait_reaped, lambda: read_tail(errors, LAST_WORDS), self.stop)
 
     def start_host(self, module: str, host_fd: int, environ: Mapping[str, str], *, uses_compiler: bool = False) -> int:
         """Fork a host, whose life is `main` of a module; return a descriptor of its standard error."""
@@ -149,7 +149,7 @@ class ForkServer:
             except OSError as error:
                 if last_try:
                     raise ResourceError(
-                        error.errno, f"the fork server did not start: {_read_tail(self._errors) or error}"
+                        error.errno, f"the fork server did not start: {read_tail(self._errors, LAST_WORDS) or error}"
                     ) from error
                 self._stop()
             else:
@@ -242,7 +242,7 @@ def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor
     errors = anonymous_file("errors")
     process = _popen("supervisor", sock.fileno(), errors, dict(os.environ))
 
-    return SupervisorHandle(_reaper(process.wait, [errors]), lambda: _read_tail(errors), process.kill)
+    return SupervisorHandle(_reaper(process.wait, [errors]), lambda: read_tail(errors, LAST_WORDS), process.kill)
 
 
 def fork_starter(call: FunctionCall) -> Starter:
@@ -266,7 +266,7 @@ def fork_starter(call: FunctionCall) -> Starter:
                 os.waitpid(pid, 0)
 
         return SupervisorHandle(
-            _reaper(wait, [errors]), lambda: _read_tail(errors), lambda: os.kill(pid, signal.SIGKILL)
+            _reaper(wait, [errors]), lambda: read_tail(errors, LAST_WORDS), lambda: os.kill(pid, signal.SIGKILL)
         )
 
     return starter
@@ -310,10 +310,3 @@ def _popen(role: Any, fd: int, errors: int, environ: dict[str, str]) -> subproce
         stderr=errors,
         start_new_session=True,
     )
-
-
-def _read_tail(fd: int) -> str:
-    with contextlib.suppress(OSError):
-        size = os.fstat(fd).st_size
-        return os.pread(fd, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace").strip()
-    return ""

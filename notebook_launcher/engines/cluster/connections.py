@@ -8,7 +8,7 @@ import shlex
 import subprocess
 from typing import TYPE_CHECKING, Protocol
 
-from notebook_launcher.channel import AnonymousFile
+from notebook_launcher.channel import AnonymousFile, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,8 +107,4 @@ def end_process(process: subprocess.Popen[bytes], patience: float) -> None:
 
 def tail_of(file: AnonymousFile) -> str:
     """Return the end of a file of errors; empty if it is closed."""
-    with contextlib.suppress(OSError):
-        fd = file.fileno()
-        size = os.fstat(fd).st_size
-        return os.pread(fd, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace").strip()
-    return ""
+    return read_tail(file.fileno(), LAST_WORDS)
