@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from notebook_launcher.channel import AnonymousFile, Channel
 from notebook_launcher.detached.hosted_run import HostedRun
+from notebook_launcher.detached.preemption import on_preemption
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_host import SessionHost
 from notebook_launcher.engines.this_machine import adopt, cool_down
@@ -102,12 +103,8 @@ class _RunHost:
         """Serve clients until the run is over and they have left."""
         hosted = self._hosted
         signal.signal(signal.SIGTERM, lambda *_: hosted.run.stop(wait=False))
-        config = hosted.run.config
-        name = config.preemption_signal or ("SIGTERM" if config.resume is not None else None)
-        if name is not None:
-            # In a thread, because a save waits for the run's thread.
-            thread = lambda *_: threading.Thread(target=hosted.save_and_stop, daemon=True).start()  # noqa: E731
-            signal.signal(signal.Signals[name], thread)
+        # In a thread, because a save waits for the run's thread.
+        on_preemption(hosted.run.config, lambda: threading.Thread(target=hosted.save_and_stop, daemon=True).start())
         hosted.serve()
         hosted.conclude()
         hosted.await_clients()

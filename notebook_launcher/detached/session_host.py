@@ -14,6 +14,7 @@ from notebook_launcher.detached import door, session_folders
 from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.hosted_debugger import HostedDebugger
 from notebook_launcher.detached.hosted_run import HostedRun
+from notebook_launcher.detached.preemption import on_preemption
 from notebook_launcher.detached.requests import Answered, Ask, Begin, Follow, HostReady, RequestRefused, SessionState
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
@@ -90,11 +91,8 @@ class SessionHost:
 
     def serve(self) -> None:
         """Serve clients until the session is closed."""
-        config = self._ranks.plan.config
         signal.signal(signal.SIGTERM, lambda *_: self._wishes.put("close"))
-        name = config.preemption_signal or ("SIGTERM" if config.resume is not None else None)
-        if name is not None:
-            signal.signal(signal.Signals[name], lambda *_: self._wishes.put("save"))
+        on_preemption(self._ranks.plan.config, lambda: self._wishes.put("save"))
         self._clients.serve()
         wish = ""
         while not wish and not self._is_forgotten() and not self._doorway.is_gone:
