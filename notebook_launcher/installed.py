@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["version_of"]
+__all__ = ["BROKEN_IPYKERNELS", "version_of"]
+
+BROKEN_IPYKERNELS = ("7.0.0", "7.0.1")
+"""Versions of ipykernel that cannot show rich output that comes from a thread, which a run needs."""
 
 
 def version_of(package: str) -> str | None:

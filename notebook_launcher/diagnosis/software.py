@@ -10,7 +10,7 @@ from pathlib import Path
 
 import notebook_launcher
 from notebook_launcher.diagnosis.finding import Finding
-from notebook_launcher.installed import version_of
+from notebook_launcher.installed import BROKEN_IPYKERNELS, version_of
 from notebook_launcher.package_folder import PACKAGE_FOLDER
 from notebook_launcher.settings import accelerate_yaml
 
@@ -19,7 +19,6 @@ __all__ = ["look_at_software"]
 AREA = "software"
 BESIDE = ("accelerate", "datasets", "ipywidgets", "jupyterlab", "lightning", "numpy", "pandas", "transformers")
 """Packages whose versions a report of a problem needs."""
-BROKEN_IPYKERNELS = ("7.0.0", "7.0.1")
 
 
 def look_at_software() -> list[Finding]:

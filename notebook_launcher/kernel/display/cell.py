@@ -18,6 +18,7 @@ import uuid
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from notebook_launcher.installed import BROKEN_IPYKERNELS
 from notebook_launcher.kernel.display.stream_sink import StreamSink
 from notebook_launcher.kernel.latch import Latch
 
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["CellSink", "Sink", "answering", "ask", "current_message", "make_sink", "why_no_answers"]
 
 CLOSE_BUDGET = 5.0
-BROKEN_IPYKERNELS = ("7.0.0", "7.0.1")
-
+"""Longest wait in seconds until all output is sent."""
+CANNOT_ASK = "this front end cannot ask for input (nbclient, papermill and nbconvert never can)"
 
 _ANSWERED: contextvars.ContextVar[Any] = contextvars.ContextVar("answered", default=None)
+"""The message whose cell gets the output of launches, inside `answering`; None outside."""
 
 
 def current_message() -> Any:
@@ -298,11 +300,7 @@ def ask(prompt: str, *, password: bool = False) -> str:
     try:
         return getpass.getpass(prompt) if password else input(prompt)
     except (EOFError, OSError, RuntimeError) as error:  # IPython's StdinNotImplementedError is a RuntimeError
-        reason = (
-            "standard input has ended"
-            if isinstance(error, EOFError)
-            else "this front end cannot ask for input (nbclient, papermill and nbconvert never can)"
-        )
+        reason = "standard input has ended" if isinstance(error, EOFError) else CANNOT_ASK
         hint = (
             'Switch breakpoints off with env={"PYTHONBREAKPOINT": "0"}.'
             if prompt.endswith(" pdb) ")
@@ -319,7 +317,7 @@ def why_no_answers() -> str:
     request = shell.kernel.get_parent("shell").get("content", {})
     if request.get("allow_stdin", True):
         return ""
-    return "this front end cannot ask for input (nbclient, papermill and nbconvert never can)"
+    return CANNOT_ASK
 
 
 def _redirected(file: Any) -> TextIO | None:
