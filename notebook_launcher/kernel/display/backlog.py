@@ -40,10 +40,13 @@ class Backlog:
     """Lines of all ranks in the order of their arrival."""
 
     def __init__(self, *, label_size: int) -> None:
-        self.ranks: set[int | None] = set()
-        """The ranks with waiting lines; None stands for the launcher."""
         self._label_size = label_size
         """Characters that a label adds to a line."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self.ranks: set[int | None] = set()
+        """The ranks with waiting lines; None stands for the launcher."""
         self._start: list[TextBlock] = []
         """The first blocks, up to HALF characters."""
         self._end = Newest(HALF, lambda block: len(block.text))
@@ -69,7 +72,7 @@ class Backlog:
     def drain_parts(self) -> tuple[list[TextBlock], collections.Counter[int], list[TextBlock]]:
         """Return and forget the first lines, the number of lines left out after them by rank, and the last lines."""
         parts = self._start, self._left_out, self._end.drain()
-        self.__init__(label_size=self._label_size)  # type: ignore[misc]
+        self._reset()
         return parts
 
     def drain(self, allowance: float) -> list[TextBlock]:
@@ -83,7 +86,7 @@ class Backlog:
                     self._leave_out(dropped)
             end = newest.drain()
             start.append(left_out_note(self._left_out, "run.logs(rank)", start[-1].stream if start else "stdout"))
-        self.__init__(label_size=self._label_size)  # type: ignore[misc]
+        self._reset()
         return start + end
 
     def _cost(self, block: TextBlock) -> int:

@@ -97,6 +97,8 @@ class Console:
         self._is_labelled = num_processes > 1
         self._sources: dict[tuple[int, Stream], _Source] = {}
         """By rank and stream: the text that is not split into lines yet."""
+        self._blank = Screen()
+        """Stands for the screen of a stream that a rank has not written to."""
         self.nodes = tuple(nodes)
         """By rank: the name of its machine."""
         label_size = len(label([0], self.nodes)) if self._is_labelled else 0
@@ -225,7 +227,7 @@ class Console:
     def _beside(self, rank: int, stream: Stream) -> Screen:
         """Return the screen of a rank's other stream."""
         other = self._sources.get((rank, "stdout" if stream == "stderr" else "stderr"))
-        return Screen() if other is None else other.screen
+        return self._blank if other is None else other.screen
 
     def _release(self, rank: int, stream: Stream, source: _Source) -> None:
         waiting, source.waiting = source.waiting, []

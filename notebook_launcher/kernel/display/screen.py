@@ -35,6 +35,9 @@ class Screen:
     """One stream of one rank."""
 
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         self._rows = [""]
         """The rows that are not final yet."""
         self._were_bars = [False]
@@ -100,7 +103,7 @@ class Screen:
             if not self._rows[at].strip():
                 del self._rows[at], self._were_bars[at]
         rest += self._take_rows(len(self._rows))
-        self.__init__()  # type: ignore[misc]
+        self._reset()
         return rest
 
     @property
