@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.drawing.tables import Column, folded, joined, note_html, table_html, table_text
 from notebook_launcher.text import escape
@@ -18,6 +18,17 @@ __all__ = ["Profile"]
 SHOWN = 12
 """Operators of a rank that a table shows."""
 VIEWER = "Open it at ui.perfetto.dev, or in chrome://tracing."
+
+
+class _Operator(NamedTuple):
+    """An operator of a profile, as in `messages.Profiled.operators`."""
+
+    name: str
+    calls: int
+    cpu: float
+    cpu_with_calls: float
+    gpu: float
+    gpu_with_calls: float
 
 
 class Profile(tuple["messages.Profiled", ...]):
@@ -66,18 +77,19 @@ class Profile(tuple["messages.Profiled", ...]):
 
 def operator_columns(record: messages.Profiled) -> list[Column]:
     """Return the columns of a rank's table; the columns of the GPU are empty without a GPU."""
-    rows = record.operators[:SHOWN]
-    uses_gpu = any(row[4] for row in rows)
-    own = [row[4] if uses_gpu else row[2] for row in record.operators]
+    operators = [_Operator(*row) for row in record.operators]
+    rows = operators[:SHOWN]
+    uses_gpu = any(row.gpu for row in rows)
+    own = [row.gpu if uses_gpu else row.cpu for row in operators]
     total = sum(own) or 1.0
-    gpu = [format_seconds(row[4]) if uses_gpu else "" for row in rows]
+    gpu = [format_seconds(row.gpu) if uses_gpu else "" for row in rows]
     return [
-        Column("operator", [row[0][:80] for row in rows]),
-        Column("calls", [format_count(row[1]) for row in rows], kind="number"),
+        Column("operator", [row.name[:80] for row in rows]),
+        Column("calls", [format_count(row.calls) for row in rows], kind="number"),
         Column("share", [f"{100 * seconds / total:.1f} %" for seconds in own[:SHOWN]], kind="number"),
         Column("GPU", gpu, kind="number"),
-        Column("CPU", [format_seconds(row[2]) for row in rows], kind="number"),
-        Column("CPU with calls", [format_seconds(row[3]) for row in rows], kind="number"),
+        Column("CPU", [format_seconds(row.cpu) for row in rows], kind="number"),
+        Column("CPU with calls", [format_seconds(row.cpu_with_calls) for row in rows], kind="number"),
     ]
 
 
