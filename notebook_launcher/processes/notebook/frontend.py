@@ -18,6 +18,7 @@ from notebook_launcher import messages
 from notebook_launcher.processes.afterimport import after_import
 from notebook_launcher.processes.notebook.notebook_bars import divide_bars
 from notebook_launcher.processes.notebook.rank_widgets import RankWidgets
+from notebook_launcher.processes.rank.rank_process import flush
 
 if TYPE_CHECKING:
     import types
@@ -123,9 +124,7 @@ class _Keyboard:
                 f"a process that rank {self._rank} started (a data-loader worker?) asked for input: "
                 f"{prompt!r}. Only the rank itself can ask."
             )
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
+        flush()
         reply = self._request(messages.InputRequest(prompt=prompt, password=password))
         if reply.text is None:
             raise EOFError(reply.reason)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import contextlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +16,7 @@ from IPython.core.displaypub import DisplayPublisher
 from traitlets.config import Config
 
 from notebook_launcher import messages
+from notebook_launcher.processes.rank.rank_process import flush
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,10 +76,7 @@ class RankPublisher(DisplayPublisher):
         return bundle | {"text/plain": f"{bundle.get('text/plain', 'widget')}\n({self.widgets.why_text})"}
 
     def _send(self, record: object) -> None:
-        # Text that was printed earlier must reach the kernel first.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
+        flush()  # Text that was printed earlier must reach the kernel first.
         if self.send is not None:
             self.send(record)
 
