@@ -38,6 +38,7 @@ METHODS = frozenset(
     {"edit", "log_order", "logs", "logs_since", "metrics_since", "pause", "pictures_since", "profile", "resume"}
     | {"sample", "save", "set", "set_from_page", "snapshot", "stacks", "stop"}
 )
+"""Methods of the run that a client may call, by name."""
 ATTRIBUTES = frozenset({"changes", "config", "metrics", "notes", "phases", "pictures", "ranks", "tags"})
 """Attributes of the run that a client may read, by name."""
 

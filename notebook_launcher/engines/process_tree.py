@@ -41,6 +41,7 @@ READ_SIZE = 1 << 20
 RECORDS_AT_ONCE = 4
 """The most records of one rank in one batch of events: a short call's begin and end come together."""
 STACKS_QUIET = 0.02
+"""Seconds without growth after which a dump of stacks counts as complete."""
 STACKS_BUDGET = 0.5
 """Longest wait in seconds for the ranks' stacks."""
 

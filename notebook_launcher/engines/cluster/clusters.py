@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -87,10 +88,8 @@ class Cluster:
         down: dict[int, str] = {}
         for node in self.nodes:
             if node.greeting is None and (greeting := self._await_greeting(node, until)) is None:
-                words = node.last_words()
-                last_words = (
-                    "\nIts last words:\n" + "\n".join(f"    {line}" for line in words.splitlines()) if words else ""
-                )
+                words = textwrap.indent(node.last_words(), "    ")
+                last_words = f"\nIts last words:\n{words}" if words else ""
                 reason = node.lost or f"no message arrived for {self._key.patience:g} s"
                 down[node.number] = f"node {node.number} did not come up: {reason}. {node.origin}{last_words}"
             elif node.greeting is None:

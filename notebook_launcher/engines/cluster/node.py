@@ -92,12 +92,12 @@ class Node:
         else:
             self._outbox.put(record)
 
-    def reply(self, is_it: Callable[[Any], bool], until: float) -> Any:
-        """Wait for a reply and return it; None if the node is lost, or at the time `until`."""
+    def reply(self, is_wanted: Callable[[Any], bool], until: float) -> Any:
+        """Wait for a reply that is wanted and return it; None if the node is lost, or at the time `until`."""
         with contextlib.suppress(queue.Empty):
             while not self.lost or not self.replies.empty():
                 record = self.replies.get(timeout=max(0.0, until - time.monotonic()))
-                if record is not None and is_it(record):
+                if record is not None and is_wanted(record):
                     return record
         return None
 

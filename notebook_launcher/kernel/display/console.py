@@ -39,8 +39,9 @@ RATE = 600_000
 MAX_TEXTS = 8
 """The most changes between standard output and error in one batch; further text is sent as standard output."""
 MAX_WAITING = 64
-STATUS_ROWS = 24
-STATUS_WIDTH = 200
+"""Pieces of a stream that wait for the end of a bar of the rank's other stream."""
+STATUS_ROWS, STATUS_WIDTH = 24, 200
+"""The most rows of the live area, and the most characters of a row."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

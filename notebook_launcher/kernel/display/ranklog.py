@@ -17,6 +17,7 @@ __all__ = ["RankLog"]
 SPOOL_LIMIT = 1 << 20
 """Bytes held in memory before they move to the file."""
 BLOCK = 1 << 16
+"""Bytes of the file that are read at once, from its end on, in the search for the last lines."""
 
 
 class RankLog:

@@ -25,6 +25,7 @@ __all__ = ["LIVE_LINES", "Room"]
 HEAD, SPARE, TAIL = (4500, 450_000), (400, 40_000), (5000, 480_000)
 """Lines and bytes of the beginning, of standard error after it, and of the end: below 10,000 and 1 MB in all."""
 LIVE_LINES = 12
+"""The newest of the lines held back, which are shown live."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -132,7 +132,7 @@ class Hang:
 
     @property
     def key(self) -> str:
-        """Names the collectives and the places where ranks wait, to recognise the same wait."""
+        """The collectives and the places where ranks wait, in words, by which the same wait is recognised."""
         return "; ".join(self._calls())
 
     def _calls(self) -> dict[str, list[int]]:

@@ -1,10 +1,12 @@
 """Stopping is a ladder: ask, interrupt, SIGTERM, SIGKILL, each rung with a budget.
 
-ask         the stop flag is raised; a rank that calls `report`, `track` or an Accelerator stops at
-its next step boundary. Skipped if no rank does.
-interrupt   SIGINT: `KeyboardInterrupt` in Python code, `finally` blocks run
-terminate   SIGTERM: ends a process that sits in C code, unless it handles the signal
-kill        SIGKILL to the rank's whole session
+The rungs:
+
+    ask         the stop flag is raised; a rank that calls `report`, `track` or an Accelerator stops at its next step
+                boundary; skipped if no rank does
+    interrupt   SIGINT: `KeyboardInterrupt` in Python code, `finally` blocks run
+    terminate   SIGTERM: ends a process that sits in C code, unless it handles the signal
+    kill        SIGKILL to the rank's whole session
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["restart"]
 
-HOW = (
+RESUME_HINT = (
     'With resume="checkpoint" a run continues on the remaining nodes from its newest checkpoint: '
     "accelerator.load_state() loads it with fewer ranks, too."
 )
@@ -71,7 +71,7 @@ def _rest_after(error: ConfigError, rest: _Rest | None, ranks: Ranks, before: Pl
     present = rest or _Rest.of(before, ranks.engine)
     reason = "\n".join(filter(None, (present.reason, str(error))))
     if before.config.resume is None:
-        raise ConfigError(f"{reason}\n{HOW}", field="engine") from error
+        raise ConfigError(f"{reason}\n{RESUME_HINT}", field="engine") from error
     left = present.without(error.nodes, reason=reason)
     if left == present:  # The engine chooses its nodes itself, and still counts on one that is gone.
         raise ConfigError(reason, field="engine") from error

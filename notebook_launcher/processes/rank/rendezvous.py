@@ -127,7 +127,7 @@ class Rendezvous:
         self._made = made
 
     def state(self) -> GroupState:
-        """Return True if the group is still the group that `join` made, and the number of collectives of each group."""
+        """Return the state of the group: if it is still the one that `join` made, and the collectives of each group."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         if c10d is None:
             return GroupState(is_kept=True, num_calls={})
