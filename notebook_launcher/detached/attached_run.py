@@ -258,7 +258,11 @@ class AttachedRun(AnyRun):
         return self._opened().results
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of the run and return the exception with which it failed; None after a success."""
+        """Wait for the end of the run and return the exception with which it failed; None after a success.
+
+        Raises:
+            TimeoutError: The run is still running after `timeout` seconds.
+        """
         if not self.wait(timeout):
             raise still_running(self, timeout)
         return self._opened().error

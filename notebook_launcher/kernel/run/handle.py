@@ -219,7 +219,11 @@ class Run(LiveRunReader, AnyRun):
         return self._data.live.phases
 
     def logs(self, rank: int) -> str:
-        """Return everything that a rank has written to standard output and standard error so far."""
+        """Return everything that a rank has written to standard output and standard error so far.
+
+        Raises:
+            LookupError: The run has no such rank.
+        """
         return self._data.output.text_of(self._check_rank(rank))
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
@@ -346,7 +350,11 @@ class Run(LiveRunReader, AnyRun):
         return outcome.results
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of the run and return the exception with which it failed; None after a success."""
+        """Wait for the end of the run and return the exception with which it failed; None after a success.
+
+        Raises:
+            TimeoutError: The run is still running after `timeout` seconds.
+        """
         self._wait_for_end(timeout)
         outcome = self._data.outcome
         return None if outcome is None else outcome.error
