@@ -15,19 +15,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import mmap
 import os
 import selectors
 import signal
 import socket
-import struct
-import sys
-import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.channel import Channel, channel_pair
-from notebook_launcher.processes import inherited, libraries, pages
+from notebook_launcher.processes import inherited, libraries
+from notebook_launcher.processes.chores import LaunchClock, do_chores, garbage_left, import_compiler
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
 from notebook_launcher.processes.supervisor import run_supervisor
@@ -37,23 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-COMPILER = "torch._dynamo"
-PREPARED = (
-    COMPILER,
-    "torch.utils.data",
-    "notebook_launcher.training.accelerator",
-    "notebook_launcher.detached.host",
-)
-"""Modules that later processes are likely to import. Without this, torch would import its compiler in every rank, at
-the first optimizer. Names alone: nothing here uses the modules, and a name that is not found is skipped."""
 IDLE = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
 row that each make an optimizer took 13 s with IDLE = 2, because every rank imported torch's compiler, and take 3 s."""
-COURTESY = 0.1
-"""Seconds for which the chores wait after a launch has begun: on two cores, two ranks take 60 ms to start, and 90 to
-103 ms beside an import."""
-MOST_COURTESY = 5.0
-"""Seconds for which the chores wait in all, so that they are also done if launches never stop."""
 
 
 def main(fd: int) -> None:
@@ -63,7 +46,7 @@ def main(fd: int) -> None:
     os.chdir("/")  # The kernel's folder may be deleted, and torch's modules cannot be imported in a deleted folder.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Otherwise the import of NumPy starts a pool of threads.
     rank_process.open_streams()
-    with _garbage_left():
+    with garbage_left():
         _import_now()
     become = _Server(Channel(socket.socket(fileno=fd)), kernel_pid).serve()
     become()
@@ -82,93 +65,6 @@ def _import_now() -> None:
     frameworks.install()
     libraries.open_now()
     inherited.forget_exit_handlers()
-
-
-def _import_compiler() -> None:
-    """Import torch's compiler before the ranks are forked, which would all import it at the same time."""
-    if COMPILER in sys.modules:
-        return
-    with _garbage_left():
-        _import_for_ranks(COMPILER)
-        _empty_tables()
-        inherited.forget_exit_handlers()
-
-
-def _import_for_ranks(name: str) -> None:
-    with contextlib.suppress(Exception):  # A rank imports a module by itself if the import fails here.
-        importlib.import_module(name)
-
-
-def _do_chores(launches: LaunchClock) -> None:
-    """Do the work that makes later launches faster and takes too long for a launch to wait for."""
-    with _garbage_left(), _making_way(launches):
-        for name in PREPARED:
-            _import_for_ranks(name)
-        _empty_tables()
-        inherited.forget_exit_handlers()
-    pages.collapse()
-
-
-def _empty_tables() -> None:
-    """Empty tables that torch's compiler has filled at its import, as each making of a process group does.
-
-    A rank would copy 340 of the server's pages for that.
-    """
-    with contextlib.suppress(Exception):  # The module is not imported, or has no such function.
-        sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
-
-
-class LaunchClock:
-    """Time of the newest launch, on a page that the server shares with its deputy."""
-
-    def __init__(self) -> None:
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
-
-    def note(self) -> None:
-        """Set the time to now."""
-        struct.pack_into("d", self._page, 0, time.monotonic())
-
-    def seconds_since(self) -> float:
-        """Return the seconds since the newest launch, a large number if there was none."""
-        (newest,) = struct.unpack_from("d", self._page)
-        return float(time.monotonic() - newest)
-
-
-class _CourteousFinder:
-    """A finder that finds no module: it delays each import until `COURTESY` seconds after the newest launch."""
-
-    def __init__(self, launches: LaunchClock) -> None:
-        self._launches = launches
-        self._left = MOST_COURTESY
-
-    def find_spec(self, *_: object) -> None:
-        """Wait for at most `COURTESY` seconds after a launch."""
-        wait = min(COURTESY - self._launches.seconds_since(), self._left)
-        if wait > 0:
-            self._left -= wait
-            time.sleep(wait)
-
-
-@contextlib.contextmanager
-def _making_way(launches: LaunchClock) -> Iterator[None]:
-    """Hold imports back inside this block while a launch starts, because they would take a core from its ranks."""
-    finder = _CourteousFinder(launches)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-
-
-@contextlib.contextmanager
-def _garbage_left() -> Iterator[None]:
-    """Collect no garbage inside this block: during imports the collector would take half of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 class _Server:
@@ -244,7 +140,7 @@ class _Server:
         self._expects_launches = request.is_interactive or self._has_launched
         self._has_launched = True
         if request.uses_compiler and self._has_chores:
-            _import_compiler()
+            import_compiler()
 
     def _on_kernel_gone(self) -> None:
         if self._server >= 0:  # This is the deputy: the server may be in the middle of its chores.
@@ -320,7 +216,7 @@ class _Server:
         if pid is not None:
             self._watch(pid)
             with self._reaping():
-                _do_chores(self._launches)
+                do_chores(self._launches)
         os.close(ours)  # Makes the deputy retire; the death of this process would do the same.
 
     @contextlib.contextmanager

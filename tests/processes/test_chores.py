@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from notebook_launcher.processes import chores as server_chores
 from notebook_launcher.processes import forkserver
 from tests.support.kernels import PATIENCE, ROOT, Kernel
 from tests.support.warm_kernels import FIRST
@@ -241,14 +242,14 @@ def test_chores_of_a_script_begin_after_prewarm(do_in_script: Callable[[str], No
 
 
 def test_chores_stand_still_while_a_launch_starts_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forkserver, "MOST_COURTESY", 1.5 * forkserver.COURTESY)
-    launches = forkserver.LaunchClock()
-    with forkserver._making_way(launches):
+    monkeypatch.setattr(server_chores, "MOST_COURTESY", 1.5 * server_chores.COURTESY)
+    launches = server_chores.LaunchClock()
+    with server_chores._making_way(launches):
         waits = []
         for _ in range(3):
             launches.note()
             began = time.monotonic()
             assert importlib.util.find_spec("there_is_no_such_module") is None
-            waits.append((time.monotonic() - began) / forkserver.COURTESY)
+            waits.append((time.monotonic() - began) / server_chores.COURTESY)
     first, second, third = waits
     assert first >= 1 > second >= 0.5 > third
