@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from notebook_launcher.settings.training_settings import SettingName
     from notebook_launcher.training.accelerator_arguments import AcceleratorArguments, PreparationArguments
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
@@ -310,7 +311,7 @@ def report_conflicts(conflicts: Sequence[str]) -> None:
         context.notify("Accelerator(): " + "; ".join(conflicts) + ". The code wins.")
 
 
-def _compare(name: str, chosen: Any, conflicts: list[str]) -> None:
+def _compare(name: SettingName, chosen: Any, conflicts: list[str]) -> None:
     launched = context.setting(name)
     if launched is not None and launched != chosen:
         conflicts.append(f"{name}={chosen!r} in the code, {launched!r} in the launch")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from notebook_launcher import LaunchConfig, Session, context, notebook_launch
+from notebook_launcher.settings.training_settings import SettingName, TrainingSettings
 from tests.support.toy_training import shards_on_cpus
 
 CHOSEN: dict[str, Any] = {
@@ -92,6 +93,10 @@ def test_invalid_environment_variable_leaves_the_setting_open() -> None:
     variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "0", "ACCELERATE_MIXED_PRECISION": "bf61"}
     settings = LaunchConfig().training_settings().resolved(variables)
     assert (settings.mixed_precision, settings.gradient_accumulation_steps) == (None, None)
+
+
+def test_names_of_settings_are_the_fields_of_the_record() -> None:
+    assert list(get_args(SettingName)) == [field.name for field in dataclasses.fields(TrainingSettings)]
 
 
 def test_process_without_a_launcher_has_no_settings() -> None:

@@ -16,6 +16,7 @@ from notebook_launcher.training.parallelism.zero import GivenSetting, resolve_ze
 from notebook_launcher.training.process.environment import read_place
 
 if TYPE_CHECKING:
+    from notebook_launcher.settings.training_settings import SettingName
     from notebook_launcher.training.accelerator_arguments import AcceleratorArguments
     from notebook_launcher.training.parallelism.zero import ZeroSettings
 
@@ -103,7 +104,7 @@ def _num_ranks() -> int:
     return 1 if place is None else place.num_processes
 
 
-def _asked(name: str, argument: Any) -> list[GivenSetting]:
+def _asked(name: SettingName, argument: Any) -> list[GivenSetting]:
     """Return what was given: the argument, else the launch's option."""
     if argument is not None:
         return [GivenSetting(value=argument, where=f"Accelerator({name}={argument!r})")]
