@@ -83,14 +83,11 @@ class LocalSGD:
             self._average()
 
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - a switch
-        members = self._accumulation.members
-        for member in members.inside(self._model):
+        for member in self._accumulation.members.inside(self._model):
             if member.notes is not None:
                 member.notes.trains_alone = allowed
                 member.notes.own_state = "LocalSGD"
-        self._accumulation.weighing.is_local = all(
-            member.notes is not None and member.notes.trains_alone for member in members.models_and_leaves
-        )
+        self._accumulation.weighing.note_local_training()
 
     def _average(self) -> None:
         for parameter in self._model.parameters():

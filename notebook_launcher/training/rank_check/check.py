@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
     from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.windows import Window
     from notebook_launcher.training.requests.agreement import UpdateFence
 
 __all__ = ["RankCheck", "notify"]
@@ -129,22 +130,36 @@ class RankCheck:
         self._notified: set[str] = set()
         """The notices that were shown, each once."""
 
-    def write(self, watched: Sequence[tuple[PreparedModel, Any]]) -> list[Unit]:
-        """Before a backward: write evidence of the units that are due for a comparison, and return these units."""
+    def write(self, watched: Sequence[tuple[PreparedModel, Any]], window: Window | None, *, syncs: bool) -> list[Unit]:
+        """Before a backward: write evidence of the units that are due for a comparison, and return these units.
+
+        Args:
+            watched: The models that the backward may reach.
+            window: The window that the backward belongs to: its contents are written if this rank left something out.
+                None outside any block.
+            syncs: True if the backward reduces the gradients.
+        """
         due = [member for member, _ in watched if member.notes.is_due and member.notes.forwards & FORWARD_SYNCED]
         units = [Unit.of_model(member.module) for member in due if member.notes.compares]
         leaves = self._members.leaves
         if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
             units.append(Unit.of_leaves(self._members))
         topics = {unit.owner: f"comparison {unit.notes.num_synced + 1}" for unit in units}
-        return [unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._evidence_of(unit))]
+        written = [
+            unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._evidence_of(unit))
+        ]
+        if window is not None:
+            self.left_out.write(window, watched, syncs=syncs)
+        return written
 
     def compare(self, written: Sequence[Unit]) -> None:
         """After a backward: compare the evidence that the ranks have written.
 
         Raises:
-            RuntimeError: The ranks' weights, optimizer states or learning rates differ; on every rank.
+            RuntimeError: The ranks' weights, optimizer states or learning rates differ, on every rank; or this rank
+                has left a micro-batch out of its window, and others have not, on the ranks that left one out.
         """
+        self.left_out.compare()
         reached = [unit for unit in written if unit.is_to_compare]
         if reached:
             self._fence.finish()
