@@ -13,10 +13,10 @@ from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accelerator_arguments import AcceleratorArguments, PreparationArguments
 from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
-from notebook_launcher.training.accumulation import synchronisation
-from notebook_launcher.training.accumulation.gradient_state import GradientState
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
+from notebook_launcher.training.accumulation.members import synchronisation
 from notebook_launcher.training.accumulation.verify import check_accumulation
+from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
 from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.checkpoints.models.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
 
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training import precision, resolving
-from notebook_launcher.training.accumulation.backward import Accumulation
-from notebook_launcher.training.accumulation.live_optimizers import LiveOptimizers
-from notebook_launcher.training.accumulation.members import Members
-from notebook_launcher.training.accumulation.step_checks import StepChecks
-from notebook_launcher.training.accumulation.updates import Updates
-from notebook_launcher.training.accumulation.weighing import Weighing
+from notebook_launcher.training.accumulation.members.members import Members
+from notebook_launcher.training.accumulation.micro_batches.backward import Accumulation
+from notebook_launcher.training.accumulation.updates.live_optimizers import LiveOptimizers
+from notebook_launcher.training.accumulation.updates.step_checks import StepChecks
+from notebook_launcher.training.accumulation.updates.updates import Updates
+from notebook_launcher.training.accumulation.windows.weighing import Weighing
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
@@ -26,7 +26,7 @@ from notebook_launcher.training.requests.steering import Steering
 if TYPE_CHECKING:
     import torch
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.process.accelerator_state import AcceleratorState
     from notebook_launcher.training.requests.safepoint import Safepoint

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training import operations
-from notebook_launcher.training.accumulation.member_kinds import is_sharded
+from notebook_launcher.training.accumulation.members.member_kinds import is_sharded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from notebook_launcher.training.accumulation.backward import Accumulation
+    from notebook_launcher.training.accumulation.micro_batches.backward import Accumulation
 
 __all__ = ["LocalSGD"]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from notebook_launcher import context, messages
-from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe, named
@@ -32,11 +32,11 @@ from notebook_launcher.training.rank_check.left_out import LeftOut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher.training.accumulation.ddp import Notes
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.ddp import Notes
+    from notebook_launcher.training.accumulation.members.member_kinds import Member, PreparedModel
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.requests.agreement import UpdateFence
 
 __all__ = ["RankCheck", "notify"]

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from notebook_launcher.training.accumulation.synchronisation import ends_window
-from notebook_launcher.training.accumulation.windows import Window
+from notebook_launcher.training.accumulation.members.synchronisation import ends_window
+from notebook_launcher.training.accumulation.windows.windows import Window
 from notebook_launcher.training.data.rounds import LoaderStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member_kinds import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_, given_parameters
-from notebook_launcher.training.accumulation.gradient_scaling import GradientScaling
-from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.accumulation.members.targets import parameters_of
+from notebook_launcher.training.accumulation.updates.clipping import clip_norm_, clip_value_, given_parameters
+from notebook_launcher.training.accumulation.updates.gradient_scaling import GradientScaling
 from notebook_launcher.training.argument_checks import check_limit
 
 if TYPE_CHECKING:
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.live_optimizers import LiveOptimizers
-    from notebook_launcher.training.accumulation.member_kinds import Member
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.step_checks import StepChecks
-    from notebook_launcher.training.accumulation.weighing import Weighing
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.updates.live_optimizers import LiveOptimizers
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.updates.step_checks import StepChecks
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.weighing import Weighing
+    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["Updates"]

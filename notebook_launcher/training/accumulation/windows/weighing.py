@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from notebook_launcher.training.accumulation.correction import keep_or_read, ratio, rescale
-from notebook_launcher.training.accumulation.given_weights import (
+from notebook_launcher.training.accumulation.windows.correction import keep_or_read, ratio, rescale
+from notebook_launcher.training.accumulation.windows.given_weights import (
     as_total,
     checked_weight,
     has_sparse_gradients,
     one_if_used,
 )
-from notebook_launcher.training.accumulation.windows import has_values
+from notebook_launcher.training.accumulation.windows.windows import has_values
 from notebook_launcher.training.data.rounds import relative_weights
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.process.process_state import ProcessState

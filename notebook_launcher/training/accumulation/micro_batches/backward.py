@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.accumulation import gradients
-from notebook_launcher.training.accumulation.blocks import MicroBatchBlock
-from notebook_launcher.training.accumulation.gradients import InitialGradient
-from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
+from notebook_launcher.training.accumulation.members.synchronisation import reduce_leaves, waits_for_ranks
+from notebook_launcher.training.accumulation.micro_batches import gradients
+from notebook_launcher.training.accumulation.micro_batches.blocks import MicroBatchBlock
+from notebook_launcher.training.accumulation.micro_batches.gradients import InitialGradient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import PreparedModel
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.weighing import Weighing
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.member_kinds import PreparedModel
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.weighing import Weighing
+    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import Member
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.rank_check.check import RankCheck
 
