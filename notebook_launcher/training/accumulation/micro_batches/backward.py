@@ -111,7 +111,7 @@ class Accumulation:
             factor, ends = self.weighing.factor_outside_blocks(weight, reduction), True
         else:
             factor, ends = self.weighing.count_and_weigh(window, weight, reduction), gradient_state.sync_gradients
-        ending = window if ends else None
+        ending = window if ends else None  # The window that ends with this micro-batch.
         syncs = waits_for_ranks(window, self.members, ends=ends, num_processes=self._num_processes)
         is_watched = clock is not None and clock.begin_backward(syncs=syncs)
         watched = self._watched() if self._num_processes > 1 and (self._rules.guards or check is not None) else ()
