@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notebook_launcher.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable, Iterator, Mapping
 
     from notebook_launcher.messages import Change
-    from notebook_launcher.settings.training_settings import TrainingSettings
+    from notebook_launcher.settings.training_settings import SettingName, TrainingSettings
 
 __all__ = [
     "COMPUTING",
@@ -73,6 +74,39 @@ class AgreedStop(Protocol):
         ...
 
 
+class LoopClock(Protocol):
+    """The part of a `PhaseClock` that is used outside of training; `training.recording.phases` has the class."""
+
+    def flush(self) -> None:
+        """Send the remaining measurements."""
+        ...
+
+
+class RankStore(Protocol):
+    """The part of torch's `Store` that is used here."""
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a number that all ranks see, and return the sum."""
+        ...
+
+
+class GroupPlace(Protocol):
+    """The part of a rank's `Rendezvous` that others use; the class is in `processes.rank.rendezvous`."""
+
+    @property
+    def store(self) -> RankStore:
+        """The client of the supervisor's store."""
+        ...
+
+    def leave(self) -> None:
+        """Shut the default process group down, if there is one."""
+        ...
+
+    def init_process_group(self, original: Callable[..., None], asked: dict[str, Any]) -> None:
+        """Carry out the function's own call of `init_process_group`."""
+        ...
+
+
 @dataclasses.dataclass(slots=True)
 class RankContext:
     """The rank that this process is."""
@@ -83,13 +117,14 @@ class RankContext:
     settings: TrainingSettings
     """The launch's settings of training."""
     send: Callable[[object], None]
-    board: Any
-    rendezvous: Any
+    board: mmap.mmap | bytearray
+    """The page that the kernel and the ranks of this machine map; `board_layout` lists its bytes."""
+    rendezvous: GroupPlace
     num_nodes: int = 1
     """Number of machines that hold ranks; each has a board of its own."""
     call_id: int = 0
     """Number of the call that the rank carries out, the same on all ranks."""
-    clock: Any = None
+    clock: LoopClock | None = None
     """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf
     """Time at which `progress` last sent a record."""
@@ -116,7 +151,7 @@ class RankContext:
     def set_activity(self, activity: int) -> int:
         """Set what the rank does now: COMPUTING, WAITING or SAVING. Return what it did before."""
         at = ACTIVITY + self.rank
-        before: int = self.board[at]
+        before = self.board[at]
         self.board[at] = activity
         return before
 
@@ -142,9 +177,9 @@ def adopt(**settings: Any) -> None:
     _Current.adopted = settings
 
 
-def setting(name: str) -> Any:
-    """Return a setting of the launch, else the adopted one, else None; `name` is a field of `TrainingSettings`."""
-    value = None if _Current.context is None else getattr(_Current.context.settings, name, None)
+def setting(name: SettingName) -> Any:
+    """Return a setting of the launch, else the adopted one, else None."""
+    value = None if _Current.context is None else getattr(_Current.context.settings, name)
     return _Current.adopted.get(name) if value is None else value
 
 

@@ -28,7 +28,7 @@ OWN = {
 OFFERED = {
     **dict.fromkeys(training.__all__, "training"),
     **{name: f"compat.{module}" for name, module in OWN.items()},
-    "AcceleratedScheduler": "training.accumulation.scheduler",
+    "AcceleratedScheduler": "training.accumulation.updates.scheduler",
     "MultiProcessAdapter": "compat.logging",
     "TorchTensorParallelConfig": "training.parallelism.sizes",
     "get_sampler": "training.data",

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PRECISIONS", "PRECISION_VARIABLE", "STEPS_VARIABLE", "TrainingSettings", "steps_of", "whole_number_in"]
+__all__ = [
+    "PRECISIONS",
+    "PRECISION_VARIABLE",
+    "STEPS_VARIABLE",
+    "SettingName",
+    "TrainingSettings",
+    "steps_of",
+    "whole_number_in",
+]
+
+SettingName = Literal[
+    "mixed_precision", "gradient_accumulation_steps", "max_grad_norm", "comm_hook", "check_ranks", "shard"
+]
+"""A field of `TrainingSettings`."""
 
 PRECISIONS = ("no", "fp16", "bf16")
 PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"

@@ -11,16 +11,17 @@ import torch
 
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
+from notebook_launcher.training.accelerator_arguments import AcceleratorArguments, PreparationArguments
 from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
-from notebook_launcher.training.accumulation import synchronisation
-from notebook_launcher.training.accumulation.gradient_state import GradientState
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
+from notebook_launcher.training.accumulation.members import synchronisation
 from notebook_launcher.training.accumulation.verify import check_accumulation
+from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
 from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.checkpoints.models.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
-from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, announce_zero
+from notebook_launcher.training.parallelism.deepspeed_call import announce_zero
 from notebook_launcher.training.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
 
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
@@ -175,22 +176,24 @@ class Accelerator:
                 parallelism_config=parallelism_config,
                 scaler=handlers.get(GradScalerKwargs),
             ),
+            PreparationArguments(
+                device_placement=device_placement,
+                ddp_handler=handlers.get(DistributedDataParallelKwargs),
+                dataloader_config=dataloader_config,
+                loader_shortcuts={
+                    "split_batches": split_batches,
+                    "even_batches": even_batches,
+                    "dispatch_batches": dispatch_batches,
+                    "use_seedable_sampler": use_seedable_sampler,
+                },
+                rng_types=rng_types,
+                step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+                dynamo_backend=dynamo_backend,
+            ),
             self._rules,
             resolve_precision=self._resolve_precision,
             deepspeed_plugin=deepspeed_plugin,
-            ddp_handler=handlers.get(DistributedDataParallelKwargs),
             check_ranks=check_ranks,
-            dataloader_config=dataloader_config,
-            loader_shortcuts={
-                "split_batches": split_batches,
-                "even_batches": even_batches,
-                "dispatch_batches": dispatch_batches,
-                "use_seedable_sampler": use_seedable_sampler,
-            },
-            device_placement=device_placement,
-            rng_types=rng_types,
-            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-            dynamo_backend=dynamo_backend,
             project_config=project_config,
             project_dir=project_dir,
         )

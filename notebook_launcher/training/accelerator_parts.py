@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training import precision, resolving
-from notebook_launcher.training.accumulation.backward import Accumulation
-from notebook_launcher.training.accumulation.live_optimizers import LiveOptimizers
-from notebook_launcher.training.accumulation.members import Members
-from notebook_launcher.training.accumulation.updates import Updates
-from notebook_launcher.training.accumulation.weighing import Weighing
+from notebook_launcher.training.accumulation.members.members import Members
+from notebook_launcher.training.accumulation.micro_batches.backward import Accumulation
+from notebook_launcher.training.accumulation.updates.live_optimizers import LiveOptimizers
+from notebook_launcher.training.accumulation.updates.step_checks import StepChecks
+from notebook_launcher.training.accumulation.updates.updates import Updates
+from notebook_launcher.training.accumulation.windows.weighing import Weighing
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
+from notebook_launcher.training.plugins import Warner
 from notebook_launcher.training.preparation import Preparation
 from notebook_launcher.training.prepared import Prepared
 from notebook_launcher.training.rank_check.check import RankCheck
@@ -24,7 +26,7 @@ from notebook_launcher.training.requests.steering import Steering
 if TYPE_CHECKING:
     import torch
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.process.accelerator_state import AcceleratorState
     from notebook_launcher.training.requests.safepoint import Safepoint
@@ -89,6 +91,8 @@ class AcceleratorParts:
         self._gradient_state = gradient_state
         self._safepoint = safepoint
         self._optimizers = LiveOptimizers()
+        self._warn_once = Warner()
+        """Gives each warning once for each Accelerator."""
         self.prepared = Prepared(Members(num_processes=process.num_processes, strict=rules.guards))
         self.rank_check = self._make_rank_check()
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
@@ -114,16 +118,26 @@ class AcceleratorParts:
 
     def _make_accumulation(self) -> Accumulation:
         gradient_state, members, scaler = self._gradient_state, self.prepared.members, self._make_scaler()
+        weighing = Weighing(
+            gradient_state,
+            members,
+            self._rules,
+            self._process,
+            self._layout,
+            scaler=scaler,
+            warn_once=self._warn_once,
+        )
         return Accumulation(
             gradient_state,
             members,
             self._rules,
-            Weighing(gradient_state, members, self._rules, self._process, self._layout, scaler=scaler),
+            weighing,
             num_processes=self._process.num_processes,
             scaler=scaler,
             clock=make_clock(),
             safepoint=self._safepoint,
-            check=self.rank_check,
+            rank_check=self.rank_check,
+            warn_once=self._warn_once,
         )
 
     def _make_scaler(self) -> torch.amp.GradScaler | None:
@@ -133,12 +147,18 @@ class AcceleratorParts:
         return precision.make_scaler(device, handler) if handler.enabled else None
 
     def _make_updates(self) -> Updates:
+        gradient_state, members, accumulation = self._gradient_state, self.prepared.members, self.accumulation
         return Updates(
-            self.accumulation,
+            gradient_state,
+            members,
             self._optimizers,
             self._rules,
+            accumulation.weighing,
+            StepChecks(gradient_state, members, self.rank_check, self._warn_once),
             num_processes=self._process.num_processes,
             max_grad_norm=self._resolved.max_grad_norm,
+            scaler=accumulation.scaler,
+            note_step=accumulation.note_step,
         )
 
     def _make_preparation(self) -> Preparation:

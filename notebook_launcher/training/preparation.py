@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader
 
 from notebook_launcher.text import type_of
 from notebook_launcher.training import precision
-from notebook_launcher.training.accumulation.ddp import wrap
-from notebook_launcher.training.accumulation.held_gradients import parameter_groups
-from notebook_launcher.training.accumulation.member_kinds import synchronises_itself
-from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
+from notebook_launcher.training.accumulation.members.ddp import wrap
+from notebook_launcher.training.accumulation.members.held_gradients import parameter_groups
+from notebook_launcher.training.accumulation.members.member_kinds import synchronises_itself
+from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
 from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
 from notebook_launcher.training.data.dispatching.wire import wire_device
@@ -28,8 +28,8 @@ from notebook_launcher.training.unwrapping import synced_part
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.accumulation.updates.updates import Updates
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.parallelism.sharded_models import Sharding
     from notebook_launcher.training.parallelism.zero import ZeroSettings
     from notebook_launcher.training.plugins import DataLoaderConfiguration, DistributedDataParallelKwargs

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
 
 __all__ = ["Prepared"]
 

@@ -25,12 +25,13 @@ from notebook_launcher.training.plugins import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
+    from notebook_launcher.settings.training_settings import SettingName
+    from notebook_launcher.training.accelerator_arguments import AcceleratorArguments, PreparationArguments
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
-    from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.parallelism.sizes import ParallelismConfig
     from notebook_launcher.training.parallelism.zero import ZeroSettings
@@ -79,37 +80,25 @@ class Resolved:
 
 
 def resolve(
-    call: AcceleratorArguments,
+    given: AcceleratorArguments,
+    preparation: PreparationArguments,
     rules: Rules,
     *,
     resolve_precision: Callable[[str | None, list[str]], str],
     deepspeed_plugin: DeepSpeedPlugin | None,
-    ddp_handler: DistributedDataParallelKwargs | None,
     check_ranks: bool | None,
-    dataloader_config: DataLoaderConfiguration | None,
-    loader_shortcuts: Mapping[str, Any],
-    device_placement: bool,
-    rng_types: Iterable[Any] | None,
-    step_scheduler_with_optimizer: bool,
-    dynamo_backend: str | None,
     project_config: ProjectConfiguration | None,
     project_dir: str | os.PathLike[str] | None,
 ) -> Resolved:
     """Resolve all settings of an Accelerator, as far as they need no process group.
 
     Args:
-        call: The arguments that DeepSpeed's settings give as well.
+        given: The arguments that DeepSpeed's settings give as well.
+        preparation: The arguments that say how `prepare` treats each kind of object.
         rules: The differences from Accelerate.
         resolve_precision: Function of this module, or its replacement in a subclass of the Accelerator.
         deepspeed_plugin: DeepSpeed's settings.
-        ddp_handler: Arguments of DistributedDataParallel.
         check_ranks: True if ranks compare their weights.
-        dataloader_config: Settings of loaders.
-        loader_shortcuts: Settings of loaders that were given one by one; None: not given.
-        device_placement: True if models and batches are moved to the device.
-        rng_types: Generators that are made equal on all ranks at the start of each epoch.
-        step_scheduler_with_optimizer: False: each `step()` of a scheduler advances it.
-        dynamo_backend: The backend of `torch.compile`; None: by `ACCELERATE_DYNAMO_BACKEND`.
         project_config: Folder and naming of checkpoints.
         project_dir: The folder alone.
 
@@ -117,29 +106,29 @@ def resolve(
         ValueError: A setting is invalid, or two of them differ.
         TypeError: A switch is not True or False.
     """
-    check_switch("device_placement", device_placement)
-    check_switch("step_scheduler_with_optimizer", step_scheduler_with_optimizer)
+    check_switch("device_placement", preparation.device_placement)
+    check_switch("step_scheduler_with_optimizer", preparation.step_scheduler_with_optimizer)
     conflicts: list[str] = []
-    ddp_handler = _resolve_hook(ddp_handler, conflicts)
-    deepspeed_plugin, zero, call = apply_deepspeed(deepspeed_plugin, call)
+    ddp_handler = _resolve_hook(preparation.ddp_handler, conflicts)
+    deepspeed_plugin, zero, given = apply_deepspeed(deepspeed_plugin, given)
     return Resolved(  # The report names conflicts in the order of these fields.
-        precision=resolve_precision(call.mixed_precision, conflicts),
-        accumulation=_resolve_accumulation(call.accumulation, rules, conflicts),
-        max_grad_norm=_resolve_max_grad_norm(call.max_grad_norm, conflicts),
+        precision=resolve_precision(given.mixed_precision, conflicts),
+        accumulation=_resolve_accumulation(given.accumulation, rules, conflicts),
+        max_grad_norm=_resolve_max_grad_norm(given.max_grad_norm, conflicts),
         checks_ranks=_resolve_check(check_ranks, rules, conflicts),
-        loaders=resolve_loaders(dataloader_config, **loader_shortcuts),
-        device_placement=device_placement,
-        rng_types=resolve_rng_types(rng_types),
-        step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-        dynamo_backend=dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND"),
+        loaders=resolve_loaders(preparation.dataloader_config, **preparation.loader_shortcuts),
+        device_placement=preparation.device_placement,
+        rng_types=resolve_rng_types(preparation.rng_types),
+        step_scheduler_with_optimizer=preparation.step_scheduler_with_optimizer,
+        dynamo_backend=preparation.dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND"),
         project=_resolve_project(project_config, project_dir),
         ddp_handler=ddp_handler,
-        scaler_handler=call.scaler or GradScalerKwargs(),
+        scaler_handler=given.scaler or GradScalerKwargs(),
         deepspeed_plugin=deepspeed_plugin,
         zero=zero,
-        fsdp_plugin=call.fsdp_plugin,
-        parallelism_config=call.parallelism_config,
-        shard=_resolve_shard(call.parallelism_config, conflicts),
+        fsdp_plugin=given.fsdp_plugin,
+        parallelism_config=given.parallelism_config,
+        shard=_resolve_shard(given.parallelism_config, conflicts),
         conflicts=tuple(conflicts),
     )
 
@@ -189,6 +178,9 @@ def emulates_bf16(capability: tuple[int, int]) -> bool:
 def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
     """Return the settings of accumulation that the code gives, as one plugin; its `num_steps` is None if not given.
 
+    The launch and the environment are left out here and added by `_resolve_accumulation`, because between the two
+    calls DeepSpeed's settings are compared with the number that the code gives, and may give one themselves.
+
     Raises:
         ValueError: The argument and the plugin both give a number of steps.
         TypeError: The plugin is another object.
@@ -213,7 +205,7 @@ def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin
 def _resolve_accumulation(
     given: GradientAccumulationPlugin, rules: Rules, conflicts: list[str]
 ) -> GradientAccumulationPlugin:
-    """Return the settings of accumulation with the resolved number of steps."""
+    """Return the settings of `given_accumulation`, or DeepSpeed's, with the resolved number of steps."""
     return dataclasses.replace(given, num_steps=_num_steps(given.num_steps, rules, conflicts))
 
 
@@ -319,7 +311,7 @@ def report_conflicts(conflicts: Sequence[str]) -> None:
         context.notify("Accelerator(): " + "; ".join(conflicts) + ". The code wins.")
 
 
-def _compare(name: str, chosen: Any, conflicts: list[str]) -> None:
+def _compare(name: SettingName, chosen: Any, conflicts: list[str]) -> None:
     launched = context.setting(name)
     if launched is not None and launched != chosen:
         conflicts.append(f"{name}={chosen!r} in the code, {launched!r} in the launch")

@@ -127,7 +127,7 @@ _KIND_OF_TYPE = {
     "accelerate.state.PartialState": _ALONE,
     "notebook_launcher.training.accelerator.Accelerator": _ALONE,
     "notebook_launcher.training.process.process_state.ProcessState": _ALONE,
-    "notebook_launcher.training.accumulation.gradient_state.GradientState": _ALONE,
+    "notebook_launcher.training.accumulation.windows.gradient_state.GradientState": _ALONE,
     "builtins.traceback": _STACK,
     "builtins.frame": _STACK,
 }

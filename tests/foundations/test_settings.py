@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from notebook_launcher import LaunchConfig, Session, context, notebook_launch
-from notebook_launcher.settings.training_settings import steps_of
+from notebook_launcher.settings.training_settings import SettingName, TrainingSettings, steps_of
 from tests.support.toy_training import shards_on_cpus
 
 CHOSEN: dict[str, Any] = {
@@ -102,6 +102,10 @@ def test_error_about_a_variable_names_the_environment() -> None:
     )
     with pytest.raises(ValueError, match=message):
         steps_of({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "many"})
+
+
+def test_names_of_settings_are_the_fields_of_the_record() -> None:
+    assert list(get_args(SettingName)) == [field.name for field in dataclasses.fields(TrainingSettings)]
 
 
 def test_process_without_a_launcher_has_no_settings() -> None:

@@ -151,7 +151,7 @@ def test_rank_cannot_launch() -> None:
         settings=LaunchConfig().training_settings(),
         send=lambda _record: None,
         board=bytearray(board_layout.BOARD_SIZE),
-        rendezvous=None,
+        rendezvous=None,  # type: ignore[arg-type] # Nothing joins a group here.
     )
     context.enter(rank)
     try:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training import operations
-from notebook_launcher.training.accumulation.member_kinds import is_sharded
+from notebook_launcher.training.accumulation.members.member_kinds import is_sharded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from notebook_launcher.training.accumulation.backward import Accumulation
+    from notebook_launcher.training.accumulation.micro_batches.backward import Accumulation
 
 __all__ = ["LocalSGD"]
 
@@ -83,14 +83,11 @@ class LocalSGD:
             self._average()
 
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - a switch
-        members = self._accumulation.members
-        for member in members.inside(self._model):
+        for member in self._accumulation.members.inside(self._model):
             if member.notes is not None:
                 member.notes.trains_alone = allowed
                 member.notes.own_state = "LocalSGD"
-        self._accumulation.weighing.is_local = all(
-            member.notes is not None and member.notes.trains_alone for member in members.models_and_leaves
-        )
+        self._accumulation.weighing.note_local_training()
 
     def _average(self) -> None:
         for parameter in self._model.parameters():

@@ -16,8 +16,8 @@ from notebook_launcher.training.unwrapping import unwrap_model
 if TYPE_CHECKING:
     import os
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.accumulation.updates.updates import Updates
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.prepared import Prepared
     from notebook_launcher.training.process.process_state import ProcessState

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from notebook_launcher import context, messages
-from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe, named
@@ -32,10 +32,11 @@ from notebook_launcher.training.rank_check.left_out import LeftOut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher.training.accumulation.ddp import Notes
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
-    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.members.ddp import Notes
+    from notebook_launcher.training.accumulation.members.member_kinds import Member, PreparedModel
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.requests.agreement import UpdateFence
 
 __all__ = ["RankCheck", "notify"]
@@ -129,22 +130,36 @@ class RankCheck:
         self._notified: set[str] = set()
         """The notices that were shown, each once."""
 
-    def write(self, watched: Sequence[tuple[PreparedModel, Any]]) -> list[Unit]:
-        """Before a backward: write evidence of the units that are due for a comparison, and return these units."""
+    def write(self, watched: Sequence[tuple[PreparedModel, Any]], window: Window | None, *, syncs: bool) -> list[Unit]:
+        """Before a backward: write evidence of the units that are due for a comparison, and return these units.
+
+        Args:
+            watched: The models that the backward may reach.
+            window: The window that the backward belongs to: its contents are written if this rank left something out.
+                None outside any block.
+            syncs: True if the backward reduces the gradients.
+        """
         due = [member for member, _ in watched if member.notes.is_due and member.notes.forwards & FORWARD_SYNCED]
         units = [Unit.of_model(member.module) for member in due if member.notes.compares]
         leaves = self._members.leaves
         if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
             units.append(Unit.of_leaves(self._members))
         topics = {unit.owner: f"comparison {unit.notes.num_synced + 1}" for unit in units}
-        return [unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._evidence_of(unit))]
+        written = [
+            unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._evidence_of(unit))
+        ]
+        if window is not None:
+            self.left_out.write(window, watched, syncs=syncs)
+        return written
 
     def compare(self, written: Sequence[Unit]) -> None:
         """After a backward: compare the evidence that the ranks have written.
 
         Raises:
-            RuntimeError: The ranks' weights, optimizer states or learning rates differ; on every rank.
+            RuntimeError: The ranks' weights, optimizer states or learning rates differ, on every rank; or this rank
+                has left a micro-batch out of its window, and others have not, on the ranks that left one out.
         """
+        self.left_out.compare()
         reached = [unit for unit in written if unit.is_to_compare]
         if reached:
             self._fence.finish()

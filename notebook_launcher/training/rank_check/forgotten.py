@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED
-from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
+from notebook_launcher.training.accumulation.members.targets import parameters_of
 from notebook_launcher.training.rank_check.fingerprints import is_comparable
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.accumulation.ddp import Notes
-    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.members.ddp import Notes
+    from notebook_launcher.training.accumulation.members.members import Members
 
 __all__ = ["ForgottenOptimizers"]
 

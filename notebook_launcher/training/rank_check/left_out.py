@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED
+from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.training.rank_check.divergence import SWITCH, named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import PreparedModel
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.member_kinds import PreparedModel
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.requests.agreement import UpdateFence
 
 __all__ = ["LeftOut"]

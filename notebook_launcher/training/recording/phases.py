@@ -186,8 +186,8 @@ def make_clock() -> PhaseClock | None:
         return None
     if rank.clock is None:
         rank.clock = _make_clock(rank)
-    clock: PhaseClock = rank.clock
-    return clock
+    assert isinstance(rank.clock, PhaseClock)
+    return rank.clock
 
 
 def _make_clock(rank: context.RankContext) -> PhaseClock:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableSequence
-    from typing import Any
+    import mmap
+    from collections.abc import Callable
 
     from notebook_launcher.context import RankContext
 
@@ -53,8 +53,8 @@ class ChoiceSlot(Protocol):
 class BoardSlot:
     """Slot for ranks of one machine: 16 bytes of the board."""
 
-    def __init__(self, board: Any, place: slice) -> None:
-        self._board: MutableSequence[int] = board
+    def __init__(self, board: mmap.mmap | bytearray, place: slice) -> None:
+        self._board = board
         self._place = place
 
     def read(self) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class StoreSlot:
 
     def _add(self, number: int) -> int:
         # The only operation of a store that does not wait for the key, and returns once the store has carried it out.
-        return int(self._rank.rendezvous.store.add(f"call-{self._rank.call_id}/{self._name}", number))
+        return self._rank.rendezvous.store.add(f"call-{self._rank.call_id}/{self._name}", number)
 
 
 class QueuedWork(Protocol):

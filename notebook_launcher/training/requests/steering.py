@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from notebook_launcher.settings.changes import Wanted
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.accumulation.updates.updates import Updates
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.prepared import Prepared
 
 __all__ = ["Steering", "scale_rates"]

@@ -1,1 +1,1 @@
-"""Tests of windows, weights, corrections and updates."""
+"""Tests of accumulation: a room for each room there, and loops whose gradients are compared with the full batch's."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import context
+from notebook_launcher.training.accelerator_arguments import AcceleratorArguments
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
-from notebook_launcher.training.parallelism.deepspeed_call import AcceleratorArguments, apply_deepspeed
+from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.parallelism.zero import GivenSetting, ZeroSettings, resolve_zero
 from notebook_launcher.training.plugins import GradientAccumulationPlugin, GradScalerKwargs
 
@@ -305,7 +306,7 @@ def test_settings_changed_before_the_accelerator_count():
 
 
 def test_settings_differ_from_those_of_an_exported_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = AcceleratorArguments(
+    given = AcceleratorArguments(
         mixed_precision=None,
         accumulation=GradientAccumulationPlugin(),
         max_grad_norm=None,
@@ -315,4 +316,4 @@ def test_settings_differ_from_those_of_an_exported_script(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(context._Current, "adopted", {"max_grad_norm": 0.5})
     with pytest.raises(ValueError, match=r"gradient_clipping=1.0 and the launch's max_grad_norm=0.5 differ"):
-        apply_deepspeed(DeepSpeedPlugin(hf_ds_config=TYPICAL), call)
+        apply_deepspeed(DeepSpeedPlugin(hf_ds_config=TYPICAL), given)

@@ -52,9 +52,10 @@ class Rank(threading.Thread):
         """Reductions that the device has completed."""
         self.num_saved = 0
         self.acts: Acts = []
+        rendezvous: Any = SimpleNamespace(store=world)
         rank = RankContext(
             rank=number, num_processes=len(world.fences), pid=world.pid, settings=SETTINGS,
-            send=lambda _: None, board=world.boards[number], rendezvous=SimpleNamespace(store=world),
+            send=lambda _: None, board=world.boards[number], rendezvous=rendezvous,
             num_nodes=world.num_nodes,
         )  # fmt: skip
         self.safepoint = Safepoint(rank, world.fences[number](self))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.accumulation.members.targets import parameters_of
 from notebook_launcher.training.spread_tensors import is_spread, whole_tensor
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.accumulation.members.targets import parameters_of
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.folders import file_names
 from notebook_launcher.training.checkpoints.folders.file_names import METADATA

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.prepared import Prepared
     from notebook_launcher.training.rules import Rules
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.accumulation.held_gradients import has_held, parameter_groups
+from notebook_launcher.training.accumulation.members.held_gradients import has_held, parameter_groups
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.layouts.sharded import from_local_part, local_part
 

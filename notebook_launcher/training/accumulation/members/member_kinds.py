@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher.training.accumulation.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
-from notebook_launcher.training.accumulation.held_gradients import drop_held, has_held, parameter_groups
+from notebook_launcher.training.accumulation.members.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
+from notebook_launcher.training.accumulation.members.held_gradients import drop_held, has_held, parameter_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import torch
 
-    from notebook_launcher.training.accumulation.ddp import Notes
+    from notebook_launcher.training.accumulation.members.ddp import Notes
     from notebook_launcher.training.plugins import Warner
 
 __all__ = [

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from notebook_launcher.training.accumulation.synchronisation import ends_window
-from notebook_launcher.training.accumulation.windows import Window
+from notebook_launcher.training.accumulation.members.synchronisation import ends_window
+from notebook_launcher.training.accumulation.windows.windows import Window
 from notebook_launcher.training.data.rounds import LoaderStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member_kinds import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
@@ -87,6 +87,7 @@ class GradientState:
     def adopt(self, plugin: GradientAccumulationPlugin) -> None:
         """Take over the settings of a plugin; a window that is open keeps its number of micro-batches."""
         self.plugin = plugin
+        # An Accelerator has resolved the number; a plugin that `compat`'s GradientState was given may have none.
         self.num_steps = plugin.num_steps or 1
         """Micro-batches per update. The plugin stays as it was given when this number is set later."""
 
@@ -302,6 +303,7 @@ class GradientState:
             for number, window in enumerate(self.windows.values())
             if window.num_batches
         ]
+        # The unit was called a reference when the first checkpoints were written; the name stays, to read them.
         return {"windows": opened, "given_reference": self.given_unit} if opened else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

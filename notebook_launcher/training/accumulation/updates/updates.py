@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.accumulation.clipping import clip_norm_, clip_value_, given_parameters
-from notebook_launcher.training.accumulation.gradient_scaling import GradientScaling
-from notebook_launcher.training.accumulation.step_checks import StepChecks
-from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.accumulation.members.targets import parameters_of
+from notebook_launcher.training.accumulation.updates.clipping import clip_norm_, clip_value_, given_parameters
+from notebook_launcher.training.accumulation.updates.gradient_scaling import GradientScaling
 from notebook_launcher.training.argument_checks import check_limit
 
 if TYPE_CHECKING:
@@ -15,11 +14,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.backward import Accumulation
-    from notebook_launcher.training.accumulation.live_optimizers import LiveOptimizers
-    from notebook_launcher.training.accumulation.member_kinds import Member
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.updates.live_optimizers import LiveOptimizers
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.updates.step_checks import StepChecks
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.weighing import Weighing
+    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["Updates"]
@@ -30,27 +32,50 @@ class Updates:
 
     def __init__(
         self,
-        accumulation: Accumulation,
+        gradient_state: GradientState,
+        members: Members,
         optimizers: LiveOptimizers,
         rules: Rules,
+        weighing: Weighing,
+        checks: StepChecks,
         *,
         num_processes: int,
         max_grad_norm: float | None,
+        scaler: torch.amp.GradScaler | None,
+        note_step: Callable[[], None],
     ) -> None:
+        """Take what an update needs.
+
+        Args:
+            gradient_state: The state of accumulation.
+            members: Models and tensors that are trained.
+            optimizers: The prepared optimizers.
+            rules: The differences from Accelerate.
+            weighing: Corrects windows.
+            checks: Refuses steps whose gradients are not whole.
+            num_processes: Ranks that train together.
+            max_grad_norm: Clip the gradients to this total norm before each step; None: do not.
+            scaler: Scales fp16 losses; None in other precisions.
+            note_step: Called after each step.
+        """
         self.optimizers = optimizers
         self.max_grad_norm = max_grad_norm
         self.last_grad_norm: torch.Tensor | None = None
         """The total norm before the last clipping."""
-        self._accumulation = accumulation
+        self._gradient_state = gradient_state
+        self._members = members
         self._rules = rules
+        self._weighing = weighing
+        self._checks = checks
         self._num_processes = num_processes
-        self._checks = StepChecks(accumulation)
-        self.scaling = GradientScaling(accumulation.scaler, accumulation.gradient_state, optimizers)
+        self._scaler = scaler
+        self._note_step = note_step
+        self.scaling = GradientScaling(scaler, gradient_state, optimizers)
         """The steps with scaled gradients, in fp16."""
 
     def parameters_changed(self) -> None:
         """Have the members of each optimizer looked up again."""
-        self._accumulation.members.changed()
+        self._members.changed()
 
     def observe(self) -> dict[str, Any]:
         """Return `learning_rate`, of each optimizer's first group, and `grad_norm` if gradients are clipped."""
@@ -66,39 +91,36 @@ class Updates:
 
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
-        gradient_state = self._accumulation.gradient_state
+        gradient_state = self._gradient_state
         window = gradient_state.current
         if self._rules.guards and window is not None:
             self._checks.check_window(window, closure)
             if window.num_backwards and not self._is_covered(prepared, window):
-                self._join(self._accumulation.members.of_optimizer(prepared.optimizer), window)
+                self._join(self._members.of_optimizer(prepared.optimizer), window)
         if not gradient_state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
         if self._rules.guards:
             self._checks.check_complete(prepared)
             if self._num_processes > 1:
                 self._checks.check_synced(prepared)
-        clock = self._accumulation.clock
         if self.max_grad_norm is not None and closure is not None:
             closure = self._clipping(closure, prepared, self.max_grad_norm)
         elif self.max_grad_norm is not None:
             self._clip(parameters_of(prepared), self.max_grad_norm, 2.0, [prepared])
-        if self._accumulation.scaler is None:
-            self._accumulation.weighing.is_in_closure = closure is not None
-            try:
-                outcome, skipped = prepared.optimizer.step(closure), prepared.step_was_skipped
-            finally:
-                self._accumulation.weighing.is_in_closure = False
-        else:
+        optimizer: Any = prepared.optimizer
+        if self._scaler is not None:
             outcome, skipped = self.scaling.step(prepared, closure)
-        self._accumulation.note_step()
-        if clock is not None:
-            clock.mark("step")
+        elif closure is None:
+            outcome, skipped = optimizer.step(closure), prepared.step_was_skipped
+        else:
+            with self._weighing.in_closure():
+                outcome, skipped = optimizer.step(closure), prepared.step_was_skipped
+        self._note_step()
         return outcome, skipped
 
     def _is_covered(self, prepared: AcceleratedOptimizer, window: Window) -> bool:
         """Return True if the window's `accumulate` was given all members of the optimizer."""
-        members, key = self._accumulation.members, (id(prepared), id(window))
+        members, key = self._members, (id(prepared), id(window))
         known = members.looked_up.covered.get(key)
         if known is None:
             owned = members.of_optimizer(prepared.optimizer)
@@ -113,17 +135,17 @@ class Updates:
         """
         if not members or window.holds(members):
             return
-        others = [other for other in self._accumulation.gradient_state.windows.values() if other is not window]
+        others = [other for other in self._gradient_state.windows.values() if other is not window]
         if any(other.num_backwards and other.holds(members) for other in others):
             return
         window.join(members)
-        if self._accumulation.gradient_state.sync_gradients:
+        if self._gradient_state.sync_gradients:
             # The window has ended, and has corrected the models that it knew.
-            self._accumulation.weighing.correct_joined(window)
+            self._weighing.correct_joined(window)
 
     def _puts_off(self, window: Window | None) -> bool:
         """Put the update off, and return True, if the window has not ended: its last micro-batch was left out."""
-        gradient_state = self._accumulation.gradient_state
+        gradient_state = self._gradient_state
         if window is None or not gradient_state.lacks_end(window):
             return False
         window.put_off()
@@ -132,12 +154,12 @@ class Updates:
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
         """Return True if `zero_grad()` clears; the gradients then count as not synchronised."""
-        gradient_state = self._accumulation.gradient_state
+        gradient_state = self._gradient_state
         if self._rules.zero_grad_drops_window:
             return gradient_state.sync_gradients
         if gradient_state.loaded:
             return False
-        owned, current = self._accumulation.members.of_optimizer(prepared.optimizer), gradient_state.current
+        owned, current = self._members.of_optimizer(prepared.optimizer), gradient_state.current
         for window in gradient_state.windows.values():
             if not window.num_backwards:
                 continue
@@ -166,18 +188,18 @@ class Updates:
 
     def _clips_now(self) -> bool:
         """Return True where a window ends; by Accelerate's rules also inside a window."""
-        gradient_state = self._accumulation.gradient_state
+        gradient_state = self._gradient_state
         is_wanted = gradient_state.sync_gradients or self._rules.clip_inside_window
         return is_wanted and not self._puts_off(gradient_state.current)
 
     def _all_corrected(self, parameters: Any) -> Any:
         """Return the parameters that are to be clipped, after their models have joined the window that has ended."""
-        window = self._accumulation.gradient_state.current
+        window = self._gradient_state.current
         if window is None or not self._rules.guards or (type(window.correction) is float and window.correction == 1.0):
             return parameters
         listed = list(given_parameters(parameters))
         clipped = set(map(id, listed))
-        for member in self._accumulation.members.models_and_leaves:
+        for member in self._members.models_and_leaves:
             if not window.holds([member]) and any(id(parameter) in clipped for parameter in member.parameters()):
                 self._join([member], window)
         return listed

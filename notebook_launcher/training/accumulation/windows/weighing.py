@@ -12,38 +12,49 @@ prepared loader counts it, or all micro-batches weigh the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from notebook_launcher.training.accumulation.correction import keep_or_read, ratio, rescale
-from notebook_launcher.training.accumulation.given_weights import (
+from notebook_launcher.training.accumulation.windows.correction import keep_or_read, ratio, rescale
+from notebook_launcher.training.accumulation.windows.given_weights import (
     as_total,
     checked_weight,
     has_sparse_gradients,
     one_if_used,
 )
-from notebook_launcher.training.accumulation.windows import has_values
+from notebook_launcher.training.accumulation.windows.windows import has_values
 from notebook_launcher.training.data.rounds import relative_weights
-from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.parallelism.mesh import Layout
+    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Weighing"]
+__all__ = ["PendingSum", "Weighing"]
 
 _ZIPPED = (
     "two prepared loaders are read side by side, and one of them has a batch that is not full where the other's is, "
     "such as its last one. A micro-batch weighs as many samples as the loader counted that was read last. Pass "
     "weight=, the number of samples that the loss is a mean over, to every backward."
 )
+
+
+class PendingSum(NamedTuple):
+    """The sum of the ranks' weights, while its all-reduce runs beside a backward."""
+
+    total: torch.Tensor
+    """The sum, once the work is done."""
+    work: dist.Work
 
 
 class Weighing:
@@ -58,6 +69,7 @@ class Weighing:
         layout: Layout,
         *,
         scaler: torch.amp.GradScaler | None,
+        warn_once: Warner,
     ) -> None:
         """Take the objects that a weight depends on.
 
@@ -68,20 +80,36 @@ class Weighing:
             process: This process among its peers.
             layout: The ranks that read different data: their weights are added up.
             scaler: Scales fp16 losses; None in other precisions.
+            warn_once: Gives each warning once for each Accelerator.
         """
-        self.is_in_closure = False
+        self._is_in_closure = False
         """True while an optimizer calls its closure, which may compute the gradients several times."""
-        self.is_local = False
+        self._is_local = False
         """True if every rank trains by itself (`LocalSGD`), so that its windows are means over its own samples."""
         self._gradient_state = gradient_state
         self._members = members
         self._rules = rules
         self._scaler = scaler
-        self._warn_once = Warner()
+        self._warn_once = warn_once
         self._device = process.device
         self._num_data_ranks = layout.num_data_ranks
         self._data_rank = layout.data_rank
         self._data_group = layout.data_group
+
+    @contextlib.contextmanager
+    def in_closure(self) -> Iterator[None]:
+        """Expect several backwards of one micro-batch inside the block, in which an optimizer calls its closure."""
+        self._is_in_closure = True
+        try:
+            yield
+        finally:
+            self._is_in_closure = False
+
+    def note_local_training(self) -> None:
+        """Note if all members train alone now: `LocalSGD` has begun or ended that for some of them."""
+        self._is_local = all(
+            member.notes is not None and member.notes.trains_alone for member in self._members.models_and_leaves
+        )
 
     def own_weight(self, window: Window | None, weight: Any) -> Any:
         """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None without one."""
@@ -110,7 +138,7 @@ class Weighing:
             return 1.0 / num_steps
         return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
 
-    def factor_in_window(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
+    def count_and_weigh(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
         """Count the micro-batch in its window, and return the factor of its loss."""
         if self._rules.nominal_divisor:
             window.count_backward()
@@ -164,7 +192,7 @@ class Weighing:
         # A weight of 0 leaves the rows of sparse gradients out, so it must be known to be 0.
         value = checked_weight(weight, self._device, reads=looked_up.has_sparse_gradients)
         weights = self._round_weights()
-        repeats = weights is not None and not weights[self._data_rank] and (self.is_local or any(weights))
+        repeats = weights is not None and not weights[self._data_rank] and (self._is_local or any(weights))
         return 0.0 if repeats else value
 
     def _round_weights(self) -> tuple[int, ...] | None:
@@ -173,7 +201,7 @@ class Weighing:
         if current is None or len(current.weights) != self._num_data_ranks:
             return None
         weights: tuple[int, ...] = current.weights
-        if self.is_local:
+        if self._is_local:
             weights = (weights[self._data_rank],) * self._num_data_ranks
         if 0 in weights and loader is not None:
             loader.repeat_is_known = True
@@ -189,26 +217,26 @@ class Weighing:
         return self._gradient_state.given_unit
 
     def _total(self, weight: float | torch.Tensor) -> float | torch.Tensor:
-        if self._num_data_ranks == 1 or self.is_local:
+        if self._num_data_ranks == 1 or self._is_local:
             return self._num_data_ranks * weight
         total = as_total(weight, self._device)
         dist.all_reduce(total, group=self._data_group)
         return keep_or_read(total)
 
-    def sum_weights(self, window: Window) -> Any:
+    def sum_weights(self, window: Window) -> PendingSum | None:
         """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
-        if self._num_data_ranks == 1 or self.is_local or window.backwards_in_block > 1:
+        if self._num_data_ranks == 1 or self._is_local or window.backwards_in_block > 1:
             return None
         total = as_total(window.weight, self._device)
-        return total, dist.all_reduce(total, group=self._data_group, async_op=True)
+        return PendingSum(total, dist.all_reduce(total, group=self._data_group, async_op=True))
 
-    def correct(self, window: Window, pending: Any) -> None:
+    def correct(self, window: Window, pending: PendingSum | None) -> None:
         """Rescale the gradients to the mean over the micro-batches that the window really held."""
         if self._rules.nominal_divisor or window.backwards_in_block > 1 or window.num_backwards == 0:
             return
         if pending is not None:
-            pending[1].wait()
-            window.close(self._num_data_ranks, keep_or_read(pending[0]))
+            pending.work.wait()
+            window.close(self._num_data_ranks, keep_or_read(pending.total))
         elif window.kind == "given":
             window.close(self._num_data_ranks, self._num_data_ranks * window.weight)
         else:
@@ -244,7 +272,7 @@ class Weighing:
     def _warn_of_second_backward(self, window: Window) -> None:
         if (
             self._rules.guards
-            and not self.is_in_closure
+            and not self._is_in_closure
             and window.backwards_in_block >= max(1, len(self._gradient_state.block.members))
         ):
             self._warn_once(

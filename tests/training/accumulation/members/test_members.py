@@ -9,8 +9,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.training.accumulation.ddp import SyncedModel
-from notebook_launcher.training.accumulation.member_kinds import (
+from notebook_launcher.training.accumulation.members.ddp import SyncedModel
+from notebook_launcher.training.accumulation.members.member_kinds import (
     LeafTensor,
     Member,
     Pause,
@@ -19,7 +19,7 @@ from notebook_launcher.training.accumulation.member_kinds import (
     StrayParameters,
     member_of,
 )
-from notebook_launcher.training.accumulation.synchronisation import ends_window, pause, resume, without_sync
+from notebook_launcher.training.accumulation.members.synchronisation import ends_window, pause, resume, without_sync
 
 
 class FakeSharded(torch.nn.Linear):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
 
 __all__ = ["LiveOptimizers"]
 

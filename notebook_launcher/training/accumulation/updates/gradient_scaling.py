@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.accumulation.correction import rescale
-from notebook_launcher.training.accumulation.targets import parameters_of
+from notebook_launcher.training.accumulation.members.targets import parameters_of
+from notebook_launcher.training.accumulation.windows.correction import rescale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.live_optimizers import LiveOptimizers
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.updates.live_optimizers import LiveOptimizers
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
 
 __all__ = ["GradientScaling"]
 

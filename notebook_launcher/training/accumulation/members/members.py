@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.accumulation.ddp import Notes
-from notebook_launcher.training.accumulation.looked_up import LookedUp, Owned
-from notebook_launcher.training.accumulation.member_kinds import (
+from notebook_launcher.training.accumulation.members.ddp import Notes
+from notebook_launcher.training.accumulation.members.looked_up import LookedUp, Owned
+from notebook_launcher.training.accumulation.members.member_kinds import (
     LeafTensor,
     PlainModel,
     PreparedModel,
@@ -16,15 +16,15 @@ from notebook_launcher.training.accumulation.member_kinds import (
     member_of,
     synchronises_itself,
 )
-from notebook_launcher.training.accumulation.shared_buffers import SharedBuffers
-from notebook_launcher.training.accumulation.targets import flatten, parameters_of
+from notebook_launcher.training.accumulation.members.shared_buffers import SharedBuffers
+from notebook_launcher.training.accumulation.members.targets import flatten, parameters_of
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.training.unwrapping import synced_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member_kinds import Member
 
 __all__ = ["Members"]
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notebook_launcher.training.accumulation.member_kinds import PlainModel
+    from notebook_launcher.training.accumulation.members.member_kinds import PlainModel
 
 __all__ = ["SharedBuffers"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.accumulation.correction import ratio
+from notebook_launcher.training.accumulation.windows.correction import ratio
 from notebook_launcher.training.spread_tensors import part_of_gradient
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member_kinds import Member
 
 __all__ = ["Window", "has_values"]
 

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training.accumulation.member_kinds import Pause
+from notebook_launcher.training.accumulation.members.member_kinds import Pause
 from notebook_launcher.training.data.dispatching.wire import wire_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from notebook_launcher.training.accumulation.member_kinds import LeafTensor, Member
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.member_kinds import LeafTensor, Member
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.windows.windows import Window
 
 __all__ = ["ends_window", "pause", "reduce_leaves", "resume", "sync_next", "waits_for_ranks", "without_sync"]
 

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.accumulation import gradients
-from notebook_launcher.training.accumulation.blocks import MicroBatchBlock
-from notebook_launcher.training.accumulation.gradients import InitialGradient
-from notebook_launcher.training.accumulation.synchronisation import reduce_leaves, waits_for_ranks
-from notebook_launcher.training.plugins import Warner
+from notebook_launcher.training.accumulation.members.synchronisation import reduce_leaves, waits_for_ranks
+from notebook_launcher.training.accumulation.micro_batches import gradients
+from notebook_launcher.training.accumulation.micro_batches.blocks import MicroBatchBlock
+from notebook_launcher.training.accumulation.micro_batches.gradients import InitialGradient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import PreparedModel
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.weighing import Weighing
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.member_kinds import PreparedModel
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.weighing import Weighing
+    from notebook_launcher.training.accumulation.windows.windows import Window
+    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint
@@ -44,7 +44,8 @@ class Accumulation:
         scaler: torch.amp.GradScaler | None,
         clock: PhaseClock | None,
         safepoint: Safepoint | None,
-        check: RankCheck | None,
+        rank_check: RankCheck | None,
+        warn_once: Warner,
     ) -> None:
         """Take what a micro-batch needs.
 
@@ -57,17 +58,17 @@ class Accumulation:
             scaler: Scales fp16 losses; None in other precisions.
             clock: Times the phases, if a launcher listens.
             safepoint: Saves and stops all ranks together, if a launcher may ask for it.
-            check: Compares the ranks' weights now and then, if there are several ranks.
+            rank_check: Compares the ranks' weights now and then, if there are several ranks.
+            warn_once: Gives each warning once for each Accelerator.
         """
         self.gradient_state = gradient_state
         self.members = members
         self.scaler = scaler
         self.clock = clock
         self.safepoint = safepoint
-        self.check = check
-        self.warn_once = Warner()
-        """Gives each warning once for each Accelerator."""
+        self.rank_check = rank_check
         self.weighing = weighing
+        self._warn_once = warn_once
         self._has_stepped = False
         """True if an optimizer has stepped since the last backward outside any block."""
         self._rules = rules
@@ -89,7 +90,7 @@ class Accumulation:
             self._rules,
             clock=self.clock,
             safepoint=self.safepoint,
-            warn_once=self.warn_once,
+            warn_once=self._warn_once,
         )
         blocks = self.members.looked_up.blocks
         if len(blocks) >= MOST_BLOCKS:  # by a loop that makes a new container for each micro-batch
@@ -101,7 +102,7 @@ class Accumulation:
         """Compute gradients; at the end of a window they belong to the mean over the whole window."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
-        gradient_state, clock = self.gradient_state, self.clock
+        gradient_state, clock, check = self.gradient_state, self.clock, self.rank_check
         # As `gradient_state.current`, without a call.
         window: Window | None = None if gradient_state.block is None else gradient_state.block.window
         weight = self.weighing.own_weight(window, weight)
@@ -109,15 +110,13 @@ class Accumulation:
             self._act_between_updates()
             factor, ends = self.weighing.factor_outside_blocks(weight, reduction), True
         else:
-            factor, ends = self.weighing.factor_in_window(window, weight, reduction), gradient_state.sync_gradients
+            factor, ends = self.weighing.count_and_weigh(window, weight, reduction), gradient_state.sync_gradients
+        ending = window if ends else None  # The window that ends with this micro-batch.
         syncs = waits_for_ranks(window, self.members, ends=ends, num_processes=self._num_processes)
         is_watched = clock is not None and clock.begin_backward(syncs=syncs)
-        check = self.check
         watched = self._watched() if self._num_processes > 1 and (self._rules.guards or check is not None) else ()
-        written = () if check is None else check.write(watched)
-        if check is not None and window is not None:
-            check.left_out.write(window, watched, syncs=syncs)
-        pending = self.weighing.sum_weights(window) if ends and window is not None and window.kind == "given" else None
+        written = () if check is None else check.write(watched, window, syncs=syncs)
+        pending = None if ending is None or ending.kind != "given" else self.weighing.sum_weights(ending)
         try:
             self._run(loss, factor, kwargs, is_watched=is_watched)
         except BaseException:
@@ -126,19 +125,20 @@ class Accumulation:
             raise
         self._note_gradients(window, watched, ends=ends)
         if check is not None:
-            check.left_out.compare()
             check.compare(written)
         # A window of one micro-batch that all ranks can count needs no correction: its whole weight was known before.
-        if ends and window is not None and (window.num_backwards != 1 or window.kind == "given"):
-            self.weighing.correct(window, pending)
+        if ending is not None and (ending.num_backwards != 1 or ending.kind == "given"):
+            self.weighing.correct(ending, pending)
         if self.safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
             self.safepoint.count(updated=ends and (syncs or self._num_processes == 1))
         if clock is not None:
             clock.end_backward(synced=syncs)
 
     def note_step(self) -> None:
-        """Note that an optimizer has stepped, so that a backward outside any block belongs to the next update."""
+        """Note that an optimizer has stepped: its phase ends, and a backward outside blocks is of the next update."""
         self._has_stepped = True
+        if self.clock is not None:
+            self.clock.mark("step")
 
     def _act_between_updates(self) -> None:
         """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
@@ -191,7 +191,7 @@ class Accumulation:
     def _note_reduced(self, watched: Sequence[tuple[PreparedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
         for member, versions in watched:
-            member.note_backward(versions, self.warn_once)
+            member.note_backward(versions, self._warn_once)
         if self.members.leaves and reduce_leaves(self.members.leaves):
             self.members.leaf_notes.num_synced += 1
 

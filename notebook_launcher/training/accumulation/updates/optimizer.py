@@ -13,7 +13,7 @@ __all__ = ["AcceleratedOptimizer"]
 
 
 class WindowEnds(Protocol):
-    """The part of `training.accumulation.updates.Updates` that is used here."""
+    """The part of `training.accumulation.updates.updates.Updates` that is used here."""
 
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""

@@ -7,8 +7,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.accumulation import gradients
-from notebook_launcher.training.accumulation.gradients import InitialGradient
+from notebook_launcher.training.accumulation.micro_batches import gradients
+from notebook_launcher.training.accumulation.micro_batches.gradients import InitialGradient
 
 
 class Noting(TorchFunctionMode):

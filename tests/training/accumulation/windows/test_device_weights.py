@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.accumulation import given_weights
-from notebook_launcher.training.accumulation.given_weights import checked_weight, stays_on_device
+from notebook_launcher.training.accumulation.windows import given_weights
+from notebook_launcher.training.accumulation.windows.given_weights import checked_weight, stays_on_device
 from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.plugins import Warner
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
 
 __all__ = ["AcceleratedScheduler"]
 

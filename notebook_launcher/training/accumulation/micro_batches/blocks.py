@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher import context
-from notebook_launcher.training.accumulation.member_kinds import Pause
-from notebook_launcher.training.accumulation.synchronisation import pause, resume
+from notebook_launcher.training.accumulation.members.member_kinds import Pause
+from notebook_launcher.training.accumulation.members.synchronisation import pause, resume
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from notebook_launcher.training.accumulation.gradient_state import Abandoned, GradientState
-    from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState
     from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint

@@ -9,11 +9,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.backward import Accumulation
-    from notebook_launcher.training.accumulation.member_kinds import Member
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows.windows import Window
+    from notebook_launcher.training.plugins import Warner
+    from notebook_launcher.training.rank_check.check import RankCheck
 
 __all__ = ["StepChecks"]
 
@@ -21,15 +23,20 @@ __all__ = ["StepChecks"]
 class StepChecks:
     """Checks the gradients of an optimizer before it steps."""
 
-    def __init__(self, accumulation: Accumulation) -> None:
-        self._accumulation = accumulation
+    def __init__(
+        self, gradient_state: GradientState, members: Members, rank_check: RankCheck | None, warn_once: Warner
+    ) -> None:
+        self._gradient_state = gradient_state
+        self._members = members
+        self._rank_check = rank_check
+        self._warn_once = warn_once
 
     def check_complete(self, prepared: AcceleratedOptimizer) -> None:
         """Raise RuntimeError if another window than the current one gathers gradients that this step would use."""
-        gradient_state = self._accumulation.gradient_state
+        gradient_state = self._gradient_state
         if len(gradient_state.windows) < 2:
             return
-        owned = self._accumulation.members.of_optimizer(prepared.optimizer)
+        owned = self._members.of_optimizer(prepared.optimizer)
         for key, window in gradient_state.windows.items():
             if window is not gradient_state.current and window.num_backwards and key and window.holds(owned):
                 raise RuntimeError(
@@ -40,7 +47,7 @@ class StepChecks:
 
     def check_window(self, window: Window, closure: Callable[[], Any] | None) -> None:
         """Raise ValueError for a closure in a window of several micro-batches; warn of a backward of torch's own."""
-        gradient_state = self._accumulation.gradient_state
+        gradient_state = self._gradient_state
         if closure is not None and (window.num_batches > 1 or not gradient_state.sync_gradients):
             raise ValueError(
                 f"step(closure) in a window of {window.num_steps} micro-batches: the closure computes one of them, and "
@@ -49,7 +56,7 @@ class StepChecks:
             )
         lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
         if lacks_backward and window.has_unnoted_gradients(gradient_state.block.members):
-            self._accumulation.warn_once(
+            self._warn_once(
                 "backward of torch",
                 "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "
                 "loss.backward() alone adds the micro-batches up instead of taking their mean. Write "
@@ -58,7 +65,7 @@ class StepChecks:
 
     def check_synced(self, prepared: AcceleratedOptimizer) -> None:
         """Raise RuntimeError if gradients of this optimizer are one rank's alone, unless `LocalSGD` wants that."""
-        members = self._accumulation.members
+        members = self._members
         for member in members.of_optimizer(prepared.optimizer):
             if member.notes is not None and member.notes.trains_alone:
                 return
@@ -74,7 +81,7 @@ class StepChecks:
 
     def _check_foreign(self, member: Member) -> None:
         """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
-        check, notes = self._accumulation.check, member.notes
+        check, notes = self._rank_check, member.notes
         if check is None or notes is None or notes.answered or not member.has_gradients():
             return
         notes.num_foreign += 1

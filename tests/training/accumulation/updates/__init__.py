@@ -1,0 +1,1 @@
+"""Tests of updates: clipping, schedules, and the scaler of fp16."""

@@ -1,0 +1,1 @@
+"""Tests of windows: their ends, their weights and their corrections."""
