@@ -79,7 +79,7 @@ def test_check_that_cannot_be_made_is_skipped_with_its_reason() -> None:
         ("print('last words', flush=True); time.sleep(60)", 0.5, "FAIL", "not done after 0.5 s"),
     ],
 )
-def test_outcome_tells_how_the_process_of_a_check_ended(program: str, limit: float, state: str, reason: str) -> None:
+def test_outcome_follows_from_the_end_of_the_process(program: str, limit: float, state: str, reason: str) -> None:
     command = [sys.executable, "-c", "import os, sys, time; " + program]
     made = run_one(Check(name="x", run=lambda _: None, limit=limit), 0, command)
     assert (made.state, made.reason) == (state, reason)

@@ -187,7 +187,7 @@ def test_incomplete_tracker_cannot_be_made() -> None:
 # What trackers are told.
 
 
-def test_tracker_is_told_of_start_configuration_values_and_end_once(state: ProcessState, tmp_path: Path) -> None:
+def test_tracker_gets_start_configuration_values_and_end_once(state: ProcessState, tmp_path: Path) -> None:
     trackers = Trackers(state, [Memory, "jsonl"], tmp_path)
     trackers.init_trackers("run", {"lr": 1}, {"memory": {"tags": ["a"]}, "other": {"ignored": True}})
     step: Any = torch.tensor(2)
