@@ -16,7 +16,7 @@ TSC := $(VENV)/node_modules/.bin/tsc
 SIDE_BY_SIDE := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile -m
 MATRIX ?= build/matrix
 RELEASE := build/release
-CORE := tests/foundations/test_config.py tests/foundations/test_settings.py tests/travel \
+CORE := tests/foundations/test_config.py tests/settings/test_settings.py tests/travel \
 	tests/kernel/test_results.py tests/processes/test_crashes.py tests/training/accumulation/test_exact.py
 PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
 

@@ -2,15 +2,15 @@
 
 A package is tested in the folder of tests with its name. Two minutes do not suffice for every test there, so slow tests
 are left out. Of the tests that need the machine alone, only those run that are in a changed file, or in a file that
-shares a word of its name with a changed file. The folder `tests/training` is too large to run whole: the same rule
-holds for all of its tests, and the tests of the Accelerator run if no file shares a word:
+shares a word of its name, or of its room's, with a changed file. The folder `tests/training` is too large to run whole:
+the same rule holds for all of its tests, and the tests of the Accelerator run if no file shares a word:
 
-    notebook_launcher/kernel/inspection/stacks.py   tests/kernel side by side, and tests/kernel/test_stacks.py
+    notebook_launcher/kernel/inspection/stacks.py   tests/kernel side by side, and of those alone, kernel/inspection
     notebook_launcher/training/data/x.py            tests/training/data/**/test_*.py
     widgets/static/monitor/plot.js                  tests/widgets and tests/page likewise, files test_monitor*.py
-    notebook_launcher/config.py                     tests/foundations
+    notebook_launcher/config.py                     tests/foundations and tests/settings
     pyproject.toml, README.md, docs/...             tests/project
-    tests/kernel/test_stop.py                       this file
+    tests/kernel/run/test_stop.py                   this file
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ MAIN = ("origin/main", "main")
 FOLDERS = {
     "widgets": ("widgets", "page"),
     "engines": ("engines", "processes"),
-    "machine": ("foundations", "kernel"),
-    "settings": ("foundations",),
-    "notebook_code": ("exporting",),
+    "machine": ("machine", "settings", "kernel"),
+    "settings": ("settings", "foundations"),
 }
 """Folders of tests for code whose tests are not only in the folder with its name."""
 LARGE = {ROOT / "tests/training": "test_accelerator_*.py"}
@@ -61,7 +60,7 @@ def folders_for(file: Path) -> list[Path]:
         case ("benchmarks", *_):
             return []
         case ("notebook_launcher", _):
-            names: tuple[str, ...] = ("foundations",)
+            names: tuple[str, ...] = ("foundations", "settings")
         case ("notebook_launcher", package, *_) | ("widgets" as package, *_):
             names = FOLDERS.get(package, (package,))
         case _:

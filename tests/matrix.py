@@ -28,6 +28,7 @@ NOT_CORE = (
     "docs",
     "extras",
     "frontend",  # a browser, here and below
+    "import_costs",  # as architecture
     "ipykernels",  # makes environments of its own
     "jupyterlab",
     "monitor_browser",

@@ -38,7 +38,7 @@ def test_runs_in_several_processes(tmp_path):
     ]
 
 
-def test_debug_launcher(tmp_path):
+def test_debug_launcher_runs_two_processes(tmp_path):
     assert debug_launcher(write_rank, (tmp_path,)) is None
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -193,7 +193,7 @@ def restore(library: str, folder: str) -> Any:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_same_files_and_each_reads_the_others(ranks, num_ranks, tmp_path):
+def test_both_libraries_write_the_same_files_and_read_each_others(ranks, num_ranks, tmp_path):
     folders = {library: tmp_path / library for library in LIBRARIES}
     files = {library: ranks.run(num_ranks, save, library, str(folder))[0] for library, folder in folders.items()}
     theirs, ours = (set(files[library]) for library in LIBRARIES)

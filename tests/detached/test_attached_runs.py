@@ -211,10 +211,10 @@ def test_a_terminal_lets_go_of_a_detached_run(home: Path, gate: Path, tmp_path: 
     assert run.logs(0) == "waits\nends\n"
 
 
-def test_a_stop_of_all_and_a_timeout(home: Path, gate: Path) -> None:
+def test_a_stop_of_all_and_a_timeout_end_their_runs(home: Path, gate: Path) -> None:
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
     assert runs().stop_all() == 1
-    with pytest.raises(RunStoppedError):
+    with pytest.raises(RunStoppedError, match=r"the run was stopped before (rank 0 returned|its ranks had started)"):
         run.result()
     assert run.state == "stopped"
     assert runs().stop_all() == 0
@@ -301,7 +301,7 @@ def test_recording_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_folder_that_cannot_be_made_fails_the_launch(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(NotADirectoryError, match=r"Not a directory: .*/file/runs"):
         launch(fail, 1, detached=True, runs_folder=tmp_path / "file" / "runs")
 
 

@@ -140,7 +140,7 @@ def test_a_rank_that_dies_is_replaced(session: AttachedSession, capfd: pytest.Ca
     assert session.pull("kept", ranks=0)[0] == 5
 
 
-def test_one_call_at_a_time(session: AttachedSession, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_call_runs_at_a_time(session: AttachedSession, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
     call = session.launch(wait_for, args=(str(gate),))
     other = attach_session("exp", show=False)
     assert other.is_busy

@@ -83,7 +83,7 @@ def test_a_preempted_host_saves_and_stops(home: Path, tmp_path: Path) -> None:
         time.sleep(0.02)
     os.kill(host_of(run).pid, signal.SIGTERM)
     release(gate)
-    with pytest.raises(RunStoppedError):
+    with pytest.raises(RunStoppedError, match="the run was stopped before rank 0 returned"):
         run.result()
     (saved,) = (folder / "checkpoints").iterdir()
     assert run.state == "stopped"
@@ -99,7 +99,7 @@ def test_a_preempted_session_saves_what_its_call_trains_and_ends(home: Path, tmp
     host = host_of(call)
     os.kill(host.pid, signal.SIGTERM)
     release(gate)
-    with pytest.raises(RunStoppedError):
+    with pytest.raises(RunStoppedError, match="the run was stopped before rank 0 returned"):
         call.result()
     (saved,) = (folder / "checkpoints").iterdir()
     assert newest_of([str(saved)]) == saved

@@ -83,7 +83,7 @@ def test_words_follow_the_number() -> None:
         (0, 100_000, [0, 2e4, 4e4, 6e4, 8e4, 1e5]),
     ],
 )
-def test_linear_ticks(low: float, high: float, ticks: list[float]) -> None:
+def test_linear_axis_has_ticks_at_round_numbers(low: float, high: float, ticks: list[float]) -> None:
     assert linear_ticks(low, high, 5) == ticks
 
 
@@ -109,7 +109,7 @@ def test_logarithmic_axis_has_ticks_at_round_numbers(low: float, high: float, ti
         ([], []),
     ],
 )
-def test_tick_labels(ticks: list[float], labels: list[str]) -> None:
+def test_labels_of_an_axis_share_one_notation(ticks: list[float], labels: list[str]) -> None:
     assert tick_labels(ticks) == labels
 
 
@@ -234,7 +234,7 @@ def test_smoothing_averages_exponentially() -> None:
         ([-1e308, 1e308], "▁█"),
     ],
 )
-def test_spark_lines(values: list[float], line: str) -> None:
+def test_spark_line_draws_heights_and_marks_what_is_not_finite(values: list[float], line: str) -> None:
     assert spark_line(list(enumerate(values))) == line
 
 

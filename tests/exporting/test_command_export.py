@@ -12,9 +12,6 @@ import pytest
 import torch
 
 from notebook_launcher import runs
-from notebook_launcher.errors import ConfigError
-from notebook_launcher.notebook_code.needs import Needs, literal_of
-from notebook_launcher.notebook_code.sources import attribute_chains, names_at_definition, names_in
 from tests.support.programs import surroundings, type_command
 
 if TYPE_CHECKING:
@@ -352,32 +349,3 @@ def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
         [sys.executable, "show.py"], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
-
-
-@pytest.mark.parametrize("value", [1, -2.5, "a'b", [1, (2,)], {"a": {1}}, None, True, b"x", set(), (1 + 2j)])
-def test_literals_are_read_back_as_they_were(value):
-    text = literal_of(value)
-    assert text is not None
-    assert eval(text) == value
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), [torch.ones(1)], "x" * 3000])
-def test_values_without_a_literal_have_none(value):
-    assert literal_of(value) is None
-
-
-def test_names_are_those_that_are_global():
-    source = (
-        "@wrap\ndef f(x, y=DEFAULT):\n    global count\n    count = 1\n    local = used + x\n"
-        "    return [g(z) for z in local]\n"
-    )
-    assert names_in(source) == {"wrap", "DEFAULT", "count", "used", "g"}
-    assert names_at_definition(source) == {"wrap", "DEFAULT"}
-    assert attribute_chains("def f(): return a.b.c(d.e)") >= {"a.b.c", "d.e"}
-
-
-def test_class_that_is_gone_is_named():
-    needs = Needs({})
-    gone = type("Gone", (), {"__module__": "__main__"})
-    with pytest.raises(ConfigError, match="thing cannot be exported"):
-        needs.add("thing", gone())

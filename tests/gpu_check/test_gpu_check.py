@@ -79,7 +79,7 @@ def test_check_that_cannot_be_made_is_skipped_with_its_reason() -> None:
         ("print('last words', flush=True); time.sleep(60)", 0.5, "FAIL", "not done after 0.5 s"),
     ],
 )
-def test_outcome_of_a_process_that_ends_in_any_way(program: str, limit: float, state: str, reason: str) -> None:
+def test_outcome_follows_from_the_end_of_the_process(program: str, limit: float, state: str, reason: str) -> None:
     command = [sys.executable, "-c", "import os, sys, time; " + program]
     made = run_one(Check(name="x", run=lambda _: None, limit=limit), 0, command)
     assert (made.state, made.reason) == (state, reason)
@@ -163,20 +163,20 @@ def test_uuids_of_nvml_are_read_as_torch_writes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reported", "expected", "on_gpu", "fails"),
+    ("reported", "expected", "on_gpu", "error"),
     [
-        (1.05, 1.0, True, False),
-        (1.15, 1.0, True, True),
-        (0.0, 0.05, True, True),
-        (0.05, 0.05, True, True),  # So short that 10 % of it are noise.
-        (0.055, 0.05, False, False),
+        (1.05, 1.0, True, None),
+        (1.15, 1.0, True, "forward 1.150 s of 1.000 s"),
+        (0.0, 0.05, True, "forward 0.000 s of 0.050 s: too short to compare"),
+        (0.05, 0.05, True, "forward 0.050 s of 0.050 s: too short to compare"),  # 10 % of so short a time are noise.
+        (0.055, 0.05, False, None),
     ],
 )
 def test_phases_are_compared_where_there_is_something_to_compare(
-    reported: float, expected: float, *, on_gpu: bool, fails: bool
+    reported: float, expected: float, *, on_gpu: bool, error: str | None
 ) -> None:
     times: list[dict[str, float]] = [{"forward": reported}, {"forward": expected}]
-    with pytest.raises(AssertionError) if fails else contextlib.nullcontext():
+    with pytest.raises(AssertionError, match=error) if error else contextlib.nullcontext():
         assert compare_phases(*times, on_gpu=on_gpu).startswith("forward 1.050 s" if on_gpu else "forward 0.055 s")
 
 

@@ -22,6 +22,10 @@ def chosen(file: str) -> tuple[set[str], set[str]]:
     return {path.relative_to(ROOT / "tests").as_posix() for path in side_by_side}, {path.name for path in alone}
 
 
+def names_in(folder: str) -> set[str]:
+    return {path.name for path in (ROOT / "tests" / folder).glob("test_*.py")}
+
+
 @pytest.mark.parametrize(
     ("file", "folders"),
     [
@@ -32,7 +36,9 @@ def chosen(file: str) -> tuple[set[str], set[str]]:
             {path.relative_to(ROOT / "tests").as_posix() for path in DATA_TESTS},
         ),
         ("notebook_launcher/training/rules.py", {f"training/{path.name}" for path in ACCELERATOR_TESTS}),
-        ("notebook_launcher/config.py", {"foundations"}),
+        ("notebook_launcher/config.py", {"foundations", "settings"}),
+        ("notebook_launcher/settings/changes.py", {"foundations", "settings"}),
+        ("notebook_launcher/notebook_code/needs.py", {"notebook_code"}),
         ("widgets/static/monitor/plot.js", {"page", "widgets"}),
         ("docs/index.md", {"project"}),
         ("pyproject.toml", {"project"}),
@@ -47,24 +53,27 @@ def test_check_chooses_the_folder_of_a_changed_package(file, folders):
 @pytest.mark.parametrize(
     ("file", "tests"),
     [
-        ("notebook_launcher/kernel/inspection/stacks.py", {"test_stacks.py"}),
-        ("notebook_launcher/processes/rank/rank.py", {"test_rank_libraries.py", "test_ranks.py"}),
+        ("notebook_launcher/kernel/failures/post_mortem.py", names_in("kernel/failures")),
+        ("notebook_launcher/kernel/inspection/stacks.py", names_in("kernel/inspection")),
+        ("notebook_launcher/kernel/plan.py", {"test_plan.py"}),
+        ("notebook_launcher/processes/rank/rank.py", names_in("processes/rank")),
         ("README.md", {"test_readme.py"}),
     ],
 )
-def test_check_chooses_alone_tests_that_share_a_word_with_a_changed_file(file, tests):
+def test_check_chooses_alone_tests_that_share_a_word_with_a_changed_file_or_its_room(file, tests):
     assert chosen(file)[1] == tests
 
 
 def test_check_chooses_a_changed_test_itself_and_no_deleted_one():
-    assert chosen("tests/kernel/test_stop.py") == ({"kernel/test_stop.py"}, {"test_stop.py"})
+    assert chosen("tests/kernel/run/test_stop.py") == ({"kernel/run/test_stop.py"}, {"test_stop.py"})
     assert chosen("tests/kernel/test_deleted.py") == (set(), set())
 
 
 def test_every_package_has_a_folder_of_tests():
     packages = [path.parent.name for path in (ROOT / "notebook_launcher").glob("*/__init__.py")]
-    folders = [folder for name in packages for folder in changed.folders_for(Path("notebook_launcher", name, "x.py"))]
-    assert [folder for folder in folders if not folder.is_dir()] == []
+    folders = {name: changed.folders_for(Path("notebook_launcher", name, "x.py")) for name in packages}
+    assert [name for name in packages if ROOT / "tests" / name not in folders[name]] == []
+    assert [folder for found in folders.values() for folder in found if not folder.is_dir()] == []
 
 
 def test_contributing_names_targets_of_the_makefile():

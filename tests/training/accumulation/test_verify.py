@@ -49,7 +49,7 @@ def test_weight_that_differs_is_marked():
     assert str(report).endswith("NOT every weight is 2.04000")
 
 
-def test_verification_in_a_kernel():
+def test_verification_passes_in_a_kernel():
     with warm_kernel() as kernel, unchanged(kernel):
         code = "from notebook_launcher import verify_accumulation\nbool(verify_accumulation([1, 2], [2]))"
         assert evaluate(kernel, code) is True

@@ -70,7 +70,7 @@ def test_lists_of_objects_become_one(ranks):
     assert [int(item) for item in flat(found)] == list(range(10))
 
 
-def test_objects_beside_tensors(ranks):
+def test_objects_beside_tensors_are_gathered_for_each_sample_once(ranks):
     found = on_all(ranks, 2, 7, lambda batch: {"ids": batch, "names": [str(number) for number in batch.tolist()]})
     assert torch.cat([part["ids"] for part in found]).tolist() == list(range(7))
     assert flat(part["names"] for part in found) == [str(number) for number in range(7)]
@@ -86,7 +86,7 @@ def test_values_of_the_batch_are_gathered_whole(ranks):
     assert numbers == [[3, 12], [6]]
 
 
-def test_tensor_that_looks_like_samples_on_one_rank_only(ranks):
+def test_tensor_that_looks_like_samples_on_one_rank_only_is_gathered_whole(ranks):
     # Two numbers of each batch, of which one rank has two samples.
     for length, expected in ((4, [0, 2, 3, 3]), (5, [0, 2, 3, 4])):
         found = on_all(ranks, 2, length, lambda batch: torch.stack([batch.min(), batch.max()]), even_batches=False)

@@ -142,7 +142,7 @@ def test_backward_outside_of_windows_is_measured(line: Line) -> None:
     assert len(line.sent) == 3  # 0.7 s
 
 
-def test_no_clock_without_a_launcher() -> None:
+def test_process_without_a_launcher_has_no_clock() -> None:
     assert make_clock() is None
     reporting.progress(1, 2)
 

@@ -187,7 +187,7 @@ def test_incomplete_tracker_cannot_be_made() -> None:
 # What trackers are told.
 
 
-def test_life_of_a_tracker(state: ProcessState, tmp_path: Path) -> None:
+def test_tracker_gets_start_configuration_values_and_end_once(state: ProcessState, tmp_path: Path) -> None:
     trackers = Trackers(state, [Memory, "jsonl"], tmp_path)
     trackers.init_trackers("run", {"lr": 1}, {"memory": {"tags": ["a"]}, "other": {"ignored": True}})
     step: Any = torch.tensor(2)
@@ -232,7 +232,7 @@ def test_tracker_that_fails_to_finish_does_not_stop_the_others(state: ProcessSta
     assert [memory.told[-1] for memory in memories] == ["finished", "started", "finished"]
 
 
-def test_tracker_that_does_not_run(state: ProcessState) -> None:
+def test_tracker_that_does_not_run_is_blank_and_an_unknown_one_is_refused(state: ProcessState) -> None:
     trackers = Trackers(state, Memory)
     assert isinstance(trackers.get_tracker("memory"), BlankTracker)
     trackers.init_trackers("run")

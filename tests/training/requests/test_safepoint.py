@@ -129,7 +129,7 @@ def test_stop_after_the_step_waits_for_it(tmp_path):
     assert run.state == "stopping"
     assert not run.wait(0.7)  # Longer than any rung below SIGKILL gives.
     marks.touch()
-    with pytest.raises(RunStoppedError):
+    with pytest.raises(RunStoppedError, match="the run was stopped before rank 0 returned"):
         run.result()
     assert (run.logs(0).count("begun"), run.logs(0).count("ended")) == (4, 4)
     assert run.stop() == "ask"

@@ -116,7 +116,7 @@ def test_paused_run_saves_and_stops_where_it_is(tmp_path: Path, monkeypatch: pyt
     run.save()
     run.stop(after_step=True)
     assert (tmp_path / "checkpoints" / f"update_{update:g}").is_dir()
-    with pytest.raises(RunStoppedError):
+    with pytest.raises(RunStoppedError, match="the run was stopped before ranks 0, 1 returned"):
         run.result()
 
 

@@ -96,7 +96,7 @@ def test_every_loop_has_a_token_of_its_own(loader):
     assert None not in tokens
 
 
-def test_loop_over_the_same_loader_inside_a_loop(loader):
+def test_loop_over_the_same_loader_inside_a_loop_sees_all_batches(loader):
     for count, _ in enumerate(loader):
         token = loader.iteration_token
         assert [len(batch) for batch in loader] == [4, 4, 2]
@@ -151,7 +151,7 @@ def test_loader_pickles_and_copies_inside_a_loop(kind):
 def test_len_counts_batches_of_this_rank(kind):
     if "stream" in kind:
         loader = make(kind)
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="has no len"):
             len(loader)
         assert (loader.total_batch_size, loader.full_rows) == (4, 4)
         return
@@ -190,7 +190,7 @@ def test_stream_of_ready_batches_is_shared_out():
     assert seen == [(2, Round((3, 2), (3, 2), (3, 2)), False), (3, Round((5, 3), (5, 0), (5, 3)), True)]
 
 
-def test_batch_sampler_as_sampler():
+def test_batch_sampler_in_place_of_a_sampler_deals_whole_batches():
     sampler = BatchSampler(SequentialSampler(range(22)), batch_size=4, drop_last=False)
     users = plain(Rows(22), sampler=sampler, batch_size=None, collate_fn=default_collate)
     loader = prepare_data_loader(users, num_processes=2, process_index=1)
@@ -216,7 +216,7 @@ class Epochs(BatchSampler):
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_batch_sampler_of_the_users_own(num_processes):
+def test_batch_sampler_of_the_users_own_is_used_and_gets_the_epoch(num_processes):
     sampler = Epochs()
     users = plain(range(10), batch_sampler=sampler)
     loader = prepare_data_loader(users, num_processes=num_processes, process_index=0)
@@ -228,7 +228,7 @@ def test_batch_sampler_of_the_users_own(num_processes):
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_seedable_sampler(num_processes):
+def test_seedable_sampler_draws_the_order_of_each_epoch_again(num_processes):
     users = plain(range(10), batch_size=2, shuffle=True)
     own = users.sampler
     loader = prepare_data_loader(users, None, num_processes, 0, use_seedable_sampler=True, data_seed=3)

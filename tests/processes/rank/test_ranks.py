@@ -154,7 +154,7 @@ mine.cleanup()
     )
 
 
-def test_progress_of_a_loader_without_a_length_and_steps_in_tensors(kernel: Kernel) -> None:
+def test_progress_of_a_loader_without_a_length_and_steps_in_tensors_are_accepted(kernel: Kernel) -> None:
     assert "[(3, 3), (3, 3)]" in run(
         kernel,
         """

@@ -162,7 +162,7 @@ def test_rank_gets_the_command_line_without_the_kernels_options(kernel: Kernel) 
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)
-def test_data_loader_workers_forked_from_a_rank(kernel: Kernel, start_method: str) -> None:
+def test_data_loader_workers_forked_from_a_rank_load_all_batches(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
         kernel,
         f"""
@@ -188,7 +188,7 @@ def test_data_loader_workers_forked_from_a_rank(kernel: Kernel, start_method: st
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 @pytest.mark.slow
-def test_data_loader_workers_that_are_fresh_processes(kernel: Kernel, context: str) -> None:
+def test_data_loader_workers_that_are_fresh_processes_load_all_batches(kernel: Kernel, context: str) -> None:
     results = evaluate(
         kernel,
         f"""

@@ -210,7 +210,7 @@ def test_rank_that_dies_in_the_debugger_is_started_again(session: Kernel) -> Non
     assert session.execute("print(len(session.run(pid)))").stdout == "2\n"
 
 
-def test_debug_magic_in_the_ipython_of_a_terminal(tmp_path: Path) -> None:
+def test_debug_magic_opens_the_rank_in_the_ipython_of_a_terminal(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)

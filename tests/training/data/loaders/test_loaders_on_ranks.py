@@ -77,7 +77,7 @@ def go_through(options: dict[str, Any], kind: str) -> list[Any]:
 @pytest.mark.parametrize("num_processes", [2, 3])
 @pytest.mark.parametrize("kind", ["map", "split map", "stream", "split stream"])
 @pytest.mark.parametrize("dispatch", [False, True])
-def test_every_sample_once_and_in_order(ranks, num_processes, dispatch, kind):
+def test_every_sample_comes_once_and_in_order(ranks, num_processes, dispatch, kind):
     for even, uneven in POLICIES:
         options = {"dispatch_batches": dispatch, "even_batches": even, "uneven": uneven}
         assert ranks.run(num_processes, go_through, options, kind) == [[]] * num_processes, options

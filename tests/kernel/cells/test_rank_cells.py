@@ -235,7 +235,7 @@ def test_name_that_only_the_notebook_has_comes_with_advice(notebook: Kernel) -> 
     assert "Write `import posixpath as paths` in" in notebook.execute("%%ranks\npaths.sep").traceback
 
 
-def test_rich_output_of_the_chosen_rank_or_of_all(notebook: Kernel) -> None:
+def test_rich_output_is_that_of_the_chosen_rank_or_of_all(notebook: Kernel) -> None:
     run_cell(notebook, "%%ranks\nfrom IPython.display import HTML, display")
     chosen = run_cell(notebook, "%%ranks --display 1\ndisplay(HTML(f'<b>{rank}</b>'))\nHTML(f'<i>{rank}</i>')")
     assert [display["data"].get("text/html") for display in chosen.displays] == ["<b>1</b>", "<i>1</i>"]

@@ -1,0 +1,1 @@
+"""Tests of cells that run on ranks."""

@@ -1,0 +1,1 @@
+"""Tests of failed launches: what a cell shows, advice, and the debugger."""

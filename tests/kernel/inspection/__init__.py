@@ -1,0 +1,1 @@
+"""Tests of what a kernel finds out about its ranks from outside: stacks, hangs and mismatches."""

@@ -1,0 +1,1 @@
+"""Tests of rates and meters of a run."""

@@ -1,0 +1,82 @@
+"""Memory and utilisation of the ranks' GPUs, with a library in NVML's place; no GPU is needed, or used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher.kernel.metering.gpu_meter import GpuMeter, GpuReading
+from tests.support.compiled_libraries import NVML, compile_library, needs_compiler
+from tests.support.kernels import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+import ctypes, threading, time
+from notebook_launcher import launch
+from notebook_launcher.kernel.metering import gpu_meter
+from notebook_launcher.machine import devices
+from notebook_launcher.widgets.monitor.feed import Feed
+left_open = ctypes.CDLL("libnvidia-ml.so.1").num_left_open
+gpu_meter.INTERVAL = 60
+
+gpus = devices.detect().gpus
+print([(gpu.index, gpu.name, gpu.total_memory, gpu.free_memory, gpu.capability) for gpu in gpus], left_open())
+
+def wait():
+    from notebook_launcher import track
+    for _ in track(range(10**6)): time.sleep(0.01)
+
+run = launch(wait, 3, devices="cpu", output="none")
+run._data.gpus = gpu_meter.GpuMeter((1, 0))  # This torch may have no CUDA: then no rank gets one by itself.
+first = run.snapshot().ranks
+again = run.snapshot().ranks
+run._data.gpus._looked_at -= 60
+later = Feed(run).reset()["ranks"]
+print([(rank.gpu_memory, rank.gpu_utilization) for rank in first], [rank.gpu_memory for rank in again])
+print([(rank["gpu_memory"], rank["gpu_utilization"]) for rank in later], left_open())
+run.stop()
+print([(rank.gpu_memory, rank.gpu_utilization) for rank in run.ranks], left_open())
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_library(tmp_path_factory.mktemp("nvml"), "libnvidia-ml.so.1", NVML)
+
+
+@needs_compiler
+def test_meter_reads_memory_and_utilisation_of_each_ranks_gpu(library: Path) -> None:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT), "NOTEBOOK_LAUNCHER_RUNS": "off"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    machine, first, later, over = done.stdout.splitlines()
+    gb = 10**9
+    assert machine == f"{[(at, 'Pretend', 80 * gb, 79 * gb, (9, 0)) for at in (0, 1)]} 0"
+    # The launch has looked once more. Ranks take the GPUs in turn, and nobody looks twice within the interval.
+    assert first == f"{[(3 * gb, None), (3 * gb, 0.93), (3 * gb, None)]} {[3 * gb] * 3}"
+    assert later == f"{[(4 * gb, None), (4 * gb, 0.93), (4 * gb, None)]} 1"
+    assert over == f"{[(4 * gb, None)] * 3} 0"
+
+
+def test_without_gpus_there_is_nothing_to_read() -> None:
+    meter = GpuMeter(())
+    assert meter.read(0) == GpuReading(None, None)
+    meter.close()
+
+
+def test_meter_reads_nothing_without_nvml(tmp_path: Path) -> None:
+    program = (
+        "from notebook_launcher.kernel.metering.gpu_meter import GpuMeter; meter = GpuMeter((0,)); "
+        "print(meter.read(0)); meter.close(); print(meter.read(0))"
+    )
+    (tmp_path / "libnvidia-ml.so.1").write_text("no library")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "GpuReading(memory=None, utilization=None)\n" * 2

@@ -1,0 +1,41 @@
+"""Notices of ranks that died in a stop and were restarted."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from notebook_launcher import Session, report
+from notebook_launcher.kernel.ranks import describe_restart
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_stop_that_costs_ranks_their_memory_reports_the_reason_and_the_remedy() -> None:
+    assert describe_restart([1], stopped_in_nccl=False).endswith("variables of earlier runs are gone on it")
+    told = describe_restart([0, 1], stopped_in_nccl=True)
+    assert told.startswith(
+        "ranks 0, 1 had died and were restarted; variables of earlier runs are gone on them. With NCCL"
+    )
+    assert "run.stop(after_step=True)" in told
+
+
+def test_notice_after_a_stop_with_nccl_names_what_would_have_kept_the_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    def hold() -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
+        report(begun=1)
+        time.sleep(60)
+
+    with Session(1) as session:
+        session.run(int)
+        tree = session._ranks.tree
+        assert tree is not None
+        object.__setattr__(tree.setup, "backend", "nccl")  # The rank has gloo's group; the kernel's words are tried.
+        run = session.launch(hold)
+        while not run.metrics:
+            assert not run.wait(0.01), run.exception()
+        run.stop()
+    assert "With NCCL a stop ends each rank that waits for its GPU" in capfd.readouterr().out

@@ -1,0 +1,1 @@
+"""Tests of what is found out about a machine's GPUs."""

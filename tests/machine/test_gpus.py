@@ -1,0 +1,92 @@
+"""GPUs as NVML tells of them, with a library in NVML's place that is compiled here; no GPU is needed, or used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.compiled_libraries import NVML, compile_library, needs_compiler
+from tests.support.kernels import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_library(tmp_path_factory.mktemp("nvml"), "libnvidia-ml.so.1", NVML)
+
+
+LOOK = """
+from notebook_launcher.machine import devices
+machine = devices.detect()
+print([(gpu.key, gpu.selector) for gpu in machine.gpus])
+print(machine.left_out, machine.driver)
+print(machine.why_no_gpu)
+"""
+
+
+def look(library: Path, **variables: str) -> list[str]:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT)}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], env={**env, **variables}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+@needs_compiler
+def test_gpus_that_the_driver_does_not_let_use_are_left_out(library: Path) -> None:
+    gpus, left_out, _ = look(library, PRETEND_CODES="0,4,15,999,0")
+    assert gpus == "[(0, 'GPU-aaaa'), (4, 'GPU-aaaa')]"
+    assert left_out == "('GPU 1: no permission', 'GPU 2: lost by the driver', 'GPU 3: NVML error 999') 535.183.01"
+    gpus, _, why = look(library, PRETEND_CODES="4")
+    assert (gpus, why) == ("[]", "no GPU found (GPU 0: no permission)")
+
+
+@needs_compiler
+def test_slices_of_a_partitioned_gpu_are_found_by_their_names(library: Path) -> None:
+    gpus, _, _ = look(library, CUDA_VISIBLE_DEVICES="MIG-cccc,MIG-dddd")
+    assert gpus == "[('MIG-cccc', 'MIG-cccc')]"
+    _, _, why = look(library, CUDA_VISIBLE_DEVICES="0,0")
+    assert why == "CUDA_VISIBLE_DEVICES='0,0' names a GPU twice, which hides all of them"
+
+
+MIXED = """
+import dataclasses
+from notebook_launcher import LaunchConfig
+from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.machine import devices
+machine = dataclasses.replace(devices.detect(), why_no_gpu="")  # This torch may have no CUDA.
+plan = make_plan(LaunchConfig(devices=(1,)), machine)
+print(plan.environ["CUDA_VISIBLE_DEVICES"], "/", plan.found)
+"""
+
+
+@needs_compiler
+def test_one_of_several_kinds_of_cards_is_chosen_by_its_uuid(library: Path) -> None:
+    """CUDA counts the fastest card first, and NVML by the slots: a number would mean another card to each."""
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT), "PRETEND_SECOND": "Faster"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run([sys.executable, "-c", MIXED], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "GPU-bbbb / 1 x Faster\n"
+
+
+@needs_compiler
+def test_slices_of_all_partitioned_gpus_are_listed(library: Path, tmp_path: Path) -> None:
+    program = "from notebook_launcher.machine import nvml; print(nvml.find_slices())"
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "['MIG-cccc']\n"
+    without = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**env, "LD_LIBRARY_PATH": str(tmp_path), "PRETEND_CODES": "4"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert without.stdout == "[]\n"

@@ -1,0 +1,1 @@
+"""Tests of sources and needs of a notebook's functions."""

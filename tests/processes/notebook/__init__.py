@@ -1,0 +1,1 @@
+"""Tests of a rank's notebook: rich output and questions."""

@@ -1,0 +1,1 @@
+"""Tests of ranks as processes: starts, forks, ends, and the code that runs in them."""

@@ -1,0 +1,67 @@
+"""Costs of an import of the package: what it must not import, open or start before that is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+IMPORT_PROBE = """
+import os, sys, threading
+threads, descriptors = threading.active_count(), set(os.listdir("/proc/self/fd"))
+import notebook_launcher
+heavy = {"torch", "numpy", "ipywidgets", "anywidget", "IPython", "ipykernel"} & set(sys.modules)
+assert not heavy, f"imported {sorted(heavy)}"
+assert threading.active_count() == threads, threading.enumerate()
+assert set(os.listdir("/proc/self/fd")) == descriptors, "a descriptor was opened"
+with open(f"/proc/self/task/{os.getpid()}/children") as children:
+    assert not children.read(), "a process was started"
+"""
+
+
+def test_importing_the_package_is_light():
+    subprocess.run([sys.executable, "-c", IMPORT_PROBE], check=True, cwd=ROOT)
+
+
+LATER = ("torch", "numpy", "asyncio", "cloudpickle", "psutil", "html", "multiprocessing", "yaml", "IPython",
+         "ipykernel", "ipywidgets", "notebook_launcher.drawing", "notebook_launcher.engines",
+         "notebook_launcher.history", "notebook_launcher.kernel.run", "notebook_launcher.messages",
+         "notebook_launcher.processes", "notebook_launcher.travel")  # fmt: skip
+"""Modules that a notebook's first cell must not import: each takes milliseconds, and `messages` as long as the rest."""
+
+
+def test_importing_the_launcher_is_light():
+    probe = "import sys; from notebook_launcher import launch, notebook_launch, report; print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert not set(LATER) & set(imported.stdout.split())
+
+
+SELDOM = (
+    "torch.distributed.checkpoint",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "sympy",
+    "torch._dynamo",
+)
+"""Modules that a program with an Accelerator seldom needs: 1.2 s of processor time, in the kernel and in each rank."""
+
+
+def test_importing_the_accelerator_imports_no_sharding():
+    probe = "import sys; from notebook_launcher import Accelerator; Accelerator(); print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert not set(SELDOM) & set(imported.stdout.split())
+
+
+def test_rest_of_accelerates_names_is_found_without_torch():
+    probe = """
+import sys, notebook_launcher
+assert not hasattr(notebook_launcher, "nowhere")
+assert "torch" not in sys.modules
+from notebook_launcher import training
+for name in training.__all__:
+    assert getattr(notebook_launcher, name) is getattr(training, name), name
+assert not {"LocalSGD", "tqdm"} & {*dir(notebook_launcher), *notebook_launcher.__all__}
+from notebook_launcher import AcceleratorState, DDPCommunicationHookType, LocalSGD, tqdm
+"""
+    subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT)

@@ -1,0 +1,1 @@
+"""Tests of settings: Accelerate's file, and what the ranks observe."""

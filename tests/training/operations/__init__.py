@@ -1,0 +1,1 @@
+"""Tests of operations on nested tensors: of one process, and of all together."""

@@ -1,0 +1,43 @@
+"""Calls of operations on all ranks, and a record that a batch may hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.training import operations
+
+if TYPE_CHECKING:
+    from notebook_launcher import Session
+
+__all__ = ["Record", "error_on_all", "on_all", "this_rank"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    first: Any
+    second: Any = None
+
+
+def this_rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def on_all(session: Session, function: Any, *args: Any) -> Any:
+    """Run on all ranks and return what all of them returned."""
+    first, *others = session.run(function, args=args)
+    assert [operations.listify(other) for other in others] == [operations.listify(first)] * len(others)
+    return first
+
+
+def error_on_all(session: Session, function: Any) -> str:
+    """Return the error that all ranks raise; they keep their group, since the run itself succeeds."""
+
+    def run():
+        try:
+            return f"nothing failed: {function()!r}"
+        except (TypeError, ValueError, operations.DistributedOperationException) as error:
+            return f"{type(error).__name__}: {error}"
+
+    return str(on_all(session, run))

@@ -1,0 +1,56 @@
+"""Tensors that are made equally long on all ranks, and batches that are made divisible by their number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from notebook_launcher.training import operations
+from tests.training.operations.calls import error_on_all, this_rank
+
+
+@pytest.mark.parametrize(("size", "num_processes", "padded"), [(3, 4, 4), (6, 4, 8), (4, 2, 4), (5, 2, 6), (1, 3, 3)])
+def test_pad_input_tensors_repeats_the_last_sample(size, num_processes, padded):
+    data = {"x": torch.arange(size), "none": None}
+    assert operations.pad_input_tensors(data, size, num_processes)["x"].tolist() == [
+        min(at, size - 1) for at in range(padded)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[0, 0, 0], [1, 1, 0], [2, 2, 2]]),
+        ({"pad_index": -1}, [[0, -1, -1], [1, 1, -1], [2, 2, 2]]),
+        ({"pad_first": True}, [[0, 0, 0], [0, 1, 1], [2, 2, 2]]),
+        ({"dim": -1, "pad_index": torch.tensor([9])}, [[0, 9, 9], [1, 1, 9], [2, 2, 2]]),
+        ({"dim": 1}, [[0], [1, 1], [2, 2, 2]]),
+    ],
+)
+def test_pad_across_processes_makes_all_as_long_as_the_longest(trio, options, expected):
+    def pad():
+        mine = torch.full((this_rank() + 1,), this_rank())
+        return operations.pad_across_processes({"x": mine, "none": None}, **options)["x"].tolist()
+
+    assert list(trio.run(pad)) == expected
+
+
+def test_pad_across_processes_pads_several_tensors_along_one_dimension(pair):
+    def pad():
+        n = this_rank() + 1
+        padded = operations.pad_across_processes(
+            [torch.ones(2, n, dtype=torch.bool), torch.tensor(1), torch.ones(n, 2)], 1
+        )
+        return [tensor.tolist() for tensor in padded]
+
+    first, second = pair.run(pad)
+    assert first == [[[True, False]] * 2, 1, [[1, 1]]]
+    assert second == [[[True, True]] * 2, 1, [[1, 1], [1, 1]]]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_pad_across_processes_refuses_nested_tensors(pair):
+    def pad():
+        operations.pad_across_processes(torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]))
+
+    assert error_on_all(pair, pad).startswith("ValueError: pad_across_processes got a nested tensor of 2 parts")
