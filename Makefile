@@ -29,8 +29,8 @@ demo: $(VENV)/installed-notebooks  ## run the first tutorial in a real Jupyter k
 gpu-check: $(VENV)/installed-test  ## try on GPUs what can only be tried there (5 minutes; writes gpu-check-<date>.json)
 	@$(BIN)/python -m notebook_launcher check
 
-test: lint $(TSC)  ## check and test everything
-	@$(BIN)/python tests/everything.py
+test: lint $(TSC)  ## check everything and run the tests; SLOW=1, as in CI: with tutorials, documentation and JupyterLab
+	@$(BIN)/python tests/everything.py $(if $(SLOW),--slow)
 
 check: lint $(TSC)  ## check everything and run the tests of what changed since main (under two minutes)
 	@$(BIN)/python tests/changed.py
@@ -55,7 +55,7 @@ typecheck: $(VENV)/installed-test  ## mypy alone
 	@ln -s $(addprefix ../../../,$(PACKAGE_FILES) widgets) build/typed/notebook_launcher/
 	@$(BIN)/mypy | sed -e 's|^build/typed/notebook_launcher/widgets|widgets|' -e 's|^build/typed/||'
 
-docs: $(VENV)/installed-docs  ## build the documentation; EXECUTE=force runs the tutorials for it (`make test` builds it too)
+docs: $(VENV)/installed-docs  ## build the documentation; EXECUTE=force runs the tutorials for it (a slow test builds it, too)
 	@EXECUTE=$(EXECUTE) $(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
 	@echo "==> docs/_build/html/index.html"
 

@@ -1,22 +1,24 @@
-"""Runs every test: `make test`. Tests that failed run once more, alone, as in CPython's `regrtest --rerun`.
+"""Runs the tests: `make test`. Tests that failed run once more, alone, as in CPython's `regrtest --rerun`.
 
 The tests start real kernels, processes and browsers. On a busy machine, one of some 5,400 meets a race now and then.
 A test that passes the second time is named as unsteady at the end and does not fail the run. More than `MOST_AGAIN`
 failures are not chance: then nothing runs again.
 
-    python tests/everything.py              # the tests of this project
-    python tests/everything.py FOLDER       # those in another folder
+    python tests/everything.py              # the tests of this project, without the slow ones
+    python tests/everything.py --slow       # with them, as in CI
+    python tests/everything.py FOLDER       # the tests in another folder
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SIDE_BY_SIDE = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile", "-m", "not alone")
+SIDE_BY_SIDE = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile", "-m")
 ALONE = frozenset({"chores", "deaths", "forking", "hangs", "leaks", "monitor", "phases", "robustness", "stop"})
 """Test files that need the machine alone: they measure time, or look at processes and memory of the whole machine."""
 FAILED = 1
@@ -37,16 +39,18 @@ def failed_tests(folder: Path) -> list[str]:
     return sorted(json.loads(record.read_text())) if record.exists() else []
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, *, has_slow: bool) -> int:
     """Run the parts, then what failed; return 0 if every test has passed."""
     (folder / ".pytest_cache/v/cache/lastfailed").unlink(missing_ok=True)
     # Importing all files takes 15 s, so those that run alone are named.
     files = sorted(str(path) for path in folder.glob("tests/**/test_*.py") if path.stem.removeprefix("test_") in ALONE)
     parts = {
-        "tests that may run side by side": SIDE_BY_SIDE,
+        "tests that may run side by side": (*SIDE_BY_SIDE, "not alone" if has_slow else "not alone and not slow"),
         "tests that need the machine alone": ("-m", "alone", *files),
     }
     statuses = [run(title, options, folder) for title, options in parts.items()]
+    if not has_slow:
+        print("==> left out: the slow tests, which `make test SLOW=1` runs, as CI does", flush=True)
     if not any(statuses):
         return 0
     failed = failed_tests(folder)
@@ -60,4 +64,8 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if sys.argv[1:] else ROOT))
+    parser = argparse.ArgumentParser(description="Run the tests.")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT, help="the folder that holds tests/")
+    parser.add_argument("--slow", action="store_true", help="run the slow tests, too")
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.folder, has_slow=arguments.slow))

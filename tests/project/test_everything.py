@@ -47,13 +47,13 @@ def test_leaking(leftovers): pass
 def outcome_of(tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Run a folder with these test files as `make test` runs this project's."""
 
-    def run(*files: str) -> tuple[int, str]:
-        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
-        (tmp_path / "tests").mkdir()
+    def run(*files: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone\n    slow\n")
+        (tmp_path / "tests").mkdir(exist_ok=True)
         for number, text in enumerate(files):
             (tmp_path / "tests" / f"test_{number}.py").write_text(text)
         (tmp_path / "tests" / "test_stop.py").write_text(ALONE)
-        command = [sys.executable, str(Path(everything.__file__)), str(tmp_path)]
+        command = [sys.executable, str(Path(everything.__file__)), str(tmp_path), *options]
         # Loading every installed plugin takes 5 of 6 seconds of processor time.
         plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
         done = subprocess.run(
@@ -67,8 +67,19 @@ def outcome_of(tmp_path: Path) -> Callable[..., tuple[int, str]]:
 def test_passing_tests_run_once(outcome_of: Callable[..., tuple[int, str]]) -> None:
     status, output = outcome_of(STEADY)
     assert status == 0
-    assert output.count("==> ") == 2
+    assert output.count("==> ") == 3
     assert output.count("1 passed") == 2
+
+
+def test_slow_tests_run_if_asked_for(outcome_of: Callable[..., tuple[int, str]]) -> None:
+    slow = "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n"
+    _, output = outcome_of(STEADY, slow)
+    assert output.count("1 passed") == 2
+    assert "==> left out: the slow tests, which `make test SLOW=1` runs" in output
+    status, output = outcome_of(STEADY, slow, options=("--slow",))
+    assert status == 0
+    assert "2 passed" in output
+    assert "left out" not in output
 
 
 def test_test_that_passes_alone_is_named_as_unsteady(outcome_of: Callable[..., tuple[int, str]]) -> None:
