@@ -77,6 +77,7 @@ def save(folder: str, *, on_each_node: bool) -> list[str]:
     return sorted(path.name for path in saved.iterdir())
 
 
+@pytest.mark.slow
 def test_checkpoint_that_a_node_cannot_reach_is_refused_with_a_way_out(engine: Commands, notebook: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not on the disks of .*, where rank 1 is\. Choose a folder that all"):
         notebook_launch(save, 2, args=(str(notebook),), kwargs={"on_each_node": False}, engine=engine, **QUIET)

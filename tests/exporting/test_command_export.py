@@ -121,6 +121,7 @@ def assert_equal_to_the_bit(folder: Path, name: str) -> None:
             assert torch.equal(value, expected[key]), key
 
 
+@pytest.mark.slow
 def test_job_file_runs_under_torchrun_with_equal_numbers(folder):
     job = (folder / "train.sbatch").read_text()
     assert "#SBATCH --time=1:00:00\n#SBATCH --gres=gpu:2\n#SBATCH --exclusive\n" in job
@@ -288,6 +289,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_options_given_to_export_hold_when_the_script_runs(tmp_path, home):
     (tmp_path / "notebook.py").write_text(OVERRIDDEN)
     env = {**surroundings(tmp_path), "NOTEBOOK_LAUNCHER_RUNS": str(home)}

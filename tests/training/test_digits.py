@@ -54,6 +54,7 @@ def train(epochs: int) -> tuple[float, float]:
     return torch.cat(losses).mean().item(), torch.cat(right).float().mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_digits_reach_same_accuracy_on_any_number_of_ranks():
     outcomes = {}

@@ -52,6 +52,7 @@ KERNEL_FILES = {"script.py": SCRIPT}
 # Hugging Face Accelerate.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", FORKED)
 def test_accelerator_trains_on_every_rank(kernel: Kernel, start_method: str) -> None:
     results = evaluate(
@@ -282,6 +283,7 @@ def test_starting_ranks_inside_a_rank_is_refused(kernel: Kernel, start_method: s
         assert "A gloo group of all ranks is up already: leave the call out" in group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_main_of_a_torchrun_script_can_be_launched(kernel: Kernel, start_method: str) -> None:
     """It makes its own group, in all the ways there are, and destroys it; in a session, time and again."""

@@ -36,6 +36,7 @@ KERNEL_CODE = DEFINITIONS
 KERNEL_FILES = {"data.py": DATA_MODULE}
 
 
+@pytest.mark.slow
 def test_device_meshes_and_further_groups_work_in_ranks(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
