@@ -10,6 +10,7 @@ from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
 from notebook_launcher.history import encoding, run_folders
 from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.log_order_file import read_log_order
 from notebook_launcher.history.picture_files import read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.tracebacks import for_caller
@@ -242,9 +243,9 @@ class RecordedRun:
             raise CallOrderError(f"the run {self.id} is {self.state}, so its folder cannot be deleted. Stop it first.")
         run_folders.remove(self._folder)
 
-    def log_order(self, num_pieces: int) -> tuple[tuple[int, int], ...]:  # noqa: ARG002
-        """Return nothing: a run folder has a log of each rank, and not their order."""
-        return ()
+    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
+        """Return the rank and the end of the newest pieces of output of all ranks, in the order of their arrival."""
+        return read_log_order(self._folder, num_pieces)
 
     def _tail(self, rank: int) -> str:
         path = self._folder / run_folders.log_name(rank)

@@ -7,6 +7,7 @@
     pictures.jsonl  images, histograms and tables, with picture-0.png, picture-1.csv ... beside it
     changes.diff    the working tree beyond the git commit
     rank-0.log ...  the output of each rank; no file for a rank without output
+    log-order.txt   the order in which the output of different ranks arrived
     summary.json    the run's snapshot, replaced as a whole: when the folder is made, every 5 s, at the end
     reserve         during the run: space that the run frees at its end, for its last state
 
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
+from notebook_launcher.history.log_order_file import LogOrderFile
 from notebook_launcher.history.picture_files import PictureFiles
 from notebook_launcher.history.run_files import LogFile, MetricsFile, append, replace
 
@@ -100,6 +102,7 @@ class Recorder:
         self._num_pictures = 0
         self._pictures: PictureFiles | None = None
         self._logs: list[LogFile] = []
+        self._log_order: LogOrderFile | None = None
         self._has_reserve = False
         with self._forgiving():
             # Found now, because the working directory and the environment may change within a second.
@@ -206,6 +209,7 @@ class Recorder:
             self._metrics = MetricsFile(folder)
             self._pictures = PictureFiles(folder)
             self._logs = [LogFile(folder, rank, snapshot.num_processes) for rank in range(snapshot.num_processes)]
+            self._log_order = LogOrderFile(folder) if snapshot.num_processes > 1 else None
             settings = {**snapshot.config, "arguments": snapshot.arguments}
             append(folder / run_folders.CONFIG, encode(settings).encode("ascii"))
             if self._origin is not None:
@@ -256,6 +260,8 @@ class Recorder:
         self._metrics.write(points)
         for log in self._logs:
             log.write(self._reader)
+        if self._log_order is not None:
+            self._log_order.write(self._reader)
 
     def _write_summary(self, snapshot: RunSnapshot) -> None:
         assert self.folder is not None

@@ -18,6 +18,7 @@ __all__ = [
     "CONFIG",
     "EDITS",
     "ENVIRONMENT",
+    "LOG_ORDER",
     "MAX_BYTES",
     "MAX_RUNS",
     "METRICS",
@@ -51,6 +52,8 @@ MAX_BYTES = 1_000_000_000
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
+LOG_ORDER = "log-order.txt"
+"""The order in which the output of different ranks arrived."""
 SUMMARY = "summary.json"
 SOURCE = "function.py"
 ENVIRONMENT = "environment.json"
@@ -70,7 +73,7 @@ YOUNG = 60.0
 _ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
 _OURS = re.compile(
     r"(config|edits|environment)\.json|function\.py|changes\.diff|picture-\d+\.(png|svg|csv)|(metrics|pictures)\.jsonl"
-    r"|summary\.json(\.part)?|reserve|(host|session)\.sock|ending\.pickle(\.part)?|value-\d+\.parcel|error\.parcel|rank-\d+\.log|trace_\w+\.json\.gz",
+    r"|log-order\.txt|summary\.json(\.part)?|reserve|(host|session)\.sock|ending\.pickle(\.part)?|value-\d+\.parcel|error\.parcel|rank-\d+\.log|trace_\w+\.json\.gz",
     re.ASCII,
 )
 

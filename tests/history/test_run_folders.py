@@ -107,6 +107,7 @@ def test_recorded_run_equals_the_live_run(home):
         "config.json",
         "environment.json",
         "function.py",
+        "log-order.txt",
         "metrics.jsonl",
         "rank-0.log",
         "rank-1.log",
