@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import accelerate_yaml, engine_choice, option_checks
+from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import PRECISIONS, TrainingSettings
 from notebook_launcher.text import type_of
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BACKENDS",
     "COMM_HOOKS",
-    "MAX_SEED",
     "OUTPUTS",
     "PREEMPTIONS",
     "RESUMES",
@@ -40,23 +40,6 @@ START_METHODS = ("forkserver", "fork", "spawn")
 OUTPUTS = ("all", "rank0", "none")
 RESUMES = ("checkpoint",)
 PREEMPTIONS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-
-POSITIVE_WHOLE = (
-    "num_processes",
-    "nodes",
-    "processes_per_node",
-    "gradient_accumulation_steps",
-    "shard",
-    "threads_per_process",
-)
-"""Options that are whole numbers of 1 or more, or None."""
-POSITIVE = (
-    ("max_grad_norm", "", "no clipping"),
-    ("timeout", " seconds", "no limit"),
-    ("idle_timeout", " seconds", "no limit"),
-    ("hang_notice", " seconds", "no notice"),
-)
-"""Options that are more than 0, or None: name, unit, and what None means."""
 
 _OWN_RENDEZVOUS = "The launcher binds a port of its own, so none of Accelerate's settings for it are needed."
 HINTS = {
@@ -74,9 +57,6 @@ HINTS = {
     "dynamo_backend": "Pass it to the Accelerator: Accelerator(dynamo_backend='inductor').",
 }
 """Words for options that people know from other launchers, or that only some calls take."""
-
-MAX_SEED = 2**32 - 1
-"""Largest seed that NumPy's legacy generator takes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,9 +157,8 @@ class LaunchConfig:
             object.__setattr__(self, name, value)
 
         put("engine", engine_choice.chosen(self.engine))
-        for name in POSITIVE_WHOLE:
-            if (number := getattr(self, name)) is not None:
-                put(name, option_checks.check_whole_number(name, number, minimum=1))
+        for name, number in NUMBERS.items():
+            put(name, option_checks.check_number(name, getattr(self, name), number))
         engine_choice.check_spread(self.num_processes, self.nodes, self.processes_per_node, self.engine)
         put("devices", option_checks.check_devices(self.devices))
         option_checks.check_choice("backend", self.backend, BACKENDS, or_none=True)
@@ -195,12 +174,6 @@ class LaunchConfig:
             option_checks.check_switch(name, getattr(self, name))
         if self.shard is not None:
             option_checks.check_shard(self.shard, self.num_processes)
-        put("max_restarts", option_checks.check_whole_number("max_restarts", self.max_restarts, minimum=0))
-        if self.seed is not None:
-            put("seed", option_checks.check_whole_number("seed", self.seed, minimum=0, maximum=MAX_SEED))
-        for name, unit, none in POSITIVE:
-            if (value := getattr(self, name)) is not None:
-                put(name, option_checks.check_positive(name, value, unit=unit, none=none))
         engine_choice.check_fit(self.engine, self.start_method, self.devices)
         put("name", option_checks.check_name(self.name))
         put("tags", option_checks.check_tags(self.tags))

@@ -20,6 +20,7 @@ from notebook_launcher.config import (
 )
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import accelerate_yaml
+from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import PRECISIONS
 
 if TYPE_CHECKING:
@@ -61,14 +62,8 @@ QUESTIONS = {
 }
 UNSET = {
     "engine": "this machine",
-    "num_processes": "one for each GPU, else for each core",
-    "gradient_accumulation_steps": "1",
     "devices": "all",
-    "shard": "1, no sharding",
-    "seed": "random",
-    "max_grad_norm": "no clipping",
-    "timeout": "no limit",
-    "idle_timeout": "no limit",
+    **{name: number.none for name, number in NUMBERS.items()},
 }
 """Meaning of None, as the question shows it."""
 
@@ -131,7 +126,7 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
 
 def _shown(name: str, value: Any) -> str:
     if value is None:
-        return UNSET.get(name, "none")
+        return UNSET.get(name) or "none"
     if name == "engine":
         from notebook_launcher.engines.cluster import engine_texts
 

@@ -19,6 +19,7 @@ from notebook_launcher.command_line.parser import Once, Parser, words_of
 from notebook_launcher.command_line.sharding_options import DYNAMO, SWITCHES
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.settings.option_numbers import NUMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -217,7 +218,7 @@ def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[arg
     if str(field.type) in ("bool", "bool | None"):
         off = _add(group, f"no_{field.name}", action="store_false", help=f"the opposite of --{field.name}", **how)
         return [_add(group, field.name, action="store_true", help=text, **how), off]
-    how["metavar"] = "N" if _is_number(field) else "X"
+    how["metavar"] = "N" if field.name in NUMBERS else "X"
     if field.name in SEVERAL:
         how |= {"metavar": SEVERAL[field.name], "action": "append"}
     elif reads := _reader(field):
@@ -225,10 +226,6 @@ def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[arg
     short = ["-n"] if field.name == "num_processes" else []
     names = (field.name, *OTHER_NAMES.get(field.name, ()))
     return [_add(group, *names, short=short, help=text.replace("None:", unset), **how)]
-
-
-def _is_number(field: dataclasses.Field[Any]) -> bool:
-    return "int" in str(field.type) or "float" in str(field.type)
 
 
 def _add(group: Any, *names: str, short: Sequence[str] = (), **how: Any) -> argparse.Action:
@@ -257,7 +254,7 @@ def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any] | None:
     """Return the function that reads a field's text where `LaunchConfig` takes another type; None for text."""
     if field.name == "devices":
         return _checked_devices
-    if not _is_number(field):
+    if (number := NUMBERS.get(field.name)) is None:
         return None
     by_name = ("auto", "gpu", "cpu") if field.name in ("num_processes", "processes_per_node") else ()
 
@@ -266,9 +263,9 @@ def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any] | None:
             return text
         if _takes_none(field) and text.lower() == "none":
             return None
-        value, is_whole = _number(text), "float" not in str(field.type)
-        if isinstance(value, str) or (is_whole and not isinstance(value, int)):
-            raise ValueError(f"type a {'whole ' if is_whole else ''}number")
+        value = _number(text)
+        if isinstance(value, str) or (number.is_whole and not isinstance(value, int)):
+            raise ValueError(f"type a {'whole ' if number.is_whole else ''}number")
         return value
 
     return read

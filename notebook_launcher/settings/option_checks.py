@@ -8,9 +8,13 @@ import operator
 import os
 import types
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.text import type_of
+
+if TYPE_CHECKING:
+    from notebook_launcher.settings.option_numbers import OptionNumber
 
 __all__ = [
     "check_choice",
@@ -19,7 +23,7 @@ __all__ = [
     "check_folder",
     "check_monitor",
     "check_name",
-    "check_positive",
+    "check_number",
     "check_shard",
     "check_switch",
     "check_tags",
@@ -68,14 +72,24 @@ def check_whole_number(name: str, value: object, *, minimum: int, maximum: int |
         raise ConfigError(str(error), field=name) from None
 
 
-def check_positive(name: str, value: object, *, unit: str = "", none: str) -> float:
-    """Return a number above 0 as a float; `none` is the meaning of None in words."""
+def check_number(name: str, value: object, number: OptionNumber) -> int | float | None:
+    """Return the value of an option that is a number, as an int or a float."""
+    if value is None and number.none is not None:
+        return None
+    if number.is_whole:
+        return check_whole_number(name, value, minimum=number.least, maximum=number.most)
+    return _positive(name, value, number)
+
+
+def _positive(name: str, value: object, number: OptionNumber) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(
-            f"{name}={value!r} is {type_of(value)}; it must be a number{unit and f' of{unit}'}, or None.", field=name
-        )
+        of_unit = number.unit and f" of {number.unit}"
+        raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be a number{of_unit}, or None.", field=name)
     if not value > 0 or math.isinf(value):
-        raise ConfigError(f"{name}={value!r} must be more than 0{unit} and finite; None means {none}.", field=name)
+        unit = number.unit and f" {number.unit}"
+        raise ConfigError(
+            f"{name}={value!r} must be more than 0{unit} and finite; None means {number.none}.", field=name
+        )
     return float(value)
 
 

@@ -298,7 +298,7 @@ def test_config_keeps_answers_and_reports_when_the_input_ends(tmp_path, monkeypa
 
 def test_config_in_a_terminal_has_menus_with_arrow_keys(tmp_path):
     pid, terminal = type_in_terminal("config", "--config_file", "s.yaml", cwd=tmp_path, env={"TERM": "xterm"})
-    shown = read_until(terminal, b"else for each core): ")
+    shown = read_until(terminal, b"at most 4): ")
     os.write(terminal, b"2\r")
     shown += read_until(terminal, b"steps (1): ")
     os.write(terminal, b"\r")

@@ -6,53 +6,16 @@ import ast
 import contextlib
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.config import MAX_SEED, LaunchConfig
+from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.cluster import engine_texts
+from notebook_launcher.settings.option_numbers import NUMBERS
 
-__all__ = ["NUMBERS", "Number", "default_of", "reads"]
+if TYPE_CHECKING:
+    from notebook_launcher.settings.option_numbers import OptionNumber
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
-    """The numbers that an option takes."""
-
-    is_whole: bool = True
-    least: int = 0
-    most: int | None = None
-
-    @property
-    def words(self) -> str:
-        """Description of the numbers, for a note about what to type."""
-        if not self.is_whole:
-            return f"a number above {self.least}"
-        bounds = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most:,}"
-        return f"a whole number, {bounds}"
-
-    def read(self, text: str) -> int | float:
-        """Return the number of a text; raises ValueError with what to type instead."""
-        value = _number(text)
-        is_round = isinstance(value, float) and value.is_integer()
-        if value is None or (self.is_whole and not isinstance(value, int) and not is_round):
-            raise ValueError(f"Enter {self.words}.")
-        is_inside = self.least <= value <= (math.inf if self.most is None else self.most)
-        if not is_inside or (not self.is_whole and not 0 < value < math.inf):
-            raise ValueError(f"Enter {self.words}.")
-        return int(value) if self.is_whole else value
-
-
-NUMBERS = {
-    "num_processes": Number(least=1),
-    "gradient_accumulation_steps": Number(least=1),
-    "shard": Number(least=1),
-    "max_grad_norm": Number(is_whole=False),
-    "seed": Number(most=MAX_SEED),
-    "timeout": Number(is_whole=False),
-    "idle_timeout": Number(is_whole=False),
-    "max_restarts": Number(),
-}
-"""The options that are typed."""
+__all__ = ["default_of", "reads"]
 
 
 def default_of(name: str) -> Any:
@@ -65,7 +28,18 @@ def reads(name: str, text: str) -> Any:
     if name == "engine":
         return engine_texts.read(text)
     default, text = default_of(name), text.strip()
-    return default if not text or (text == "None" and default is None) else NUMBERS[name].read(text)
+    return default if not text or (text == "None" and default is None) else _read(text, NUMBERS[name])
+
+
+def _read(text: str, number: OptionNumber) -> int | float:
+    value = _number(text)
+    is_round = isinstance(value, float) and value.is_integer()
+    if value is None or (number.is_whole and not isinstance(value, int) and not is_round):
+        raise ValueError(f"Enter {number.words}.")
+    is_inside = number.least <= value <= (math.inf if number.most is None else number.most)
+    if not is_inside or (not number.is_whole and not 0 < value < math.inf):
+        raise ValueError(f"Enter {number.words}.")
+    return int(value) if number.is_whole else value
 
 
 def _number(text: str) -> int | float | None:

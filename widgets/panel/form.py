@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PREEMPTIONS, RESUMES
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel.argument_text import describe_value
+from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import PRECISIONS
 from notebook_launcher.widgets.launching import typed
 from notebook_launcher.widgets.launching.parameters import MISSING
@@ -26,16 +27,24 @@ if TYPE_CHECKING:
 __all__ = ["argument_field", "argument_value", "option_fields"]
 
 TEXT_FIELDS = {
-    "num_processes": ("Processes", "automatic"),
-    "gradient_accumulation_steps": ("Accumulation steps", "1"),
-    "engine": ("Machines", "this machine"),
-    "shard": ("Shard models over", "no sharding"),
-    "max_grad_norm": ("Maximum gradient norm", "no clipping"),
-    "seed": ("Seed", "a random seed, which is recorded"),
-    "timeout": ("Time limit, seconds", "no limit"),
-    "idle_timeout": ("Idle limit, seconds", "no limit"),
-    "max_restarts": ("Restarts after a failure", "0"),
+    "num_processes": "Processes",
+    "gradient_accumulation_steps": "Accumulation steps",
+    "engine": "Machines",
+    "shard": "Shard models over",
+    "max_grad_norm": "Maximum gradient norm",
+    "seed": "Seed",
+    "timeout": "Time limit, seconds",
+    "idle_timeout": "Idle limit, seconds",
+    "max_restarts": "Restarts after a failure",
 }
+"""Label of each field."""
+EMPTY = {
+    **{name: number.none or "0" for name, number in NUMBERS.items()},
+    "engine": "this machine",
+    "num_processes": "automatic",  # The words of the others would not fit into the field.
+    "seed": "a random seed, which is recorded",
+}
+"""Words for an empty field."""
 SEGMENT_FIELDS = {
     "mixed_precision": (
         "Mixed precision",
@@ -72,9 +81,9 @@ CHOICE_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
 def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> dict[str, Field]:
     """Return the fields for the options, by the option's name."""
     fields: dict[str, Field] = {}
-    for name, (label, placeholder) in TEXT_FIELDS.items():
+    for name, label in TEXT_FIELDS.items():
         reads, writes = functools.partial(typed.reads, name), functools.partial(_write, typed.default_of(name))
-        fields[name] = TextField(name, label, changed, placeholder=placeholder, reads=reads, writes=writes)
+        fields[name] = TextField(name, label, changed, placeholder=EMPTY[name], reads=reads, writes=writes)
     for name, (label, tips) in SEGMENT_FIELDS.items():
         segments = {word: (tip, word) for word, tip in tips.items()}
         fields[name] = SegmentField(name, label, changed, choices=segments)
