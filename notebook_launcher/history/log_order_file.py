@@ -1,6 +1,6 @@
 """File in a run's folder with the order in which the output of different ranks arrived.
 
-A line has a rank, and the position in its log up to which its output had arrived before that of another rank.
+A line has a rank, and the position in its log up to which its output had arrived before the output of another rank.
 """
 
 from __future__ import annotations
