@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.legend import LIMITS, legend_item
+from notebook_launcher.drawing.legend import legend_item
 from notebook_launcher.widgets.monitor.feeds import CurveFeed, LaneFeed, LogFeed, UsageFeed
+from notebook_launcher.widgets.monitor.list_feeds import (
+    AnswerFeed,
+    FindingFeed,
+    GrowingFeed,
+    NoticeFeed,
+    SettingFeed,
+)
 from notebook_launcher.widgets.monitor.page_items import (
     change_items,
     error_items,
@@ -54,20 +61,12 @@ class Feed:
         self._usage = UsageFeed()
         self._position = 0
         """Position in the run's metrics up to which they were read."""
-        self._notices: list[str] = []
-        """The newest lines for the user, at most `LIMITS.notices`."""
-        self._num_notices = self._num_notices_sent = 0
-        """Lines so far, dropped ones included, and how many of them were sent."""
-        self._num_errors_sent = 0
-        self._settings: list[Message] = []
-        """The items SETTING that were sent last."""
-        self._num_changes_sent = 0
-        self._answers: list[Message] = []
-        """Answers that wait for the next message."""
-        self._findings: dict[str, Message] = {}
-        """By kind: the last item FINDING."""
-        self._new_findings: list[Message] = []
-        """The items FINDING that wait for the next message."""
+        self._errors = GrowingFeed[Message]()
+        self._changes = GrowingFeed[Message]()
+        self._settings = SettingFeed()
+        self._notices = NoticeFeed()
+        self._answers = AnswerFeed()
+        self._findings = FindingFeed()
         self._run: Message = {}
         """The item RUN that was sent last."""
         self._ranks: dict[int, Message] = {}
@@ -82,17 +81,15 @@ class Feed:
 
     def notice(self, text: str) -> None:
         """Add a line for the user to the next message."""
-        self._notices = [*self._notices, text][-LIMITS.notices :]
-        self._num_notices += 1
+        self._notices.add(text)
 
     def answer(self, name: str, problem: str) -> None:
         """Answer the page's request to change a setting: the reason why it cannot be; empty: it was passed on."""
-        self._answers.append({"name": name, "problem": problem})
+        self._answers.add({"name": name, "problem": problem})
 
     def finding(self, item: Message) -> None:
         """Add an item FINDING to the next message; the last one of each kind is kept for a page that is reloaded."""
-        self._findings[item["kind"]] = item
-        self._new_findings.append(item)
+        self._findings.add(item)
 
     def reset(self) -> Message:
         """Return a message with the whole run."""
@@ -100,12 +97,6 @@ class Feed:
         self.read_metrics()
         self._run, self._ranks = self._run_item(snapshot), _rank_items(snapshot)
         self._refreshed = snapshot.seconds
-        self._num_notices_sent = self._num_notices
-        errors = error_items(snapshot)
-        self._num_errors_sent = len(errors)
-        self._settings, self._answers, self._new_findings = setting_items(snapshot), [], []
-        changes = change_items(snapshot)
-        self._num_changes_sent = len(changes)
         return {
             "type": "reset",
             "legend": legend_item(),
@@ -116,18 +107,17 @@ class Feed:
             "lanes": self._lanes.everything(snapshot.phases),
             "usage": self._usage.everything(snapshot.usage),
             "logs": self._logs.tails(snapshot.num_processes),
-            "errors": errors,
-            "notices": list(self._notices),
-            "settings": self._settings,
-            "changes": changes,
-            "answers": [],
-            "findings": list(self._findings.values()),
+            "errors": self._errors.everything(error_items(snapshot)),
+            "notices": self._notices.everything(),
+            "settings": self._settings.everything(setting_items(snapshot)),
+            "changes": self._changes.everything(change_items(snapshot)),
+            "answers": self._answers.everything(),
+            "findings": self._findings.everything(),
         }
 
     def update(self) -> Message | None:
         """Return a message with the data that is new since the last one; None if there is none."""
         snapshot = self._reader.snapshot()
-        num_new = self._num_notices - self._num_notices_sent
         news: Message = {
             "run": self._new_run(snapshot),
             "ranks": self._new_ranks(snapshot),
@@ -136,19 +126,15 @@ class Feed:
             "lanes": self._lanes.news(snapshot.phases),
             "usage": self._usage.news(snapshot.usage),
             "logs": self._logs.news(snapshot.num_processes),
-            "errors": error_items(snapshot)[self._num_errors_sent :],
-            "notices": self._notices[-num_new:] if num_new else [],
-            "settings": self._new_settings(snapshot),
-            "changes": change_items(snapshot)[self._num_changes_sent :],
-            "answers": self._answers,
-            "findings": self._new_findings,
+            "errors": self._errors.news(error_items(snapshot)),
+            "notices": self._notices.news(),
+            "settings": self._settings.news(setting_items(snapshot)),
+            "changes": self._changes.news(change_items(snapshot)),
+            "answers": self._answers.news(),
+            "findings": self._findings.news(),
         }
-        self._answers, self._new_findings = [], []
-        self._num_changes_sent += len(news["changes"])
         if snapshot.seconds - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = snapshot.seconds
-        self._num_errors_sent += len(news["errors"])
-        self._num_notices_sent = self._num_notices
         message = {key: value for key, value in news.items() if value}
         return {"type": "update", **message} if message else None
 
@@ -168,14 +154,6 @@ class Feed:
             return None
         self._run = item
         return item
-
-    def _new_settings(self, snapshot: RunSnapshot) -> list[Message]:
-        """Return all settings if one of them has another value than the page knows."""
-        items = setting_items(snapshot)
-        if items == self._settings:
-            return []
-        self._settings = items
-        return items
 
     def _new_ranks(self, snapshot: RunSnapshot) -> list[Message]:
         is_due, changed = self._is_due(snapshot), []
