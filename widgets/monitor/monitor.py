@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
@@ -18,7 +18,7 @@ from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, picture_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
-from notebook_launcher.widgets.monitor.page_items import profile_item, sample_item
+from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from notebook_launcher.widgets.monitor.palette import palette_css
 from notebook_launcher.widgets.monitor.tap import open_tap
 from notebook_launcher.widgets.place import open_widgets
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunReader
     from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.kernel.display.picture import Bundle
-    from notebook_launcher.kernel.run.any_run import AnyRun
     from notebook_launcher.widgets.monitor.tap import Tap
 
 __all__ = ["Monitor"]
@@ -42,8 +41,6 @@ KEEP_AFTER, KEEP_EVERY = 2.0, 30.0
 """Seconds until the first picture of the run below the monitor. Each further wait is twice as long, up to the second
 number."""
 END_BUDGET = 5.0
-MAX_TYPED = 200
-"""Characters of a setting's name and of its new value."""
 MAX_EXPLORABLE = 8
 """Number of monitors that stay open after their runs, the newest: each holds its run with metrics and logs."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -92,8 +89,6 @@ class Monitor(anywidget.AnyWidget):
         """Set once the pictures of the end replace the monitor."""
         self._asks_for_all = False
         """True if the next message is the whole run."""
-        self._busy_with: set[str] = set()
-        """Names of the requests that are carried out in threads."""
         self._views: list[tuple[Sink, str]] = []
         """Outputs that show the monitor, each a cell and the output's id."""
         self._pictures: list[tuple[Sink, str]] = []
@@ -113,6 +108,7 @@ class Monitor(anywidget.AnyWidget):
         self.explorable_since = 0.0
         """Monotonic time of the run's end if the monitor stays open after the run, else 0."""
         self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
+        self._requests = PageRequests(run, self._feed, self._lock)
         # A strong reference would make a cycle; without a cycle, the run's files are closed with its last reader.
         receive = weakref.WeakMethod(self._receive)
         # Before the comm opens: a panel makes its monitor in a thread, so the page's hello may be handled at once.
@@ -199,28 +195,17 @@ class Monitor(anywidget.AnyWidget):
     def _receive(self, content: Any) -> None:
         """Process one message from the page; callable from any thread, and never blocks."""
         kind = content.get("type") if isinstance(content, dict) else None
-        run: Any = self._run
         match kind:
             case "hello":
                 self._answer_hello(str(content.get("page", "")))
             case "draw":
                 self.plot_options = _plot_options(content)
-            case "stop" if self._feed.can_act:
-                self._attempt(lambda: run.stop(after_step=True, wait=False))
-            case "interrupt" if self._feed.can_act:
-                self._attempt(lambda: run.stop(wait=False))
-            case "stacks" if self._feed.can_act:
-                self._attempt_aside("stacks", lambda: str(run.stacks()))
-            case "save" if self._feed.can_act:
-                self._attempt_aside("save", run.save)
-            case "pause" | "resume" if self._feed.can_act:
-                self._attempt_aside(kind, getattr(run, kind))
-            case "sample" | "profile" if self._feed.can_act:
-                amount = content.get("amount")
-                self._aside(kind, lambda: self._measure(kind, amount))
-            case "set" if self._feed.can_act:
-                name, text = (str(content.get(key, ""))[:MAX_TYPED] for key in ("name", "value"))
-                self._aside(f"set {name}", lambda: self._set(name, text))
+            case _ if self._feed.can_act:
+                self._requests.carry_out(kind, content, self._on_answer)
+
+    def _on_answer(self) -> None:
+        if not self.is_live:  # The ticker sends the news of a live run.
+            self._send_news()
 
     def _answer_hello(self, page: str) -> None:
         self._pages.add(page)
@@ -228,58 +213,6 @@ class Monitor(anywidget.AnyWidget):
         self._asks_for_all = True
         if not self._start_ticker():
             self._send_news()
-
-    def _set(self, name: str, text: str) -> None:
-        """Change a setting to what was typed. An error is shown beside the field."""
-        run = cast("AnyRun", self._run)  # A page can act on these alone.
-        problem = ""
-        try:
-            run.set_from_page(name, text)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
-            problem = str(error)
-        with self._lock:
-            self._feed.answer(name, problem)
-
-    def _measure(self, kind: str, amount: Any) -> None:
-        """Sample for some seconds, or profile some updates; send what was found, or the reason why nothing was."""
-        run = cast("AnyRun", self._run)  # As in `_set`.
-        try:
-            item = sample_item(run.sample(amount)) if kind == "sample" else profile_item(run.profile(amount))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
-            item = {"kind": kind, "drawing": "", "tables": [], "problem": str(error)}
-        with self._lock:
-            self._feed.finding(item)
-
-    def _attempt(self, act: Callable[[], str | None]) -> None:
-        """Carry out a request of the page. An error becomes a notice, because no cell would show it."""
-        try:
-            answer = act()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
-            answer = f"{type(error).__name__}: {error}"
-        if answer:
-            with self._lock:
-                self._feed.notice(answer)
-            if not self.is_live:
-                self._send_news()
-
-    def _attempt_aside(self, name: str, act: Callable[[], str | None]) -> None:
-        """Carry out in a thread a request that waits for the ranks. An error becomes a notice."""
-        self._aside(name, lambda: self._attempt(act))
-
-    def _aside(self, name: str, act: Callable[[], object]) -> None:
-        """Do something in a thread; one request of each name at a time."""
-        with self._lock:
-            if name in self._busy_with:
-                return
-            self._busy_with.add(name)
-
-        def work() -> None:
-            try:
-                act()
-            finally:
-                self._busy_with.discard(name)
-
-        threading.Thread(target=work, name=f"notebook-launcher monitor {name}", daemon=True).start()
 
     def _start_ticker(self) -> bool:
         """Start the thread that sends messages and at last replaces the views, if there is something to do.
