@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.kernel.comms.page_comms import poll_tap
+from notebook_launcher.kernel.comms.tap import poll_tap
 from notebook_launcher.kernel.display.progress_line import QUIET
 from notebook_launcher.kernel.held_interrupts import held_interrupts
 

@@ -82,15 +82,14 @@ RULES = [
         exempt=(
             f"{PACKAGE}.widgets",
             f"{PACKAGE}.kernel.views",
-            f"{PACKAGE}.kernel.comms.page_comms",
             f"{PACKAGE}.archive.table_view",
             f"{PACKAGE}.command_line",
         ),
         never=(f"{PACKAGE}.widgets",),
-        reason="the engine knows no view, but for a run's monitor, the tap of ranks' widgets, the runs and the program",
+        reason="the engine knows no view, but for a run's monitor, the list of runs and the program",
     ),
     Rule(
-        who=(f"{PACKAGE}.kernel.views", f"{PACKAGE}.kernel.comms.page_comms", f"{PACKAGE}.archive.table_view"),
+        who=(f"{PACKAGE}.kernel.views", f"{PACKAGE}.archive.table_view"),
         never=(f"{PACKAGE}.widgets",),
         deferred=False,
         reason="a launch that is over within a second imports no view",

@@ -28,7 +28,7 @@ def train(steps=10_000):
 LEFTOVERS = """
 import comm
 from ipywidgets.widgets import widget
-from notebook_launcher.widgets.monitor import tap
+from notebook_launcher.kernel.comms import tap
 k = get_ipython().kernel
 on_recv = k.shell_stream._recv_callback
 [len(comm.get_comm_manager().comms), len(widget._instances), len(tap._TAPS), "Tap" in repr(on_recv)]

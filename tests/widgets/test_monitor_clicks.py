@@ -268,7 +268,7 @@ def findings(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def test_buttons_work_after_the_cell_if_ipykernel_has_no_tap(kernel: Kernel) -> None:
     code = (
-        "from notebook_launcher.widgets.monitor import tap\n"
+        "from notebook_launcher.kernel.comms import tap\n"
         "known, tap._running_kernel = tap._running_kernel, lambda: object()\n"
         "run = launch(train, 2, monitor=False)\nMonitor(run)"
     )

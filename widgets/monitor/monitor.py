@@ -14,22 +14,22 @@ import traitlets
 
 from notebook_launcher.drawing.charts import AXES
 from notebook_launcher.drawing.plots import PlotOptions
+from notebook_launcher.kernel.comms.tap import open_tap
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, picture_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from notebook_launcher.widgets.monitor.palette import palette_css
-from notebook_launcher.widgets.monitor.tap import open_tap
 from notebook_launcher.widgets.place import open_widgets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from notebook_launcher.history.schema import RunReader
+    from notebook_launcher.kernel.comms.tap import Tap
     from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.kernel.display.picture import Bundle
-    from notebook_launcher.widgets.monitor.tap import Tap
 
 __all__ = ["Monitor"]
 

@@ -1,17 +1,16 @@
-"""The kernel's end of a comm that a rank's widget has with the page.
-
-The tap belongs to the widgets, and is imported late: only a run whose ranks make widgets needs it.
-"""
+"""The kernel's end of a comm that a rank's widget has with the page."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.kernel.comms.tap import open_tap
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["call_soon", "poll_tap", "register_comm"]
+__all__ = ["call_soon", "register_comm"]
 
 
 def register_comm(
@@ -27,7 +26,7 @@ def register_comm(
     """
     manager = _kernel().comm_manager
     manager.register_comm(_comm(comm_id, receive_idle))
-    tap = _open_tap(comm_id, receive)
+    tap = open_tap(comm_id, whole=receive)
 
     def forget() -> None:
         manager.comms.pop(comm_id, None)
@@ -42,21 +41,6 @@ def call_soon(function: Callable[[], object]) -> None:
     loop = getattr(_kernel(), "io_loop", None)
     if loop is not None:
         loop.add_callback(function)
-
-
-def poll_tap() -> float | None:
-    """Process the page's messages that the main thread must process, with ipykernel 6; return as `RunView.step`."""
-    tap: Any = sys.modules.get("notebook_launcher.widgets.monitor.tap")
-    return None if tap is None else tap.poll_tap()
-
-
-def _open_tap(comm_id: str, receive: Callable[[dict[str, Any]], bool]) -> Any:
-    """Receive the page's messages to a comm while a cell is busy; None where that is not possible."""
-    try:
-        from notebook_launcher.widgets.monitor import tap
-    except ImportError:
-        return None
-    return tap.open_tap(comm_id, whole=receive)
 
 
 def _kernel() -> Any:

@@ -1,7 +1,7 @@
 """Comms of the ranks' widgets, between the page and the ranks, for as long as the ranks live.
 
 A rank's messages go to the cell in which the rank runs. The page's messages come in the thread that reads the kernel's
-shell channel while a cell is busy (`widgets/monitor/tap.py`), otherwise in the main thread. They wait here for the
+shell channel while a cell is busy (`kernel/comms/tap.py`), otherwise in the main thread. They wait here for the
 rank: at most one is on its way to a rank, so that a rank that is stuck in C code blocks no other rank.
 """
 
