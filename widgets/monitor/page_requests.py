@@ -63,8 +63,8 @@ class PageRequests:
             case "sample" | "profile" as name:
                 self._aside(name, lambda: self._measure(name, content.get("amount")))
             case "set":
-                name, text = (str(content.get(key, ""))[:MAX_TYPED] for key in ("name", "value"))
-                self._aside(f"set {name}", lambda: self._set(name, text))
+                setting, text = (str(content.get(key, ""))[:MAX_TYPED] for key in ("name", "value"))
+                self._aside(f"set {setting}", lambda: self._set(setting, text))
 
     def _set(self, name: str, text: str) -> None:
         """Change a setting to what was typed. An error is shown beside the field."""
