@@ -14,7 +14,6 @@ from notebook_launcher.training.accumulation.windows.weighing import Weighing
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
-from notebook_launcher.training.plugins import Warner
 from notebook_launcher.training.preparation import Preparation
 from notebook_launcher.training.prepared import Prepared
 from notebook_launcher.training.rank_check.check import RankCheck
@@ -22,6 +21,7 @@ from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.recording.trackers import Trackers
 from notebook_launcher.training.requests.agreement import make_fence
 from notebook_launcher.training.requests.steering import Steering
+from notebook_launcher.training.user_warnings import Warner
 
 if TYPE_CHECKING:
     import torch

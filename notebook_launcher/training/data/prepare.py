@@ -30,8 +30,8 @@ from notebook_launcher.training.data.sampling.samplers import (
     sampler_chain,
 )
 from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.process_state import ProcessState
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import context
 from notebook_launcher.training.operations import broadcast_object_list
-from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,12 +22,12 @@ import torch
 
 from notebook_launcher import context, messages
 from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED, SyncedModel
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe, named
 from notebook_launcher.training.rank_check.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
 from notebook_launcher.training.rank_check.left_out import LeftOut
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.weighing import Weighing
     from notebook_launcher.training.accumulation.windows.windows import Window
-    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
+    from notebook_launcher.training.user_warnings import Warner
 
 __all__ = ["Accumulation"]
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.members.member_kinds import Member
     from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState
-    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
+    from notebook_launcher.training.user_warnings import Warner
 
 __all__ = ["MicroBatchBlock"]
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.windows import Window
-    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.rank_check.check import RankCheck
+    from notebook_launcher.training.user_warnings import Warner
 
 __all__ = ["StepChecks"]
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.parallelism.mesh import Layout
-    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rules import Rules
+    from notebook_launcher.training.user_warnings import Warner
 
 __all__ = ["PendingSum", "Weighing"]
 

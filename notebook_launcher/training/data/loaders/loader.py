@@ -25,8 +25,8 @@ from notebook_launcher.training.data.sampling.samplers import (
 )
 from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 from notebook_launcher.training.data.sampling.walking import WalkedSampler
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.recording.phases import make_clock
+from notebook_launcher.training.user_warnings import warn_user
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
