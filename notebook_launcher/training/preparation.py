@@ -19,9 +19,9 @@ from notebook_launcher.training.accumulation.updates.optimizer import Accelerate
 from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
 from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
-from notebook_launcher.training.data.dispatching.wire import wire_device
 from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
 from notebook_launcher.training.data.prepare import share_out
+from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.unwrapping import synced_part
 
@@ -187,7 +187,7 @@ class Preparation:
             # In place, so that an optimizer that has the tensor still has it.
             tensor.data = tensor.data.to(self.process.device)
         if self.process.num_processes > 1:
-            wire = tensor.data if tensor.is_cuda else tensor.data.to(wire_device(tensor.device))
+            wire = tensor.data if tensor.is_cuda else tensor.data.to(collective_device(tensor.device))
             torch.distributed.broadcast(wire, src=0)
             if wire is not tensor.data:  # NCCL takes nothing from the CPU.
                 tensor.data.copy_(wire)
