@@ -41,6 +41,20 @@ FOUNDATIONS = (
     "units",
 )
 """Modules, and one package, that everything else may import."""
+TRAINING_ROOMS = (
+    "process",
+    "operations",
+    "recording",
+    "requests",
+    "data",
+    "accumulation",
+    "rank_check",
+    "parallelism",
+    "checkpoints",
+)
+"""The rooms of `training`: each may import those before it."""
+TRAINING_TOP = ("accelerator", "accelerator_parts", "preparation")
+"""The modules of `training` that put its rooms together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +114,14 @@ RULES = [
         who=(f"{PACKAGE}.training",),
         never=(f"{PACKAGE}.kernel",),
         reason="a rank talks to its run through context alone",
+    ),
+    *(
+        Rule(
+            who=(f"{PACKAGE}.training.{room}",),
+            never=tuple(f"{PACKAGE}.training.{name}" for name in (*TRAINING_ROOMS[at:], *TRAINING_TOP)),
+            reason=f"{room} is a room below, and knows nothing of those who use it",
+        )
+        for at, room in enumerate(TRAINING_ROOMS, 1)
     ),
     Rule(
         who=tuple(f"{PACKAGE}.{name}" for name in FOUNDATIONS),
@@ -353,6 +375,9 @@ def test_imports_follow_the_layers():
         ("engines.cluster.agent", "from notebook_launcher.kernel.run.handle import Run"),
         ("processes.rank", "from ..kernel.run import Run"),
         ("training.accelerator", "def f():\n    import notebook_launcher.kernel.run.handle"),
+        ("training.process.regrouping", "from notebook_launcher.training.operations import gather"),
+        ("training.accumulation.members.ddp", "from notebook_launcher.training.rank_check import bulletin"),
+        ("training.data.prepare", "def f():\n    from notebook_launcher.training.accelerator import Accelerator"),
         ("messages", "import numpy"),
         ("machine.devices", "from notebook_launcher.kernel import plan"),
         ("settings.accelerate_yaml", "def f():\n    from notebook_launcher.kernel.plan import make_plan"),
@@ -393,6 +418,7 @@ def test_forbidden_import_is_reported(module, source):
         ("kernel.views", "def f():\n    from notebook_launcher.widgets import auto"),
         ("kernel.session", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch.distributed"),
         ("processes.rank", "import torch.distributed"),
+        ("training.rank_check.check", "from notebook_launcher.training.accumulation.members import ddp"),
         ("widgets.panel", "from notebook_launcher.widgets import monitor"),
         ("settings.engine_choice", "def f():\n    from notebook_launcher.engines.cluster.clusters import SSH"),
         ("kernel.launch", "def f():\n    from notebook_launcher.detached.host_start import start_detached"),
