@@ -560,8 +560,8 @@ class Accelerator:
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return a loader that begins `num_batches` later, once."""
         skipping = skip_first_batches(dataloader, num_batches)
-        if hasattr(skipping, "stack"):
-            skipping.stack = self.gradient_state.stack
+        if hasattr(skipping, "active_loaders"):
+            skipping.active_loaders = self.gradient_state.active_loaders
         return skipping
 
     def check_accumulation(

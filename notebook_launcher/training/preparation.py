@@ -258,7 +258,7 @@ class Preparation:
         prepared = self._adopt_data_loader(data_loader, place)
         if prepared is None:
             prepared = self._share_out(data_loader, place, slice_fn_for_dispatch)
-        prepared.stack.gradient_state = weakref.ref(self.gradient_state)
+        prepared.active_loaders.gradient_state = weakref.ref(self.gradient_state)
         self.prepared.loaders.append(prepared)
         self.prepared.remember(data_loader, prepared)
         return prepared
@@ -276,7 +276,7 @@ class Preparation:
                 "original DataLoader."
             )
         adopted = copy.copy(data_loader)
-        adopted.stack = self.gradient_state.stack
+        adopted.active_loaders = self.gradient_state.active_loaders
         adopted.device = self.process.device if place else data_loader.device
         return adopted
 
@@ -310,7 +310,7 @@ class Preparation:
             use_stateful_dataloader=config.use_stateful_dataloader,
             check_ranks=self.rules.guards,
             keeps_shares=not self.rules.guards,
-            stack=self.gradient_state.stack,
+            active_loaders=self.gradient_state.active_loaders,
         )
         return share_out(data_loader, settings)
 

@@ -9,18 +9,18 @@ from notebook_launcher.training.data.loaders.resuming import SkipDataLoader, ski
 from notebook_launcher.training.data.loaders.shard import DataLoaderShard
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.data.prepare import prepare_data_loader
-from notebook_launcher.training.data.rounds import LoaderStack, Round
+from notebook_launcher.training.data.rounds import ActiveLoaders, Round
 from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, get_sampler
 from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
 from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 
 __all__ = [
+    "ActiveLoaders",
     "BatchSamplerShard",
     "DataLoaderDispatcher",
     "DataLoaderShard",
     "DataLoaderStateMixin",
     "IterableDatasetShard",
-    "LoaderStack",
     "Round",
     "SeedableRandomSampler",
     "SkipBatchSampler",

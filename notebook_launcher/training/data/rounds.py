@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LoaderStack", "Round", "relative_weights"]
+__all__ = ["ActiveLoaders", "Round", "relative_weights"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ IN_STEP = 2
 """Micro-batches in a row that each drew a batch from a loader, before the loader counts as read side by side."""
 
 
-class LoaderStack:
+class ActiveLoaders:
     """The prepared loaders that are being iterated; the active one is the one that has drawn a batch last."""
 
     def __init__(
@@ -70,7 +70,7 @@ class LoaderStack:
         self._draws: dict[object, tuple[int, int]] = {}
         """By the iterations of the loaders: the batches drawn up to the last micro-batch, and the number of
         micro-batches in a row that drew one batch each while several loaders were iterated."""
-        # Weakly: the method's object holds this stack, and only the garbage collector would free such a cycle.
+        # Weakly: the method's object holds these loaders, and only the garbage collector would free such a cycle.
         self._on_begin = None if on_begin is None else weakref.WeakMethod(on_begin)
         self.on_next = on_next
         self.gradient_state: Callable[[], Any] = _no_state
@@ -92,7 +92,7 @@ class LoaderStack:
             state.note_end(loader)
 
     def end(self, loader: Any) -> None:
-        """Remove `loader` from the stack, wherever it stands."""
+        """Remove `loader`, wherever it stands."""
         kept = [ref for ref in self._loaders if ref() is not None]
         for at in reversed(range(len(kept))):
             if kept[at]() is loader:
@@ -142,5 +142,5 @@ class LoaderStack:
         """All loaders that are being iterated, the oldest first."""
         return [loader for loader in (ref() for ref in self._loaders) if loader is not None]
 
-    def __reduce__(self) -> tuple[type[LoaderStack], tuple[()]]:
-        return LoaderStack, ()  # loaders at work stay where they are
+    def __reduce__(self) -> tuple[type[ActiveLoaders], tuple[()]]:
+        return ActiveLoaders, ()  # loaders at work stay where they are

@@ -171,10 +171,10 @@ class RankCheck:
             state_form=digest([name for name, _ in state]),
             state=fingerprint(tensor for _, tensor in state),
             rates=self._rates(unit),
-            inputs=unit.notes.inputs if gradient_state.stack.active is None else None,
+            inputs=unit.notes.inputs if gradient_state.active_loaders.active is None else None,
             outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
             num_steps=(gradient_state.current or gradient_state).num_steps,
-            order=order_of(gradient_state.stack.active),
+            order=order_of(gradient_state.active_loaders.active),
         )
 
     def _judge(

@@ -72,7 +72,7 @@ class MicroBatchBlock:
 
     def __enter__(self) -> None:
         gradient_state, window = self._gradient_state, self.window
-        if self._clock is not None and gradient_state.stack.active is None:
+        if self._clock is not None and gradient_state.active_loaders.active is None:
             self._clock.mark("data")  # a prepared loader marks its waits itself
         if self._safepoint is not None and self._safepoint.is_due and window.num_batches == 0:
             self._safepoint.act()

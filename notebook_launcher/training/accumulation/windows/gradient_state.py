@@ -8,7 +8,7 @@ import torch
 
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows.windows import Window
-from notebook_launcher.training.data.rounds import LoaderStack
+from notebook_launcher.training.data.rounds import ActiveLoaders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ class GradientState:
         self.adopt(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
-        self.stack = LoaderStack(self._loop_begins, on_next=on_next, follows_draws=rules.guards)
+        self.active_loaders = ActiveLoaders(self._loop_begins, on_next=on_next, follows_draws=rules.guards)
         self.block: Any = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
@@ -100,32 +100,32 @@ class GradientState:
     @property
     def active_dataloader(self) -> Any | None:
         """The prepared loader that has drawn a batch last and is still iterated; None outside a loop."""
-        return self.stack.active
+        return self.active_loaders.active
 
     @property
     def dataloader_references(self) -> list[Any]:
         """The loaders that are being iterated, and None at the end, as in Accelerate."""
-        return [None, *self.stack.loaders]
+        return [None, *self.active_loaders.loaders]
 
     @property
     def in_dataloader(self) -> bool:
         """True while a prepared loader is being iterated."""
-        return self.stack.active is not None
+        return self.active_loaders.active is not None
 
     @property
     def end_of_dataloader(self) -> bool:
         """True if the active loader is at its last batch, or one that is iterated beside it, as by `zip`."""
-        return self._is_at_end(self.stack.active)
+        return self._is_at_end(self.active_loaders.active)
 
     def _is_at_end(self, loader: Any) -> bool:
         if loader is None or loader.end_of_dataloader or not self._rules.guards:
             return loader is not None and bool(loader.end_of_dataloader)
-        return any(other.end_of_dataloader for other in self.stack.in_step(loader))
+        return any(other.end_of_dataloader for other in self.active_loaders.in_step(loader))
 
     @property
     def remainder(self) -> int:
         """Samples of the last round that are not repetitions; -1 if unknown, or if the data divide evenly."""
-        loader = self.stack.active
+        loader = self.active_loaders.active
         return -1 if loader is None else int(loader.remainder)
 
     @property
@@ -168,11 +168,11 @@ class GradientState:
             window: The window that the micro-batch belongs to.
             probes: The parameters whose versions show that weights were changed inside the window.
         """
-        loader = self.stack.active
+        loader = self.active_loaders.active
         iteration = None if loader is None else loader.iteration_token
         may_differ = self.num_steps > 1 and self.plugin.sync_with_dataloader
         self.is_out_of_step = may_differ and self._is_out_of_step(window, loader)
-        if loader is not None and self.stack.note_micro_batch(loader) > 1:
+        if loader is not None and self.active_loaders.note_micro_batch(loader) > 1:
             self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
         abandoned = self._abandoned(window, iteration)
         if window.num_batches == 0:
@@ -277,7 +277,7 @@ class GradientState:
         """Return True if the iteration that the window began in has ended; not for windows that span epochs."""
         if not self.plugin.sync_with_dataloader:
             return False
-        return all(loader.iteration_token is not window.iteration for loader in self.stack.loaders)
+        return all(loader.iteration_token is not window.iteration for loader in self.active_loaders.loaders)
 
     @property
     def has_open_window(self) -> bool:

@@ -113,7 +113,7 @@ class Weighing:
 
     def own_weight(self, window: Window | None, weight: Any) -> Any:
         """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None without one."""
-        loader = self._gradient_state.stack.active
+        loader = self._gradient_state.active_loaders.active
         if weight is not None or loader is None or self._rules.nominal_divisor:
             return weight
         return None if window is None and self._gradient_state.num_steps > 1 else loader.current_rows
@@ -165,7 +165,7 @@ class Weighing:
 
     def _weigh_counted(self, window: Window) -> float:
         """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
-        loader = self._gradient_state.stack.active
+        loader = self._gradient_state.active_loaders.active
         weights = None if loader is None else self._round_weights()
         if loader is None or weights is None:
             mine = window.unit if window.kind == "counted" else 1.0
@@ -174,7 +174,8 @@ class Weighing:
         if loader.counts_otherwise and self._rules.guards and (window.num_steps > 1 or self._num_data_ranks > 1):
             self._warn_once("counts otherwise", loader.counts_otherwise)
         if self._rules.guards and any(
-            relative_weights(other) != relative_weights(loader) for other in self._gradient_state.stack.in_step(loader)
+            relative_weights(other) != relative_weights(loader)
+            for other in self._gradient_state.active_loaders.in_step(loader)
         ):
             self._warn_once("zipped", _ZIPPED)
         full = float(loader.current_full_rows or max(loader.current_round.rows) or 1)
@@ -196,7 +197,7 @@ class Weighing:
         return 0.0 if repeats else value
 
     def _round_weights(self) -> tuple[int, ...] | None:
-        loader = self._gradient_state.stack.active
+        loader = self._gradient_state.active_loaders.active
         current = None if loader is None else loader.current_round
         if current is None or len(current.weights) != self._num_data_ranks:
             return None
