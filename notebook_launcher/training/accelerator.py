@@ -220,7 +220,7 @@ class Accelerator:
         self._prepared = parts.prepared
         self.rank_check = parts.rank_check
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        self._accumulation = parts.accumulation
+        self._micro_batches = parts.micro_batches
         self._updates = parts.updates
         self._steering = parts.steering
         self._preparation = parts.preparation
@@ -266,7 +266,7 @@ class Accelerator:
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The scaler of fp16 losses; None in other precisions."""
-        return self._accumulation.scaler
+        return self._micro_batches.scaler
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -470,7 +470,7 @@ class Accelerator:
             ValueError: Nothing in an argument was prepared, or a window of other models that share parameters is open.
             TypeError: An argument has no parameters.
         """
-        return self._accumulation.block(models)
+        return self._micro_batches.block(models)
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
         """Let gradients accumulate on each rank by itself; put forward and backward inside.
@@ -503,9 +503,9 @@ class Accelerator:
         Raises:
             ValueError: The loss has more than one element, or only some micro-batches of the window have a weight.
         """
-        if self._accumulation.scaler is not None:
+        if self._micro_batches.scaler is not None:
             self._updates.scaling.update()
-        self._accumulation.backward(loss, weight, reduction, kwargs)
+        self._micro_batches.backward(loss, weight, reduction, kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Undo the scaling of fp16 gradients, of one optimizer, a list, or all; once for each update."""

@@ -37,10 +37,10 @@ class MicroBatchBlock:
         safepoint: Safepoint | None,
         warn_once: Warner,
     ) -> None:
-        """Prepare the blocks of these members; `Accumulation` describes the other arguments.
+        """Prepare the blocks of these members; `MicroBatches` describes the other arguments.
 
-        The Accumulation keeps its blocks, so a block does not refer to it: only the garbage collector would free such
-        a cycle.
+        `MicroBatches` keeps its blocks, so a block does not refer to it: only the garbage collector would free such a
+        cycle.
         """
         self._gradient_state, self._clock = gradient_state, clock
         self._safepoint, self._warn_once = safepoint, warn_once

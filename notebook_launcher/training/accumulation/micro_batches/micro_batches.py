@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from notebook_launcher.training.rules import Rules
     from notebook_launcher.training.user_warnings import Warner
 
-__all__ = ["Accumulation"]
+__all__ = ["MicroBatches"]
 
 MOST_BLOCKS = 16
 
 
-class Accumulation:
+class MicroBatches:
     """The micro-batches of an Accelerator: their blocks and backwards."""
 
     def __init__(
