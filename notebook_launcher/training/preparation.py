@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -258,7 +257,8 @@ class Preparation:
         prepared = self._adopt_data_loader(data_loader, place)
         if prepared is None:
             prepared = self._share_out(data_loader, place, slice_fn_for_dispatch)
-        prepared.active_loaders.gradient_state = weakref.ref(self.gradient_state)
+        # In `compat`, several states share the loaders, and the one that had them may be gone.
+        prepared.active_loaders.belong_to(self.gradient_state)
         self.prepared.loaders.append(prepared)
         self.prepared.remember(data_loader, prepared)
         return prepared

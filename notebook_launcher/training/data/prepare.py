@@ -36,7 +36,7 @@ from notebook_launcher.training.user_warnings import warn_user
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from notebook_launcher.training.data.rounds import ActiveLoaders
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
 
 __all__ = ["prepare_data_loader", "share_out"]
 

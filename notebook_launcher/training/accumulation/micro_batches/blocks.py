@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from notebook_launcher.training.accumulation.members.member_kinds import Member
-    from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState
+    from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState, OpenBlock
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
@@ -59,7 +59,7 @@ class MicroBatchBlock:
         whether there are gradients. So no walk through the model is needed."""
         self._paused: list[tuple[Member, bool]] = []
         """Members that are switched off for this micro-batch, each with its state before."""
-        self.outer: MicroBatchBlock | None = None
+        self.outer: OpenBlock | None = None
         """The block around this one."""
 
     def copy(self) -> MicroBatchBlock:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows.windows import Window
-from notebook_launcher.training.data.rounds import ActiveLoaders
+from notebook_launcher.training.data.active_loaders import ActiveLoaders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.data.active_loaders import ActiveLoader
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Abandoned", "GradientState", "LeftOutBatch"]
+__all__ = ["Abandoned", "GradientState", "LeftOutBatch", "OpenBlock"]
 
 
 class Abandoned(NamedTuple):
@@ -42,6 +43,22 @@ class LeftOutBatch(NamedTuple):
     """True if it would have been the last of its window."""
 
 
+class OpenBlock(Protocol):
+    """A block of `accumulate` that was entered, as others see it: `MicroBatchBlock`."""
+
+    @property
+    def window(self) -> Window:
+        """The window of its micro-batch."""
+
+    @property
+    def members(self) -> list[Member]:
+        """The members that it was given."""
+
+    @property
+    def probes(self) -> Sequence[torch.Tensor | None]:
+        """A trained parameter of each member."""
+
+
 class GradientState:
     """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
 
@@ -61,8 +78,8 @@ class GradientState:
         self.adopt(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
-        self.active_loaders = ActiveLoaders(self._loop_begins, on_next=on_next, follows_draws=rules.guards)
-        self.block: Any = None
+        self.active_loaders = ActiveLoaders(self, on_next=on_next, follows_draws=rules.guards)
+        self.block: OpenBlock | None = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
         """The unit of weights given by hand, under a gradient scaler."""
@@ -95,7 +112,7 @@ class GradientState:
     def current(self) -> Window | None:
         """The window of the block that was entered last, and has not been left."""
         block = self.block
-        return block if block is None else block.window
+        return None if block is None else block.window
 
     @property
     def active_dataloader(self) -> Any | None:
@@ -117,7 +134,7 @@ class GradientState:
         """True if the active loader is at its last batch, or one that is iterated beside it, as by `zip`."""
         return self._is_at_end(self.active_loaders.active)
 
-    def _is_at_end(self, loader: Any) -> bool:
+    def _is_at_end(self, loader: ActiveLoader | None) -> bool:
         if loader is None or loader.end_of_dataloader or not self._rules.guards:
             return loader is not None and bool(loader.end_of_dataloader)
         return any(other.end_of_dataloader for other in self.active_loaders.in_step(loader))
@@ -190,7 +207,7 @@ class GradientState:
         self._last = window
         return abandoned
 
-    def _is_out_of_step(self, window: Window, loader: Any) -> bool:
+    def _is_out_of_step(self, window: Window, loader: ActiveLoader | None) -> bool:
         """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
         if loader is None:
             return self.was_read_ahead or window.iteration is not None
@@ -252,7 +269,7 @@ class GradientState:
             return False
         return window.num_backwards > 0 and window.backwards_in_block == 0
 
-    def note_end(self, loader: Any) -> None:
+    def note_end(self, loader: ActiveLoader) -> None:
         """Note that a loop over a prepared loader has come to its end."""
         is_unused = self.num_blocks == self._blocks_before_loop and loader.num_drawn > 1
         # An evaluation, which needs no accumulate(), computes no gradients.
@@ -266,7 +283,7 @@ class GradientState:
             return False
         return last.num_batches > 0 and self._is_over(last)
 
-    def _loop_begins(self) -> None:
+    def loop_begins(self) -> None:
         """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
         self._blocks_before_loop, self.was_read_ahead = self.num_blocks, False
         last = self._last
@@ -289,6 +306,7 @@ class GradientState:
         for window in self.windows.values():
             window.renew_ids()
         self.windows = {window.key: window for window in self.windows.values()}
+        self.active_loaders.belong_to(self)
 
     def forget_windows(self) -> None:
         """Forget all windows; models that are prepared later get new ones."""

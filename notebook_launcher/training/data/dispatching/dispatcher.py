@@ -26,7 +26,8 @@ from notebook_launcher.training.operations.collectives import world_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from notebook_launcher.training.data.rounds import ActiveLoaders, Round
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
+    from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["DataLoaderDispatcher"]
 

@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher import reporting
+from notebook_launcher.training.data.active_loaders import ActiveLoaders
 from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.loaders.mixin import DataLoaderStateMixin
 from notebook_launcher.training.data.loaders.row_watch import watch_rows
 from notebook_launcher.training.data.loaders.transfer import Delivery, copied_ahead, move, without_label
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners, pack, unpack
-from notebook_launcher.training.data.rounds import ActiveLoaders
 from notebook_launcher.training.data.sampling.samplers import (
     SeedableRandomSampler,
     get_sampler,

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
     from notebook_launcher.training.data.position import LoaderProgress
-    from notebook_launcher.training.data.rounds import ActiveLoaders
 
 __all__ = ["LoaderSettings", "SharingSettings"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.data.rounds import ActiveLoaders, Round
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
+    from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["DataLoaderStateMixin"]
 
@@ -42,7 +43,7 @@ class DataLoaderStateMixin:
     @property
     def gradient_state(self) -> Any:
         """The `GradientState` of the Accelerator that prepared this loader; None without."""
-        return self.active_loaders.gradient_state()
+        return self.active_loaders.owner
 
     def reset(self) -> None:
         """Forget the current batch."""

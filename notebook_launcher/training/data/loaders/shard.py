@@ -18,7 +18,7 @@ from notebook_launcher.training.data.loaders.loader_settings import LoaderSettin
 from notebook_launcher.training.data.loaders.lookahead import look_ahead
 from notebook_launcher.training.data.loaders.transfer import Delivery
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position
-from notebook_launcher.training.data.rounds import ActiveLoaders, Round
+from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, length_of, sampler_chain
 from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
 from notebook_launcher.training.operations.collectives import world_size
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
     from notebook_launcher.training.data.iterables.streams import Receipt
 
 __all__ = ["DataLoaderShard"]
