@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accelerator_arguments import AcceleratorArguments, PreparationArguments
 from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
@@ -275,7 +274,7 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        self.gradient_state.num_steps = whole_number("gradient_accumulation_steps", steps)
+        self.gradient_state.set_num_steps(steps)
 
     @property
     def sync_gradients(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows.windows import Window
 from notebook_launcher.training.data.active_loaders import ActiveLoaders
@@ -107,6 +108,16 @@ class GradientState:
         # An Accelerator has resolved the number; a plugin that `compat`'s GradientState was given may have none.
         self.num_steps = plugin.num_steps or 1
         """Micro-batches per update. The plugin stays as it was given when this number is set later."""
+
+    def set_num_steps(self, steps: object) -> None:
+        """Change the number of micro-batches per update from the next window on.
+
+        The number stays a plain attribute, which each micro-batch reads.
+
+        Raises:
+            ValueError: `steps` is no whole number from 1 on.
+        """
+        self.num_steps = whole_number("gradient_accumulation_steps", steps)
 
     @property
     def current(self) -> Window | None:
