@@ -119,7 +119,7 @@ RULES = [
         Rule(
             who=(f"{PACKAGE}.training.{room}",),
             never=tuple(f"{PACKAGE}.training.{name}" for name in (*TRAINING_ROOMS[at:], *TRAINING_TOP)),
-            reason=f"{room} is a room below, and knows nothing of those who use it",
+            reason=f"{room} knows nothing of the rooms that use it",
         )
         for at, room in enumerate(TRAINING_ROOMS, 1)
     ),
