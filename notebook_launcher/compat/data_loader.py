@@ -19,5 +19,6 @@ def prepare_data_loader(dataloader: DataLoader[Any], *args: Any, **kwargs: Any) 
 
     As in Accelerate, the one state of accumulation of the process sees the loader, so that windows end with it.
     """
-    accelerates = {"uneven": "leave", "check_ranks": False, "keeps_shares": True, "stack": GradientState().stack}
+    stack = GradientState().active_loaders
+    accelerates = {"uneven": "leave", "check_ranks": False, "keeps_shares": True, "stack": stack}
     return prepare(dataloader, *args, **{**accelerates, **kwargs})

@@ -108,7 +108,7 @@ class GradientState(_GradientState):
         if gradient_accumulation_plugin is not None:
             self.adopt(gradient_accumulation_plugin)
         if on_next is not None:
-            self.stack.replace_on_next(on_next)
+            self.active_loaders.replace_on_next(on_next)
 
     @property
     def initialized(self) -> bool:

@@ -17,8 +17,7 @@ from notebook_launcher.config import LaunchConfig
 from notebook_launcher.text import read_bool
 from notebook_launcher.training import operations
 from notebook_launcher.training.process import environment
-from notebook_launcher.training.recording.trackers import _CLASSES as TRACKERS
-from notebook_launcher.training.recording.trackers import filter_trackers
+from notebook_launcher.training.recording.trackers import TRACKER_CLASSES, filter_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -102,7 +101,7 @@ def get_pretty_name(obj: Any) -> str:
 
 def get_available_trackers() -> list[str]:
     """Return the trackers that `log_with` knows."""
-    return list(TRACKERS)
+    return list(TRACKER_CLASSES)
 
 
 def is_compiled_module(module: torch.nn.Module) -> bool:
@@ -248,7 +247,7 @@ NAMES: dict[str, Any] = {
         str_to_bool, write_basic_config,
     )},
     "ConvertOutputsToFp32": convert_outputs_to_fp32,
-    "LOGGER_TYPE_TO_CLASS": TRACKERS,
+    "LOGGER_TYPE_TO_CLASS": TRACKER_CLASSES,
     "check_cuda_fp8_capability": _no,
     "check_cuda_p2p_ib_support": lambda: True,
     "has_compiled_regions": lambda module: any(map(is_compiled_module, module.modules())),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accelerator_arguments import AcceleratorArguments, PreparationArguments
 from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
@@ -220,7 +219,7 @@ class Accelerator:
         self._prepared = parts.prepared
         self.rank_check = parts.rank_check
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        self._accumulation = parts.accumulation
+        self._micro_batches = parts.micro_batches
         self._updates = parts.updates
         self._steering = parts.steering
         self._preparation = parts.preparation
@@ -266,7 +265,7 @@ class Accelerator:
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The scaler of fp16 losses; None in other precisions."""
-        return self._accumulation.scaler
+        return self._micro_batches.scaler
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -275,7 +274,7 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        self.gradient_state.num_steps = whole_number("gradient_accumulation_steps", steps)
+        self.gradient_state.set_num_steps(steps)
 
     @property
     def sync_gradients(self) -> bool:
@@ -470,7 +469,7 @@ class Accelerator:
             ValueError: Nothing in an argument was prepared, or a window of other models that share parameters is open.
             TypeError: An argument has no parameters.
         """
-        return self._accumulation.block(models)
+        return self._micro_batches.block(models)
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
         """Let gradients accumulate on each rank by itself; put forward and backward inside.
@@ -503,9 +502,9 @@ class Accelerator:
         Raises:
             ValueError: The loss has more than one element, or only some micro-batches of the window have a weight.
         """
-        if self._accumulation.scaler is not None:
+        if self._micro_batches.scaler is not None:
             self._updates.scaling.update()
-        self._accumulation.backward(loss, weight, reduction, kwargs)
+        self._micro_batches.backward(loss, weight, reduction, kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Undo the scaling of fp16 gradients, of one optimizer, a list, or all; once for each update."""
@@ -560,8 +559,8 @@ class Accelerator:
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return a loader that begins `num_batches` later, once."""
         skipping = skip_first_batches(dataloader, num_batches)
-        if hasattr(skipping, "stack"):
-            skipping.stack = self.gradient_state.stack
+        if hasattr(skipping, "active_loaders"):
+            skipping.active_loaders = self.gradient_state.active_loaders
         return skipping
 
     def check_accumulation(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training import precision, resolving
 from notebook_launcher.training.accumulation.members.members import Members
-from notebook_launcher.training.accumulation.micro_batches.backward import Accumulation
+from notebook_launcher.training.accumulation.micro_batches.micro_batches import MicroBatches
 from notebook_launcher.training.accumulation.updates.live_optimizers import LiveOptimizers
 from notebook_launcher.training.accumulation.updates.step_checks import StepChecks
 from notebook_launcher.training.accumulation.updates.updates import Updates
@@ -14,7 +14,6 @@ from notebook_launcher.training.accumulation.windows.weighing import Weighing
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
 from notebook_launcher.training.parallelism.sharded_models import Sharding
-from notebook_launcher.training.plugins import Warner
 from notebook_launcher.training.preparation import Preparation
 from notebook_launcher.training.prepared import Prepared
 from notebook_launcher.training.rank_check.check import RankCheck
@@ -22,6 +21,7 @@ from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.recording.trackers import Trackers
 from notebook_launcher.training.requests.agreement import make_fence
 from notebook_launcher.training.requests.steering import Steering
+from notebook_launcher.training.user_warnings import Warner
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,7 @@ class AcceleratorParts:
         self.prepared = Prepared(Members(num_processes=process.num_processes, strict=rules.guards))
         self.rank_check = self._make_rank_check()
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        self.accumulation = self._make_accumulation()
+        self.micro_batches = self._make_micro_batches()
         self.updates = self._make_updates()
         self.steering = Steering(self.prepared, self.updates, gradient_state)
         self.preparation = self._make_preparation()
@@ -116,7 +116,7 @@ class AcceleratorParts:
             fence=make_fence(process.device, process.num_processes),
         )
 
-    def _make_accumulation(self) -> Accumulation:
+    def _make_micro_batches(self) -> MicroBatches:
         gradient_state, members, scaler = self._gradient_state, self.prepared.members, self._make_scaler()
         weighing = Weighing(
             gradient_state,
@@ -127,7 +127,7 @@ class AcceleratorParts:
             scaler=scaler,
             warn_once=self._warn_once,
         )
-        return Accumulation(
+        return MicroBatches(
             gradient_state,
             members,
             self._rules,
@@ -147,23 +147,23 @@ class AcceleratorParts:
         return precision.make_scaler(device, handler) if handler.enabled else None
 
     def _make_updates(self) -> Updates:
-        gradient_state, members, accumulation = self._gradient_state, self.prepared.members, self.accumulation
+        gradient_state, members, micro_batches = self._gradient_state, self.prepared.members, self.micro_batches
         return Updates(
             gradient_state,
             members,
             self._optimizers,
             self._rules,
-            accumulation.weighing,
+            micro_batches.weighing,
             StepChecks(gradient_state, members, self.rank_check, self._warn_once),
             num_processes=self._process.num_processes,
             max_grad_norm=self._resolved.max_grad_norm,
-            scaler=accumulation.scaler,
-            note_step=accumulation.note_step,
+            scaler=micro_batches.scaler,
+            note_step=micro_batches.note_step,
         )
 
     def _make_preparation(self) -> Preparation:
         resolved = self._resolved
-        computes_in = precision.forward_precision(self._process.mixed_precision, self.accumulation.scaler)
+        computes_in = precision.forward_precision(self._process.mixed_precision, self.micro_batches.scaler)
         return Preparation(
             process=self._process,
             prepared=self.prepared,

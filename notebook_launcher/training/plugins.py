@@ -6,11 +6,8 @@ import dataclasses
 import datetime as dt
 import enum
 import os
-import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.package_folder import is_ours
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.text import type_of
 from notebook_launcher.training.argument_checks import check_fields
@@ -34,9 +31,7 @@ __all__ = [
     "ProfileKwargs",
     "ProjectConfiguration",
     "RNGType",
-    "Warner",
     "pick_handlers",
-    "warn_user",
 ]
 
 UNEVEN = ("weigh", "stop", "error", "leave")
@@ -339,29 +334,3 @@ def _advice(handler: Any, known: tuple[type, ...]) -> str:
     if type(handler).__name__ in names:
         return f"It is from {type(handler).__module__}; import {type(handler).__name__} from notebook_launcher."
     return f"It can hold {', '.join(names)}."
-
-
-def warn_user(message: str) -> None:
-    """Warn at the first line outside this package."""
-    warnings.warn(message, stacklevel=_outside())
-
-
-class Warner:
-    """Warns once for each key."""
-
-    def __init__(self) -> None:
-        self._warned: set[str] = set()
-
-    def __call__(self, key: str, message: str) -> None:
-        """Warn, the first time that it is called with this key."""
-        if key not in self._warned:
-            self._warned.add(key)
-            warn_user(message)
-
-
-def _outside() -> int:
-    # `skip_file_prefixes` of warnings.warn does this, from Python 3.12 on.
-    frame, level = sys._getframe(1), 1  # noqa: SLF001
-    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    return level

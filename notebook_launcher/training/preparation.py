@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,9 +18,9 @@ from notebook_launcher.training.accumulation.updates.optimizer import Accelerate
 from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
 from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
-from notebook_launcher.training.data.dispatching.wire import wire_device
 from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
 from notebook_launcher.training.data.prepare import share_out
+from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.unwrapping import synced_part
 
@@ -187,7 +186,7 @@ class Preparation:
             # In place, so that an optimizer that has the tensor still has it.
             tensor.data = tensor.data.to(self.process.device)
         if self.process.num_processes > 1:
-            wire = tensor.data if tensor.is_cuda else tensor.data.to(wire_device(tensor.device))
+            wire = tensor.data if tensor.is_cuda else tensor.data.to(collective_device(tensor.device))
             torch.distributed.broadcast(wire, src=0)
             if wire is not tensor.data:  # NCCL takes nothing from the CPU.
                 tensor.data.copy_(wire)
@@ -258,7 +257,8 @@ class Preparation:
         prepared = self._adopt_data_loader(data_loader, place)
         if prepared is None:
             prepared = self._share_out(data_loader, place, slice_fn_for_dispatch)
-        prepared.stack.gradient_state = weakref.ref(self.gradient_state)
+        # In `compat`, several states share the loaders, and the one that had them may be gone.
+        prepared.active_loaders.belong_to(self.gradient_state)
         self.prepared.loaders.append(prepared)
         self.prepared.remember(data_loader, prepared)
         return prepared
@@ -276,7 +276,7 @@ class Preparation:
                 "original DataLoader."
             )
         adopted = copy.copy(data_loader)
-        adopted.stack = self.gradient_state.stack
+        adopted.active_loaders = self.gradient_state.active_loaders
         adopted.device = self.process.device if place else data_loader.device
         return adopted
 
@@ -310,7 +310,7 @@ class Preparation:
             use_stateful_dataloader=config.use_stateful_dataloader,
             check_ranks=self.rules.guards,
             keeps_shares=not self.rules.guards,
-            stack=self.gradient_state.stack,
+            active_loaders=self.gradient_state.active_loaders,
         )
         return share_out(data_loader, settings)
 

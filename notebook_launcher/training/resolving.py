@@ -21,8 +21,8 @@ from notebook_launcher.training.plugins import (
     PrecisionType,
     ProjectConfiguration,
     RNGType,
-    warn_user,
 )
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

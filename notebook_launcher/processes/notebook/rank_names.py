@@ -117,7 +117,7 @@ def _short(value: Any) -> str:
 def _fingerprint(value: Any) -> str | None:
     """Return a word that is equal for equal contents; None if the contents cannot be compared."""
     if (tensors := _tensors(value)) is not None:
-        from notebook_launcher.training.rank_check.fingerprints import fingerprint, is_comparable
+        from notebook_launcher.training.fingerprints import fingerprint, is_comparable
 
         tensors = list(tensors)
         if not all(map(is_comparable, tensors)) or sum(tensor.nbytes for tensor in tensors) > MAX_COMPARED:

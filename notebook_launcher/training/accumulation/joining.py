@@ -9,7 +9,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from notebook_launcher.training.accumulation.members.ddp import SyncedModel
 from notebook_launcher.training.argument_checks import check_switch
-from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

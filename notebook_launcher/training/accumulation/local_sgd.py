@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from notebook_launcher.training.accumulation.micro_batches.backward import Accumulation
+    from notebook_launcher.training.accumulation.micro_batches.micro_batches import MicroBatches
 
 __all__ = ["LocalSGD"]
 
@@ -48,7 +48,7 @@ class LocalSGD:
         self.num_steps = 0
         """Calls of `step` so far."""
         self._accelerator = accelerator
-        self._accumulation: Accumulation = accelerator._accumulation  # noqa: SLF001 - the user passes the whole
+        self._micro_batches: MicroBatches = accelerator._micro_batches  # noqa: SLF001 - the user passes the whole
         self._model = model
         self._alone: AbstractContextManager[None] | None = None
         """The `no_sync` around the block; None outside of it."""
@@ -83,16 +83,16 @@ class LocalSGD:
             self._average()
 
     def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - a switch
-        for member in self._accumulation.members.inside(self._model):
+        for member in self._micro_batches.members.inside(self._model):
             if member.notes is not None:
                 member.notes.trains_alone = allowed
                 member.notes.own_state = "LocalSGD"
-        self._accumulation.weighing.note_local_training()
+        self._micro_batches.weighing.note_local_training()
 
     def _average(self) -> None:
         for parameter in self._model.parameters():
             # Optimizers and DDP refer to this memory, so it stays; `data`, because autograd must not record the copy.
             parameter.data.copy_(operations.reduce(parameter.data, reduction="mean"))
-        safepoint = self._accumulation.safepoint
+        safepoint = self._micro_batches.safepoint
         if safepoint is not None:  # Only here have all ranks made the same number of steps.
             safepoint.count(updated=True)

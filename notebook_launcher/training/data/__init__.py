@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from notebook_launcher.training.data.active_loaders import ActiveLoaders
 from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
 from notebook_launcher.training.data.loaders.mixin import DataLoaderStateMixin
@@ -9,18 +10,18 @@ from notebook_launcher.training.data.loaders.resuming import SkipDataLoader, ski
 from notebook_launcher.training.data.loaders.shard import DataLoaderShard
 from notebook_launcher.training.data.metrics import gather_for_metrics
 from notebook_launcher.training.data.prepare import prepare_data_loader
-from notebook_launcher.training.data.rounds import LoaderStack, Round
+from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, get_sampler
 from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
 from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 
 __all__ = [
+    "ActiveLoaders",
     "BatchSamplerShard",
     "DataLoaderDispatcher",
     "DataLoaderShard",
     "DataLoaderStateMixin",
     "IterableDatasetShard",
-    "LoaderStack",
     "Round",
     "SeedableRandomSampler",
     "SkipBatchSampler",

@@ -30,13 +30,13 @@ from notebook_launcher.training.data.sampling.samplers import (
     sampler_chain,
 )
 from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.process_state import ProcessState
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from notebook_launcher.training.data.rounds import LoaderStack
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
 
 __all__ = ["prepare_data_loader", "share_out"]
 
@@ -60,7 +60,7 @@ def prepare_data_loader(
     uneven: str = "weigh",
     check_ranks: bool = True,
     keeps_shares: bool = False,
-    stack: LoaderStack | None = None,
+    stack: ActiveLoaders | None = None,
 ) -> DataLoaderShard | DataLoaderDispatcher:
     """Return a loader that yields this rank's share of the batches of `dataloader`.
 
@@ -91,7 +91,7 @@ def prepare_data_loader(
             If so, all of them must begin each loop.
         keeps_shares: True if a `DistributedSampler` stays, so that its share is shared out again, as in Accelerate.
             False: it is replaced by the sampler with the same order of all samples.
-        stack: Active loaders; the loader is among them while it is iterated.
+        stack: Loaders that are being iterated; the loader is among them while it is iterated.
 
     Raises:
         ValueError: `uneven` is unknown, `split_batches` with a batch size that the ranks do not divide, or a data set
@@ -116,7 +116,7 @@ def prepare_data_loader(
             use_stateful_dataloader=use_stateful_dataloader,
             check_ranks=check_ranks,
             keeps_shares=keeps_shares,
-            stack=stack,
+            active_loaders=stack,
         ),
     )
 
@@ -129,7 +129,7 @@ def share_out(dataloader: DataLoader[Any], settings: SharingSettings) -> DataLoa
     arguments: dict[str, Any] = {
         "device": settings.device if settings.put_on_device else None,
         "use_stateful_dataloader": settings.use_stateful_dataloader,
-        "stack": settings.stack,
+        "stack": settings.active_loaders,
         "_drop_last": dataloader.drop_last or bool(getattr(indices, "drop_last", False)),
         "_non_blocking": settings.non_blocking,
         **fetching_arguments(dataloader),

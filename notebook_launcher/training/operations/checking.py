@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from notebook_launcher.training.operations.nested import recursively_apply
-from notebook_launcher.training.process.environment import flag
+from notebook_launcher.training.process.environment import debug_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-__all__ = ["DistributedOperationException", "debug_mode", "require_alike"]
+__all__ = ["DistributedOperationException", "require_alike"]
 
 
 class DistributedOperationException(Exception):  # noqa: N818 - Accelerate's name
     """The processes called one operation with tensors that do not fit together."""
-
-
-def debug_mode() -> bool:
-    """Return True if `ACCELERATE_DEBUG_MODE` is on (1, true, yes or on)."""
-    return flag(os.environ, "ACCELERATE_DEBUG_MODE")
 
 
 def require_alike(operation: str, data: Any, describe: Callable[[torch.Tensor], str] | None = None) -> None:

@@ -17,6 +17,7 @@ from notebook_launcher.training.argument_checks import check_number
 from notebook_launcher.training.operations.checking import require_alike
 from notebook_launcher.training.operations.nested import map_tensors
 from notebook_launcher.training.operations.tensors import TensorInformation
+from notebook_launcher.training.operations.wire_devices import collective_device
 
 __all__ = [
     "broadcast",
@@ -256,15 +257,7 @@ def _all_reduce(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
 def _to_wire(tensor: torch.Tensor) -> torch.Tensor:
     """Return the data where the group can take it, without gradient; the same memory if possible."""
     data = tensor.detach().resolve_conj().resolve_neg()
-    return data.to(_wire_device(tensor.device)).contiguous()
-
-
-def _wire_device(device: torch.device) -> torch.device:
-    # "cpu:gloo,cuda:gloo", or "cuda:nccl" for a group that cannot take what lies in the CPU's memory.
-    kinds = {entry.partition(":")[0] for entry in dist.get_backend_config().split(",")}
-    if device.type in kinds:
-        return device
-    return torch.device("cuda", torch.cuda.current_device()) if "cuda" in kinds else torch.device("cpu")
+    return data.to(collective_device(tensor.device)).contiguous()
 
 
 def _as_bytes(wire: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataP
 from notebook_launcher.training.parallelism.initial_weights import load_on_first
 from notebook_launcher.training.parallelism.sizes import ParallelismConfig
 from notebook_launcher.training.parallelism.tensor_parallel import share_generators
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.environment import flag
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.settings.training_settings import whole_number_in
-from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from notebook_launcher.units import plural_verb
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["ProcessPlace", "clear_environment", "flag", "patch_environment", "read_place"]
+__all__ = ["ProcessPlace", "clear_environment", "debug_mode", "flag", "patch_environment", "read_place"]
 
 MEETING_POINT = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -66,6 +66,11 @@ def read_place(environ: Mapping[str, str]) -> ProcessPlace | None:
 def flag(environ: Mapping[str, str], name: str) -> bool:
     """Return True if a variable is on: 1, true, yes, on, t or y."""
     return bool(read_bool(environ.get(name, "")))
+
+
+def debug_mode() -> bool:
+    """Return True if `ACCELERATE_DEBUG_MODE` is on (1, true, yes or on)."""
+    return flag(os.environ, "ACCELERATE_DEBUG_MODE")
 
 
 @contextlib.contextmanager

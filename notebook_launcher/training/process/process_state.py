@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from notebook_launcher import context
 from notebook_launcher.settings.option_checks import whole_number
-from notebook_launcher.training.operations.checking import debug_mode
-from notebook_launcher.training.plugins import DistributedType, warn_user
+from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.arrivals import meet
-from notebook_launcher.training.process.environment import ProcessPlace, flag, read_place
+from notebook_launcher.training.process.environment import ProcessPlace, debug_mode, flag, read_place
 from notebook_launcher.training.process.splitting import split
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

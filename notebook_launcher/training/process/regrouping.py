@@ -32,8 +32,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import context
-from notebook_launcher.training.operations import broadcast_object_list
-from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +61,11 @@ class Peers:
     """
 
     def __init__(self) -> None:
-        name = broadcast_object_list([uuid.uuid4().hex])[0]
+        names = [uuid.uuid4().hex]
+        with context.activity(context.WAITING):
+            dist.broadcast_object_list(names)
         # The group's own store, which outlives it here. torch has no public name for it.
-        self._store = dist.PrefixStore(f"attempts/{name}", dist.distributed_c10d._get_default_store())  # noqa: SLF001
+        self._store = dist.PrefixStore(f"attempts/{names[0]}", dist.distributed_c10d._get_default_store())  # noqa: SLF001
         self._rank, self._num_processes = dist.get_rank(), dist.get_world_size()
         self._backend, self._timeout = dist.get_backend(), _group_timeout()
         self._number = 0

@@ -13,26 +13,23 @@ rank waits for its GPU before it reads, at these updates alone.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from notebook_launcher import context, messages
-from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED, SyncedModel
-from notebook_launcher.training.plugins import warn_user
+from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
+from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe, named
-from notebook_launcher.training.rank_check.fingerprints import Sketch, fingerprint, is_comparable, sketch
+from notebook_launcher.training.rank_check.evidence import Evidence, Unit, digest, order_of
 from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
 from notebook_launcher.training.rank_check.left_out import LeftOut
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher.training.accumulation.members.ddp import Notes
     from notebook_launcher.training.accumulation.members.member_kinds import Member, PreparedModel
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
@@ -43,64 +40,6 @@ __all__ = ["RankCheck", "notify"]
 
 SAME_INPUTS = 3
 """Comparisons in a row with the same inputs on all ranks, after which a notice is shown."""
-
-
-class Evidence(NamedTuple):
-    """The fingerprints and numbers that a rank writes for the others at a comparison."""
-
-    form: int
-    """Fingerprint of the parameters' names and shapes."""
-    weights: int
-    """Fingerprint of the parameters."""
-    state_form: int
-    """Fingerprint of the names of the optimizers' states. It differs where each rank keeps a part on purpose."""
-    state: int
-    rates: list[float]
-    """The learning rates of all groups."""
-    inputs: int | None
-    """Fingerprint of the model's inputs; None where a prepared loader shares the data out."""
-    outside: int | None
-    """Fingerprint of the parameters that unprepared optimizers update beside the prepared models; None without any."""
-    num_steps: int
-    """Micro-batches of a full window."""
-    order: int | None
-    """Digest of the indices with which the loop began; None for orders that all ranks share, and outside a loop."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unit:
-    """Parameters whose gradients are reduced together: a model's, or the leaf tensors."""
-
-    owner: Any
-    """The object that the bulletin names: the model, or the members for their leaf tensors."""
-    title: str
-    """The unit's name in messages."""
-    notes: Notes
-    """The notes that count the unit's reductions."""
-    tensors: list[tuple[str, torch.Tensor]]
-    """The parameters with their names, if they are trained, not ignored by DDP, and whole on each rank."""
-
-    @property
-    def is_to_compare(self) -> bool:
-        """True after a reduction whose number is a power of two and that was not compared yet."""
-        update = self.notes.num_synced
-        return self.notes.compared < update and not update & (update - 1)
-
-    @classmethod
-    def of_model(cls, model: SyncedModel) -> Unit:
-        """Return the unit of a model."""
-        tensors = [
-            (name.replace("_orig_mod.", ""), parameter)
-            for name, parameter in model.module.named_parameters()
-            if parameter.requires_grad and name not in model.parameters_to_ignore and is_comparable(parameter)
-        ]
-        return cls(model, type(model.module).__name__, model.notes, tensors)
-
-    @classmethod
-    def of_leaves(cls, members: Members) -> Unit:
-        """Return the unit of the leaf tensors."""
-        tensors = [(f"leaf tensor {at}", leaf.tensor) for at, leaf in enumerate(members.leaves)]
-        return cls(members, "the leaf tensors", members.leaf_notes, tensors)
 
 
 class RankCheck:
@@ -227,15 +166,15 @@ class RankCheck:
     def _evidence_of(self, unit: Unit) -> Evidence:
         state, gradient_state = self._state_of(unit), self._gradient_state
         return Evidence(
-            form=_digest([(name, list(tensor.shape)) for name, tensor in unit.tensors]),
+            form=digest([(name, list(tensor.shape)) for name, tensor in unit.tensors]),
             weights=fingerprint(tensor for _, tensor in unit.tensors),
-            state_form=_digest([name for name, _ in state]),
+            state_form=digest([name for name, _ in state]),
             state=fingerprint(tensor for _, tensor in state),
             rates=self._rates(unit),
-            inputs=unit.notes.inputs if gradient_state.stack.active is None else None,
+            inputs=unit.notes.inputs if gradient_state.active_loaders.active is None else None,
             outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
             num_steps=(gradient_state.current or gradient_state).num_steps,
-            order=_order_of(gradient_state.stack.active),
+            order=order_of(gradient_state.active_loaders.active),
         )
 
     def _judge(
@@ -375,15 +314,6 @@ def notify(text: str) -> None:
         warn_user(text)
     else:
         rank.send(messages.Notice(text=text))
-
-
-def _order_of(loader: Any) -> int | None:
-    first = getattr(getattr(loader, "shard", None), "first_round", None)
-    return None if first is None else _digest(repr(first))
-
-
-def _digest(value: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(json.dumps(value).encode(), digest_size=6).digest(), "little")
 
 
 def _nobody() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from notebook_launcher.training.rank_check.fingerprints import Sketch
+    from notebook_launcher.training.fingerprints import Sketch
 
 __all__ = ["SWITCH", "Difference", "describe", "named"]
 

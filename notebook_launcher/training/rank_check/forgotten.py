@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
 from notebook_launcher.training.accumulation.members.targets import parameters_of
-from notebook_launcher.training.rank_check.fingerprints import is_comparable
+from notebook_launcher.training.fingerprints import is_comparable
 
 if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.members.ddp import Notes

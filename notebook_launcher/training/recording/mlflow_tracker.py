@@ -6,8 +6,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.recording.client_trackers import ClientTracker, numbers_of
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

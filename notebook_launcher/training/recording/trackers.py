@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, reporting
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.recording.experiment_trackers import (
     AimTracker,
     ClearMLTracker,
@@ -26,6 +25,7 @@ from notebook_launcher.training.recording.tracker_classes import (
     TensorBoardTracker,
     as_number,
 )
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     import os
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.process.process_state import ProcessState
 
 __all__ = [
+    "TRACKER_CLASSES",
     "AimTracker",
     "BlankTracker",
     "ClearMLTracker",
@@ -64,7 +65,7 @@ _OWN: tuple[type[GeneralTracker], ...] = (
     WandBTracker,
 )
 
-_CLASSES: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OWN}
+TRACKER_CLASSES: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OWN}
 """Classes by the names that `log_with` finds. The process keeps them, because as in Accelerate
 `register_tracker_class` is called before an Accelerator is made."""
 
@@ -85,10 +86,10 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
             f"{tracker_class.__name__} cannot be registered: its class must define name, which must not be empty, and "
             "requires_logging_directory, True or False."
         )
-    replaced = _CLASSES.get(name)
+    replaced = TRACKER_CLASSES.get(name)
     if replaced in _OWN and replaced is not tracker_class:
         warn_user(f"{tracker_class.__name__} replaces {replaced.__name__}: log_with={name!r} means it now.")
-    _CLASSES[name] = tracker_class
+    TRACKER_CLASSES[name] = tracker_class
 
 
 def filter_trackers(
@@ -126,12 +127,12 @@ def _find(entry: Any, *, skip_missing: bool) -> list[type[GeneralTracker] | Gene
         return [entry]
     name = str(entry).lower() if isinstance(entry, str) else None
     if name == "all":
-        return [tracker for tracker in _CLASSES.values() if _is_available(tracker)]
-    tracker = _CLASSES.get(name) or _CLASSES.get(entry) if name is not None else None
+        return [tracker for tracker in TRACKER_CLASSES.values() if _is_available(tracker)]
+    tracker = TRACKER_CLASSES.get(name) or TRACKER_CLASSES.get(entry) if name is not None else None
     if tracker is None:
-        close = difflib.get_close_matches(str(name), _CLASSES, n=1)
+        close = difflib.get_close_matches(str(name), TRACKER_CLASSES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        names = ", ".join(map(repr, sorted(_CLASSES)))
+        names = ", ".join(map(repr, sorted(TRACKER_CLASSES)))
         raise ValueError(
             f"log_with={entry!r} is unknown.{hint} It can be {names}, 'all', or a GeneralTracker: its class, an "
             "instance, or the name of a class that register_tracker_class() was given."

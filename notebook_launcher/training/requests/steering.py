@@ -8,7 +8,6 @@ import torch
 
 from notebook_launcher import context
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_change
-from notebook_launcher.settings.option_checks import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +95,7 @@ class Steering:
 
     def _change_steps(self, wanted: Wanted) -> tuple[Any, Any]:
         before = self._gradient_state.num_steps
-        self._gradient_state.num_steps = whole_number("gradient_accumulation_steps", wanted)
+        self._gradient_state.set_num_steps(wanted)
         return before, self._gradient_state.num_steps
 
 

@@ -304,4 +304,4 @@ def test_workers_must_be_as_many_as_there_were():
     loader.load_state_dict({**loader.state_dict(), "samples": 8, "streams": [4, 4]})
     with pytest.raises(ValueError, match=r"where 2 streams .* num_workers=0 there are 1.* Set num_workers=2"):
         list(loader)
-    assert loader.stack.loaders == []
+    assert loader.active_loaders.loaders == []

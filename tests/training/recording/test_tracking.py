@@ -34,7 +34,7 @@ def state() -> ProcessState:
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "_CLASSES", dict(tracking._CLASSES))
+    monkeypatch.setattr(tracking, "TRACKER_CLASSES", dict(tracking.TRACKER_CLASSES))
 
 
 session = session_fixture(2)

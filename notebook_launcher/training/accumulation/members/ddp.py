@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from notebook_launcher.training.fingerprints import fingerprint_nested
 from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
 from notebook_launcher.training.plugins import DistributedDataParallelKwargs
-from notebook_launcher.training.rank_check.fingerprints import fingerprint_nested
 
 __all__ = ["FORWARD_ALONE", "FORWARD_REPEATED", "FORWARD_SYNCED", "Notes", "SyncedModel", "wrap"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from notebook_launcher.training.accumulation.members.ddp import Notes
-    from notebook_launcher.training.plugins import Warner
+    from notebook_launcher.training.user_warnings import Warner
 
 __all__ = [
     "DDPModel",

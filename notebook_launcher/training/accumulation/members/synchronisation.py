@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.accumulation.members.member_kinds import Pause
-from notebook_launcher.training.data.dispatching.wire import wire_device
+from notebook_launcher.training.operations.wire_devices import collective_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -129,7 +129,7 @@ def _average(grads: list[torch.Tensor]) -> None:
     """Replace gradients of one dtype by their means over the ranks."""
     flat = torch.cat([grad.reshape(-1) for grad in grads]) if len(grads) > 1 else grads[0].contiguous()
     if flat.device.type == "cpu":
-        flat = flat.to(wire_device(flat.device))  # NCCL reduces no tensors on the CPU.
+        flat = flat.to(collective_device(flat.device))  # NCCL reduces no tensors on the CPU.
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
     if len(grads) == 1:

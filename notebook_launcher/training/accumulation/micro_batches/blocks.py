@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from notebook_launcher.training.accumulation.members.member_kinds import Member
-    from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState
-    from notebook_launcher.training.plugins import Warner
+    from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState, OpenBlock
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
+    from notebook_launcher.training.user_warnings import Warner
 
 __all__ = ["MicroBatchBlock"]
 
@@ -37,10 +37,10 @@ class MicroBatchBlock:
         safepoint: Safepoint | None,
         warn_once: Warner,
     ) -> None:
-        """Prepare the blocks of these members; `Accumulation` describes the other arguments.
+        """Prepare the blocks of these members; `MicroBatches` describes the other arguments.
 
-        The Accumulation keeps its blocks, so a block does not refer to it: only the garbage collector would free such
-        a cycle.
+        `MicroBatches` keeps its blocks, so a block does not refer to it: only the garbage collector would free such a
+        cycle.
         """
         self._gradient_state, self._clock = gradient_state, clock
         self._safepoint, self._warn_once = safepoint, warn_once
@@ -59,7 +59,7 @@ class MicroBatchBlock:
         whether there are gradients. So no walk through the model is needed."""
         self._paused: list[tuple[Member, bool]] = []
         """Members that are switched off for this micro-batch, each with its state before."""
-        self.outer: MicroBatchBlock | None = None
+        self.outer: OpenBlock | None = None
         """The block around this one."""
 
     def copy(self) -> MicroBatchBlock:
@@ -72,7 +72,7 @@ class MicroBatchBlock:
 
     def __enter__(self) -> None:
         gradient_state, window = self._gradient_state, self.window
-        if self._clock is not None and gradient_state.stack.active is None:
+        if self._clock is not None and gradient_state.active_loaders.active is None:
             self._clock.mark("data")  # a prepared loader marks its waits itself
         if self._safepoint is not None and self._safepoint.is_due and window.num_batches == 0:
             self._safepoint.act()

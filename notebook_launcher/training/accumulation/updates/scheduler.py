@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.plugins import Warner
+from notebook_launcher.training.user_warnings import Warner
 
 if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.windows import Window
-    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.rank_check.check import RankCheck
+    from notebook_launcher.training.user_warnings import Warner
 
 __all__ = ["StepChecks"]
 
@@ -55,7 +55,8 @@ class StepChecks:
                 "and others that call their closure again need gradient_accumulation_steps=1."
             )
         lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
-        if lacks_backward and window.has_unnoted_gradients(gradient_state.block.members):
+        block = gradient_state.block
+        if lacks_backward and block is not None and window.has_unnoted_gradients(block.members):
             self._warn_once(
                 "backward of torch",
                 "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "

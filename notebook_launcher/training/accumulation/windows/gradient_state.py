@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows.windows import Window
-from notebook_launcher.training.data.rounds import LoaderStack
+from notebook_launcher.training.data.active_loaders import ActiveLoaders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.data.active_loaders import ActiveLoader
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Abandoned", "GradientState", "LeftOutBatch"]
+__all__ = ["Abandoned", "GradientState", "LeftOutBatch", "OpenBlock"]
 
 
 class Abandoned(NamedTuple):
@@ -42,6 +44,22 @@ class LeftOutBatch(NamedTuple):
     """True if it would have been the last of its window."""
 
 
+class OpenBlock(Protocol):
+    """A block of `accumulate` that was entered, as others see it: `MicroBatchBlock`."""
+
+    @property
+    def window(self) -> Window:
+        """The window of its micro-batch."""
+
+    @property
+    def members(self) -> list[Member]:
+        """The members that it was given."""
+
+    @property
+    def probes(self) -> Sequence[torch.Tensor | None]:
+        """A trained parameter of each member."""
+
+
 class GradientState:
     """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
 
@@ -61,8 +79,8 @@ class GradientState:
         self.adopt(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
-        self.stack = LoaderStack(self._loop_begins, on_next=on_next, follows_draws=rules.guards)
-        self.block: Any = None
+        self.active_loaders = ActiveLoaders(self, on_next=on_next, follows_draws=rules.guards)
+        self.block: OpenBlock | None = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
         """The unit of weights given by hand, under a gradient scaler."""
@@ -91,41 +109,51 @@ class GradientState:
         self.num_steps = plugin.num_steps or 1
         """Micro-batches per update. The plugin stays as it was given when this number is set later."""
 
+    def set_num_steps(self, steps: object) -> None:
+        """Change the number of micro-batches per update from the next window on.
+
+        The number stays a plain attribute, which each micro-batch reads.
+
+        Raises:
+            ValueError: `steps` is no whole number from 1 on.
+        """
+        self.num_steps = whole_number("gradient_accumulation_steps", steps)
+
     @property
     def current(self) -> Window | None:
         """The window of the block that was entered last, and has not been left."""
         block = self.block
-        return block if block is None else block.window
+        return None if block is None else block.window
 
     @property
     def active_dataloader(self) -> Any | None:
         """The prepared loader that has drawn a batch last and is still iterated; None outside a loop."""
-        return self.stack.active
+        return self.active_loaders.active
 
     @property
     def dataloader_references(self) -> list[Any]:
         """The loaders that are being iterated, and None at the end, as in Accelerate."""
-        return [None, *self.stack.loaders]
+        return [None, *self.active_loaders.loaders]
 
     @property
     def in_dataloader(self) -> bool:
         """True while a prepared loader is being iterated."""
-        return self.stack.active is not None
+        return self.active_loaders.active is not None
 
     @property
     def end_of_dataloader(self) -> bool:
         """True if the active loader is at its last batch, or one that is iterated beside it, as by `zip`."""
-        return self._is_at_end(self.stack.active)
+        return self._is_at_end(self.active_loaders.active)
 
-    def _is_at_end(self, loader: Any) -> bool:
+    def _is_at_end(self, loader: ActiveLoader | None) -> bool:
         if loader is None or loader.end_of_dataloader or not self._rules.guards:
             return loader is not None and bool(loader.end_of_dataloader)
-        return any(other.end_of_dataloader for other in self.stack.in_step(loader))
+        return any(other.end_of_dataloader for other in self.active_loaders.in_step(loader))
 
     @property
     def remainder(self) -> int:
         """Samples of the last round that are not repetitions; -1 if unknown, or if the data divide evenly."""
-        loader = self.stack.active
+        loader = self.active_loaders.active
         return -1 if loader is None else int(loader.remainder)
 
     @property
@@ -168,11 +196,11 @@ class GradientState:
             window: The window that the micro-batch belongs to.
             probes: The parameters whose versions show that weights were changed inside the window.
         """
-        loader = self.stack.active
+        loader = self.active_loaders.active
         iteration = None if loader is None else loader.iteration_token
         may_differ = self.num_steps > 1 and self.plugin.sync_with_dataloader
         self.is_out_of_step = may_differ and self._is_out_of_step(window, loader)
-        if loader is not None and self.stack.note_micro_batch(loader) > 1:
+        if loader is not None and self.active_loaders.note_micro_batch(loader) > 1:
             self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
         abandoned = self._abandoned(window, iteration)
         if window.num_batches == 0:
@@ -190,7 +218,7 @@ class GradientState:
         self._last = window
         return abandoned
 
-    def _is_out_of_step(self, window: Window, loader: Any) -> bool:
+    def _is_out_of_step(self, window: Window, loader: ActiveLoader | None) -> bool:
         """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
         if loader is None:
             return self.was_read_ahead or window.iteration is not None
@@ -252,7 +280,7 @@ class GradientState:
             return False
         return window.num_backwards > 0 and window.backwards_in_block == 0
 
-    def note_end(self, loader: Any) -> None:
+    def note_end(self, loader: ActiveLoader) -> None:
         """Note that a loop over a prepared loader has come to its end."""
         is_unused = self.num_blocks == self._blocks_before_loop and loader.num_drawn > 1
         # An evaluation, which needs no accumulate(), computes no gradients.
@@ -266,7 +294,7 @@ class GradientState:
             return False
         return last.num_batches > 0 and self._is_over(last)
 
-    def _loop_begins(self) -> None:
+    def loop_begins(self) -> None:
         """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
         self._blocks_before_loop, self.was_read_ahead = self.num_blocks, False
         last = self._last
@@ -277,7 +305,7 @@ class GradientState:
         """Return True if the iteration that the window began in has ended; not for windows that span epochs."""
         if not self.plugin.sync_with_dataloader:
             return False
-        return all(loader.iteration_token is not window.iteration for loader in self.stack.loaders)
+        return all(loader.iteration_token is not window.iteration for loader in self.active_loaders.loaders)
 
     @property
     def has_open_window(self) -> bool:
@@ -289,6 +317,7 @@ class GradientState:
         for window in self.windows.values():
             window.renew_ids()
         self.windows = {window.key: window for window in self.windows.values()}
+        self.active_loaders.belong_to(self)
 
     def forget_windows(self) -> None:
         """Forget all windows; models that are prepared later get new ones."""

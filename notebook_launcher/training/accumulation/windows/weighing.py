@@ -25,7 +25,7 @@ from notebook_launcher.training.accumulation.windows.given_weights import (
     one_if_used,
 )
 from notebook_launcher.training.accumulation.windows.windows import has_values
-from notebook_launcher.training.data.rounds import relative_weights
+from notebook_launcher.training.data.active_loaders import relative_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.parallelism.mesh import Layout
-    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rules import Rules
+    from notebook_launcher.training.user_warnings import Warner
 
 __all__ = ["PendingSum", "Weighing"]
 
@@ -113,7 +113,7 @@ class Weighing:
 
     def own_weight(self, window: Window | None, weight: Any) -> Any:
         """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None without one."""
-        loader = self._gradient_state.stack.active
+        loader = self._gradient_state.active_loaders.active
         if weight is not None or loader is None or self._rules.nominal_divisor:
             return weight
         return None if window is None and self._gradient_state.num_steps > 1 else loader.current_rows
@@ -165,19 +165,21 @@ class Weighing:
 
     def _weigh_counted(self, window: Window) -> float:
         """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
-        loader = self._gradient_state.stack.active
-        weights = None if loader is None else self._round_weights()
-        if loader is None or weights is None:
+        loader = self._gradient_state.active_loaders.active
+        current = None if loader is None else loader.current_round
+        weights = None if current is None else self._round_weights()
+        if loader is None or current is None or weights is None:
             mine = window.unit if window.kind == "counted" else 1.0
             window.weigh("equal", mine, mine * self._num_data_ranks, mine)
             return mine
         if loader.counts_otherwise and self._rules.guards and (window.num_steps > 1 or self._num_data_ranks > 1):
             self._warn_once("counts otherwise", loader.counts_otherwise)
         if self._rules.guards and any(
-            relative_weights(other) != relative_weights(loader) for other in self._gradient_state.stack.in_step(loader)
+            relative_weights(other) != relative_weights(loader)
+            for other in self._gradient_state.active_loaders.in_step(loader)
         ):
             self._warn_once("zipped", _ZIPPED)
-        full = float(loader.current_full_rows or max(loader.current_round.rows) or 1)
+        full = float(loader.current_full_rows or max(current.rows) or 1)
         unit = window.unit if window.kind == "counted" else full
         per_weight = full if window.kind == "equal" else 1.0
         mine = weights[self._data_rank] / per_weight
@@ -196,7 +198,7 @@ class Weighing:
         return 0.0 if repeats else value
 
     def _round_weights(self) -> tuple[int, ...] | None:
-        loader = self._gradient_state.stack.active
+        loader = self._gradient_state.active_loaders.active
         current = None if loader is None else loader.current_round
         if current is None or len(current.weights) != self._num_data_ranks:
             return None
@@ -241,7 +243,9 @@ class Weighing:
             window.close(self._num_data_ranks, self._num_data_ranks * window.weight)
         else:
             window.close(self._num_data_ranks)
-        named = (parameter for member in self._gradient_state.block.members for parameter in member.parameters())
+        block = self._gradient_state.block
+        assert block is not None  # The window is that of a block.
+        named = (parameter for member in block.members for parameter in member.parameters())
         rescale([*named, *window.outside(window.joined)] if window.joined else named, window.correction)
 
     def correct_joined(self, window: Window) -> None:
@@ -251,7 +255,8 @@ class Weighing:
 
     def _warn_of_old_gradients(self) -> None:
         """Warn if gradients are there before the first backward of a window: a short window would rescale them."""
-        if any(probe is not None and has_values(probe.grad) for probe in self._gradient_state.block.probes):
+        block = self._gradient_state.block
+        if block is not None and any(probe is not None and has_values(probe.grad) for probe in block.probes):
             self._warn_once(
                 "not fresh",
                 "a window began with gradients that its models had already, from an update without zero_grad() or from "
@@ -270,11 +275,9 @@ class Weighing:
         )
 
     def _warn_of_second_backward(self, window: Window) -> None:
-        if (
-            self._rules.guards
-            and not self._is_in_closure
-            and window.backwards_in_block >= max(1, len(self._gradient_state.block.members))
-        ):
+        block = self._gradient_state.block
+        num_members = 1 if block is None else max(1, len(block.members))
+        if self._rules.guards and not self._is_in_closure and window.backwards_in_block >= num_members:
             self._warn_once(
                 "two backwards",
                 "two backwards in one accumulate(): the block is one micro-batch, so their losses add up, and at the "

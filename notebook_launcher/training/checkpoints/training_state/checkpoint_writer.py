@@ -17,8 +17,8 @@ from notebook_launcher.training.checkpoints.objects import unsafe_types
 from notebook_launcher.training.checkpoints.training_state.optimizer_states import parameter_names, split_state
 from notebook_launcher.training.checkpoints.training_state.window import capture_window
 from notebook_launcher.training.checkpoints.writers import Writers, run_each
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.random import capture_rng_states
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from notebook_launcher.training.checkpoints.layouts.sharded import share_out
 from notebook_launcher.training.checkpoints.training_state.reading import Reader
 from notebook_launcher.training.checkpoints.training_state.window import restore_window
 from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import restore_rng_states
+from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     import os

@@ -26,7 +26,8 @@ from notebook_launcher.training.operations.collectives import world_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from notebook_launcher.training.data.rounds import LoaderStack, Round
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
+    from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["DataLoaderDispatcher"]
 
@@ -51,7 +52,7 @@ class DataLoaderDispatcher(PreparedLoader):
         num_processes: Number of ranks that share the data; None: all.
         even_batches: See `Portions`.
         uneven: See `Portions`; `"leave"` is as `even_batches`, since Accelerate always evens out here.
-        stack: Active loaders; the loader is among them while it is iterated.
+        stack: Loaders that are being iterated; the loader is among them while it is iterated.
         progress: Progress of the loader whose rest this loader reads; None: a new one.
         kwargs: As `DataLoader`'s.
     """
@@ -71,7 +72,7 @@ class DataLoaderDispatcher(PreparedLoader):
         num_processes: int | None = None,
         even_batches: bool = True,
         uneven: str = "leave",
-        stack: LoaderStack | None = None,
+        stack: ActiveLoaders | None = None,
         progress: LoaderProgress | None = None,
         **kwargs: Any,
     ) -> None:
@@ -89,7 +90,7 @@ class DataLoaderDispatcher(PreparedLoader):
                 drop_last=_drop_last,
                 non_blocking=_non_blocking,
                 iteration=iteration,
-                stack=stack,
+                active_loaders=stack,
                 progress=progress,
             ),
             **kwargs,
@@ -261,7 +262,7 @@ class DataLoaderDispatcher(PreparedLoader):
             num_processes=self.num_processes,
             even_batches=self.even_batches,
             uneven=self.uneven,
-            stack=self.stack,
+            stack=self.active_loaders,
             progress=self._progress,
             **self._arguments(),
         )

@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.data.rounds import Round
+from notebook_launcher.training.operations.wire_devices import sending_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["BatchParcel", "ReceivedBatch", "pack", "receive", "send", "send_end", "send_error", "wire_device"]
+__all__ = ["BatchParcel", "ReceivedBatch", "pack", "receive", "send", "send_end", "send_error"]
 
 BATCH, END, ERROR = range(3)
 
@@ -50,7 +51,7 @@ def pack(parts: Sequence[Any], device: torch.device) -> list[BatchParcel]:
         parts: One for each rank but the first.
         device: Device for their tensors, if the group cannot send from the one that they are on.
     """
-    return [_pack(part, wire_device(device)) for part in parts]
+    return [_pack(part, sending_device(device)) for part in parts]
 
 
 def send(parcels: Sequence[BatchParcel], drawn: Round, *, is_last: bool, samples: int, device: torch.device) -> None:
@@ -81,7 +82,7 @@ def send_end(device: torch.device) -> None:
 
 def send_error(error: Exception, device: torch.device) -> None:
     """Make the other ranks raise what rank 0 is about to raise."""
-    parcel = torch.frombuffer(bytearray(_dump_error(error)), dtype=torch.uint8).to(wire_device(device))
+    parcel = torch.frombuffer(bytearray(_dump_error(error)), dtype=torch.uint8).to(sending_device(device))
     _announce(ERROR, [0, 0], None, [parcel.numel()] * (dist.get_world_size() - 1), device)
     dist.broadcast(parcel, src=0)
 
@@ -92,7 +93,7 @@ def receive(device: torch.device) -> ReceivedBatch | None:
     Raises:
         Exception: Error that the data set raised on rank 0.
     """
-    num_processes, rank, where = dist.get_world_size(), dist.get_rank(), wire_device(device)
+    num_processes, rank, where = dist.get_world_size(), dist.get_rank(), sending_device(device)
     header = torch.empty(3 + 4 * num_processes, dtype=torch.int64, device=where)
     dist.broadcast(header, src=0)
     kind, is_last, samples, *table = header.tolist()
@@ -106,19 +107,11 @@ def receive(device: torch.device) -> ReceivedBatch | None:
     return ReceivedBatch(_unpack(parcel, where), Round(rows, real, weights), bool(is_last), samples)
 
 
-def wire_device(device: torch.device) -> torch.device:
-    """Return `device`, or the CPU or GPU that the group can send from."""
-    kinds = {entry.partition(":")[0] for entry in dist.get_backend_config().split(",")}
-    if "cuda" in kinds and ("cpu" not in kinds or device.type == "cuda") and "nccl" in dist.get_backend_config():
-        return device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
 def _announce(kind: int, numbers: list[int], drawn: Round | None, sizes: list[int], device: torch.device) -> None:
     num_processes = dist.get_world_size()
     table = [0] * (3 * num_processes) if drawn is None else [*drawn.rows, *drawn.real, *drawn.weights]
     sizes = [0, *sizes, *[0] * (num_processes - 1 - len(sizes))]
-    dist.broadcast(torch.tensor([kind, *numbers, *table, *sizes], device=wire_device(device)), src=0)
+    dist.broadcast(torch.tensor([kind, *numbers, *table, *sizes], device=sending_device(device)), src=0)
 
 
 class _TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]

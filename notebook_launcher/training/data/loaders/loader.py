@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher import reporting
+from notebook_launcher.training.data.active_loaders import ActiveLoaders
 from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.loaders.mixin import DataLoaderStateMixin
 from notebook_launcher.training.data.loaders.row_watch import watch_rows
 from notebook_launcher.training.data.loaders.transfer import Delivery, copied_ahead, move, without_label
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners, pack, unpack
-from notebook_launcher.training.data.rounds import LoaderStack
 from notebook_launcher.training.data.sampling.samplers import (
     SeedableRandomSampler,
     get_sampler,
@@ -25,8 +25,8 @@ from notebook_launcher.training.data.sampling.samplers import (
 )
 from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 from notebook_launcher.training.data.sampling.walking import WalkedSampler
-from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.recording.phases import make_clock
+from notebook_launcher.training.user_warnings import warn_user
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         super().__init__(dataset, **kwargs)
         self.device = settings.device
         self.skip_batches = settings.skip_batches
-        self.stack = LoaderStack() if settings.stack is None else settings.stack
+        self.active_loaders = ActiveLoaders() if settings.active_loaders is None else settings.active_loaders
         self._drop_last = settings.drop_last
         self._non_blocking = settings.non_blocking
         first, progress = settings.iteration, settings.progress
@@ -216,8 +216,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             deliveries, moved = self._moving(self._deliveries(start, order))
             # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
             attributes, watch = vars(self), watch_rows(self, self._place)
-            stack = self.stack
-            on_next = stack.on_next if len(stack.loaders) == 1 else None
+            active_loaders = self.active_loaders
+            on_next = active_loaders.on_next if len(active_loaders.loaders) == 1 else None
             for batch, drawn, is_last, position in self._with_progress(deliveries, start):
                 attributes["current_round"], attributes["end_of_dataloader"], attributes["iteration_token"] = (
                     drawn,
@@ -225,7 +225,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                     token,
                 )
                 attributes["num_drawn"] += 1
-                stack.note_draw(self)
+                active_loaders.note_draw(self)
                 if watch is not None:
                     watch.look(batch, drawn)
                 progress.position = position
@@ -234,7 +234,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
                     on_next()
             progress.count_epoch(start.epoch)
             self._warn_of_repetition(drawn)
-            self.stack.note_end(self)
+            self.active_loaders.note_end(self)
         finally:
             if self.iteration_token is token:
                 self.reset()
@@ -258,7 +258,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
     def _with_progress(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:
         """Report the progress of the loop, and its waits for data, to the launcher, if any."""
         clock = make_clock()
-        if clock is None or len(self.stack.loaders) > 1:
+        if clock is None or len(self.active_loaders.loaders) > 1:
             yield from deliveries
             return
         total = length_of(self)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
     from notebook_launcher.training.data.position import LoaderProgress
-    from notebook_launcher.training.data.rounds import LoaderStack
 
 __all__ = ["LoaderSettings", "SharingSettings"]
 
@@ -57,8 +57,8 @@ class SharingSettings:
     """True if ranks compare their epoch plans before each epoch."""
     keeps_shares: bool
     """True if a `DistributedSampler` stays, so that its share is shared out again."""
-    stack: LoaderStack | None
-    """Active loaders; the loader is among them while it is iterated."""
+    active_loaders: ActiveLoaders | None
+    """Loaders that are being iterated; the loader is among them while it is iterated."""
 
     def __post_init__(self) -> None:
         if self.uneven not in UNEVEN:
@@ -89,7 +89,7 @@ class LoaderSettings:
     """True if batches are copied to a GPU while the one before is computed on."""
     iteration: int
     """The first epoch's number."""
-    stack: LoaderStack | None
-    """Active loaders; the loader is among them while it is iterated. None: a stack of its own."""
+    active_loaders: ActiveLoaders | None
+    """Loaders that are being iterated; the loader is among them while it is iterated. None: it is alone."""
     progress: LoaderProgress | None
     """Progress of the loader whose rest this loader reads; None: a new one."""

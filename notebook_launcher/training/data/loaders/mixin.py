@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.data.rounds import LoaderStack, Round
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
+    from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["DataLoaderStateMixin"]
 
@@ -25,7 +26,7 @@ class DataLoaderStateMixin:
         iteration_token: An object of the present loop, another one for each loop; None outside a loop.
         num_drawn: Batches that the loop has drawn so far.
         repeat_is_known: True if a backward or `gather_for_metrics` has left out a batch that a rank got again.
-        stack: Active loaders; the loader is among them while it is iterated.
+        active_loaders: Loaders that are being iterated; the loader is among them while it is iterated.
     """
 
     end_of_dataloader: bool = False
@@ -37,12 +38,12 @@ class DataLoaderStateMixin:
     iteration_token: object | None = None
     num_drawn: int = 0
     repeat_is_known: bool = False
-    stack: LoaderStack
+    active_loaders: ActiveLoaders
 
     @property
     def gradient_state(self) -> Any:
         """The `GradientState` of the Accelerator that prepared this loader; None without."""
-        return self.stack.gradient_state()
+        return self.active_loaders.owner
 
     def reset(self) -> None:
         """Forget the current batch."""
@@ -59,8 +60,8 @@ class DataLoaderStateMixin:
         self.repeat_is_known = False
         self.num_drawn = 0
         self.iteration_token = object()
-        self.stack.begin(self)
+        self.active_loaders.begin(self)
 
     def end(self) -> None:
         """Stop being the active loader."""
-        self.stack.end(self)
+        self.active_loaders.end(self)

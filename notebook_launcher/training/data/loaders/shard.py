@@ -18,7 +18,7 @@ from notebook_launcher.training.data.loaders.loader_settings import LoaderSettin
 from notebook_launcher.training.data.loaders.lookahead import look_ahead
 from notebook_launcher.training.data.loaders.transfer import Delivery
 from notebook_launcher.training.data.position import LoaderProgress, Order, Position
-from notebook_launcher.training.data.rounds import LoaderStack, Round
+from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, length_of, sampler_chain
 from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
 from notebook_launcher.training.operations.collectives import world_size
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
     from notebook_launcher.training.data.iterables.streams import Receipt
 
 __all__ = ["DataLoaderShard"]
@@ -50,7 +51,7 @@ class DataLoaderShard(PreparedLoader):
         iteration: The first epoch's number.
         check_ranks: True if ranks compare their epoch plans before each epoch. If so, all of them must begin each
             loop.
-        stack: Active loaders; the loader is among them while it is iterated.
+        stack: Loaders that are being iterated; the loader is among them while it is iterated.
         progress: Progress of the loader whose rest this loader reads; None: a new one.
         kwargs: As `DataLoader`'s.
     """
@@ -68,7 +69,7 @@ class DataLoaderShard(PreparedLoader):
         iteration: int = 0,
         *,
         check_ranks: bool = True,
-        stack: LoaderStack | None = None,
+        stack: ActiveLoaders | None = None,
         progress: LoaderProgress | None = None,
         **kwargs: Any,
     ) -> None:
@@ -86,7 +87,7 @@ class DataLoaderShard(PreparedLoader):
                 drop_last=_drop_last,
                 non_blocking=_non_blocking,
                 iteration=iteration,
-                stack=stack,
+                active_loaders=stack,
                 progress=progress,
             ),
             **kwargs,
@@ -243,7 +244,7 @@ class DataLoaderShard(PreparedLoader):
             self._non_blocking,
             self.iteration,
             check_ranks=self.check_ranks,
-            stack=self.stack,
+            stack=self.active_loaders,
             progress=self._progress,
             **self._arguments(),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +357,15 @@ def test_no_other_module_writes_the_fields_of_a_window():
         if isinstance(node.value, ast.Name) and node.value.id in ("window", "other")  # as variables are named there
     }
     assert written == set()
+
+
+def test_copy_of_a_state_hears_of_the_loops_over_the_copies_of_its_loaders():
+    training = Training(steps=2)
+    original = training.accelerator.gradient_state
+    state, loader = pickle.loads(pickle.dumps((original, training.loader)))
+    assert loader.gradient_state is state is not original
+    assert len(list(loader)) > 1
+    assert (state.was_read_ahead, original.was_read_ahead) == (True, False)
+    for _ in loader:
+        assert (state.was_read_ahead, state.active_dataloader) == (False, loader)
+    assert not original.in_dataloader

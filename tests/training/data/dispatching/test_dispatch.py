@@ -233,7 +233,7 @@ def test_exception_in_the_data_set_reaches_every_rank(ranks, good):
         with pytest.raises(ZeroDivisionError, match="by zero"):
             for _ in loader:
                 seen += 1
-        assert loader.stack.loaders == []
+        assert loader.active_loaders.loaders == []
         return seen
 
     assert ranks.run(2, fail) == [good // 2] * 2

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from notebook_launcher.training.data import (
+    ActiveLoaders,
     DataLoaderDispatcher,
     DataLoaderShard,
     DataLoaderStateMixin,
-    LoaderStack,
     Round,
     SeedableRandomSampler,
     SkipDataLoader,
@@ -56,13 +56,13 @@ def test_prepared_loader_knows_last_batch_and_weights(loader):
 
 def test_loader_is_active_while_iterated(loader):
     inner = make("map")
-    loader.stack = inner.stack = stack = LoaderStack()
+    loader.active_loaders = inner.active_loaders = active_loaders = ActiveLoaders()
     for _ in loader:
-        assert stack.active is loader
+        assert active_loaders.active is loader
         for _ in inner:
-            assert stack.loaders == [loader, inner]
-        assert stack.active is loader
-    assert stack.loaders == []
+            assert active_loaders.loaders == [loader, inner]
+        assert active_loaders.active is loader
+    assert active_loaders.loaders == []
 
 
 def leave_by_break(loader: Any) -> None:
@@ -85,7 +85,7 @@ def leave_by_closing(loader: Any) -> None:
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_exception, leave_by_closing])
 def test_leaving_a_loop_leaves_nothing_behind(loader, leave):
     leave(loader)
-    assert loader.stack.loaders == []
+    assert loader.active_loaders.loaders == []
     assert loader.iteration_token is None
     assert [len(batch) for batch in loader] == [4, 4, 2]
 
@@ -103,7 +103,7 @@ def test_loop_over_the_same_loader_inside_a_loop_sees_all_batches(loader):
         if count == 0:
             assert loader.iteration == 1
         assert loader.iteration_token is not token
-    assert loader.stack.loaders == []
+    assert loader.active_loaders.loaders == []
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -144,7 +144,7 @@ def test_loader_pickles_and_copies_inside_a_loop(kind):
         for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
             assert type(other) is type(loader)
             assert [len(batch) for batch in other] == [4, 4, 2]
-            assert loader.stack.active is loader
+            assert loader.active_loaders.active is loader
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -298,7 +298,7 @@ def test_data_exception_is_raised_at_the_same_batch_as_in_torch():
         assert [next(iterator).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
         with pytest.raises(ZeroDivisionError):
             next(iterator)
-        assert loader.stack.loaders == []
+        assert loader.active_loaders.loaders == []
 
 
 def test_look_ahead_marks_the_last_item():

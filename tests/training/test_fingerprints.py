@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from notebook_launcher.training.rank_check.fingerprints import fingerprint, fingerprint_nested, is_comparable, sketch
+from notebook_launcher.training.fingerprints import fingerprint, fingerprint_nested, is_comparable, sketch
 
 
 def test_fingerprint_depends_on_every_bit_and_on_the_order() -> None:

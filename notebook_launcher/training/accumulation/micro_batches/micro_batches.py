@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.weighing import Weighing
     from notebook_launcher.training.accumulation.windows.windows import Window
-    from notebook_launcher.training.plugins import Warner
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
+    from notebook_launcher.training.user_warnings import Warner
 
-__all__ = ["Accumulation"]
+__all__ = ["MicroBatches"]
 
 MOST_BLOCKS = 16
 
 
-class Accumulation:
+class MicroBatches:
     """The micro-batches of an Accelerator: their blocks and backwards."""
 
     def __init__(
@@ -182,11 +182,12 @@ class Accumulation:
         self, window: Window | None, watched: Sequence[tuple[PreparedModel, list[int] | None]], *, ends: bool
     ) -> None:
         """Note what this backward has gathered, and which gradients are the same on all ranks."""
-        if window is not None and not ends:
-            window.note_gathered(self.gradient_state.block.members)
+        block = self.gradient_state.block
+        if window is not None and block is not None and not ends:
+            window.note_gathered(block.members)
         if self._num_processes > 1:
             self._note_reduced(watched)
-            self._broadcast_buffers(window, ends=ends)
+            self._broadcast_buffers(ends=ends)
 
     def _note_reduced(self, watched: Sequence[tuple[PreparedModel, list[int] | None]]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
@@ -195,12 +196,13 @@ class Accumulation:
         if self.members.leaves and reduce_leaves(self.members.leaves):
             self.members.leaf_notes.num_synced += 1
 
-    def _broadcast_buffers(self, window: Window | None, *, ends: bool) -> None:
+    def _broadcast_buffers(self, *, ends: bool) -> None:
         """Copy the buffers of sharded models from rank 0 to all ranks if the window ends."""
         if not ends:
             return
+        block = self.gradient_state.block
         for buffers in self.members.shared_buffers:
-            if window is None or buffers.member in self.gradient_state.block.members:
+            if block is None or buffers.member in block.members:
                 buffers.broadcast()
 
     def _watched(self) -> list[tuple[PreparedModel, list[int] | None]]:

@@ -1,0 +1,158 @@
+"""The prepared loaders that are being iterated, and the weights of their present batches."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notebook_launcher.training.data.rounds import Round
+
+__all__ = ["ActiveLoader", "ActiveLoaders", "LoopOwner", "relative_weights"]
+
+
+class ActiveLoader(Protocol):
+    """A prepared loader, as accumulation sees it; `DataLoaderStateMixin` describes the attributes."""
+
+    end_of_dataloader: bool
+    remainder: int
+    current_full_rows: int | None
+    current_round: Round | None
+    current_rows: int | None
+    counts_otherwise: str
+    iteration_token: object | None
+    num_drawn: int
+    repeat_is_known: bool
+
+
+class LoopOwner(Protocol):
+    """The part of `GradientState` that hears of loops over prepared loaders."""
+
+    def loop_begins(self) -> None:
+        """Note that a loop over a prepared loader begins."""
+
+    def note_end(self, loader: ActiveLoader) -> None:
+        """Note that a loop over a prepared loader has come to its end."""
+
+
+def relative_weights(loader: ActiveLoader) -> tuple[float, ...] | None:
+    """Return the weights of a loader's present batches, in full batches; None if they are unknown."""
+    drawn = loader.current_round
+    if drawn is None:
+        return None
+    full = loader.current_full_rows or max(drawn.rows) or 1
+    return tuple(weight / full for weight in drawn.weights)
+
+
+IN_STEP = 2
+"""Micro-batches in a row that each drew a batch from a loader, before the loader counts as read side by side."""
+
+
+class ActiveLoaders:
+    """The prepared loaders that are being iterated; the active one is the one that has drawn a batch last."""
+
+    def __init__(
+        self,
+        owner: LoopOwner | None = None,
+        *,
+        on_next: Callable[[], None] | None = None,
+        follows_draws: bool = True,
+    ) -> None:
+        """Begin without loaders.
+
+        Args:
+            owner: Told when a loop begins and ends, for as long as it is in use.
+            on_next: Called when an outermost loop asks for its next batch.
+            follows_draws: False: the active loader is the one whose iteration began last, as in Accelerate.
+        """
+        self._loaders: list[weakref.ref[ActiveLoader]] = []
+        """The loaders, the active one last."""
+        self._follows_draws = follows_draws
+        self._draws: dict[object, tuple[int, int]] = {}
+        """By the iterations of the loaders: the batches drawn up to the last micro-batch, and the number of
+        micro-batches in a row that drew one batch each while several loaders were iterated."""
+        # Weakly: the owner holds these loaders, and only the garbage collector would free such a cycle.
+        self._owner: weakref.ref[LoopOwner] | None = None if owner is None else weakref.ref(owner)
+        self.on_next = on_next
+
+    @property
+    def owner(self) -> LoopOwner | None:
+        """The state of accumulation whose loaders these are; None outside an Accelerator."""
+        return None if self._owner is None else self._owner()
+
+    def belong_to(self, owner: LoopOwner) -> None:
+        """Tell another owner from now on when a loop begins and ends."""
+        self._owner = weakref.ref(owner)
+
+    def replace_on_next(self, on_next: Callable[[], None]) -> None:
+        """Call another function from now on when an outermost loop asks for its next batch."""
+        self.on_next = on_next
+
+    def begin(self, loader: ActiveLoader) -> None:
+        """Make `loader` the active one."""
+        self._loaders.append(weakref.ref(loader))
+        if (owner := self.owner) is not None:
+            owner.loop_begins()
+
+    def note_end(self, loader: ActiveLoader) -> None:
+        """Note that a loop over `loader` has come to its end."""
+        if (owner := self.owner) is not None:
+            owner.note_end(loader)
+
+    def end(self, loader: ActiveLoader) -> None:
+        """Remove `loader`, wherever it stands."""
+        kept = [ref for ref in self._loaders if ref() is not None]
+        for at in reversed(range(len(kept))):
+            if kept[at]() is loader:
+                del kept[at]
+                break
+        self._loaders = kept
+
+    def note_draw(self, loader: ActiveLoader) -> None:
+        """Make a loader that has drawn a batch the active one."""
+        if self._follows_draws and len(self._loaders) > 1 and self._loaders[-1]() is not loader:
+            self._loaders.sort(key=lambda ref: ref() is loader)
+
+    def note_micro_batch(self, active: ActiveLoader) -> int:
+        """Note what the loaders have drawn since the last micro-batch; return the number of the active's batches."""
+        newly = active.num_drawn - self._draws.get(active.iteration_token, (0, 0))[0]
+        has_others = len(self._loaders) > 1
+        draws: dict[object, tuple[int, int]] = {}
+        for loader in self.loaders:
+            before, in_a_row = self._draws.get(loader.iteration_token, (0, 0))
+            is_next = has_others and loader.num_drawn == before + 1
+            draws[loader.iteration_token] = loader.num_drawn, in_a_row + 1 if is_next else 0
+        self._draws = draws
+        return int(newly)
+
+    def in_step(self, loader: ActiveLoader) -> list[ActiveLoader]:
+        """Return the other loaders that are iterated beside this one, as `zip` does: each micro-batch draws from them.
+
+        The loop around another loop draws one batch for several micro-batches of the inner one.
+        """
+        if len(self._loaders) < 2:
+            return []
+        others = [other for other in self.loaders if other is not loader]
+        return [other for other in others if self._draws.get(other.iteration_token, (0, 0))[1] >= IN_STEP]
+
+    @property
+    def active(self) -> ActiveLoader | None:
+        """The loader that has drawn a batch last and is still iterated."""
+        while self._loaders:
+            loader = self._loaders[-1]()
+            if loader is not None:
+                return loader
+            self._loaders.pop()
+        return None
+
+    @property
+    def loaders(self) -> list[ActiveLoader]:
+        """All loaders that are being iterated, the oldest first."""
+        return [loader for loader in (ref() for ref in self._loaders) if loader is not None]
+
+    def __reduce__(self) -> tuple[Callable[[], ActiveLoaders], tuple[()]]:
+        # Loaders at work stay where they are, and so does the safepoint; the owner's copy claims its loaders again.
+        return functools.partial(ActiveLoaders, follows_draws=self._follows_draws), ()
