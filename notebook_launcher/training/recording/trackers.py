@@ -270,13 +270,16 @@ class Trackers:
         listed = {
             name: list(images) if isinstance(images, (list, tuple)) else [images] for name, images in values.items()
         }
+        named = {
+            name if len(images) == 1 else f"{name}/{number}": image
+            for name, images in listed.items()
+            for number, image in enumerate(images)
+        }
+        pictures = reporting.encode_pictures(named, call="log_images")  # Checked before the first tracker.
         for tracker in self.trackers:
             if (log_images := getattr(tracker, "log_images", None)) is not None:
                 log_images(_stacked(listed) if isinstance(tracker, TensorBoardTracker) else listed, step=step)
-        for name, images in listed.items():
-            for number, image in enumerate(images):
-                whole = name if len(images) == 1 else f"{name}/{number}"
-                reporting.report_values({whole: image}, step=step)
+        reporting.report_pictures(pictures, step=step)
 
     def log_table(
         self,
