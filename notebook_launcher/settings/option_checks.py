@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 import operator
 import os
 import types
@@ -70,7 +71,7 @@ def check_whole_number(name: str, value: object, *, minimum: int, maximum: int |
 
 def check_positive(name: str, value: object, *, unit: str = "", none: str) -> float:
     """Return a number above 0 as a float; `none` is the meaning of None in words."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ConfigError(
             f"{name}={value!r} is {type_of(value)}; it must be a number{unit and f' of{unit}'}, or None.", field=name
         )

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.option_checks import check_positive, whole_number
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
 from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
@@ -224,10 +224,9 @@ def _resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> floa
     if argument is None:
         launched = context.setting("max_grad_norm")
         return None if launched is None else float(launched)
-    if isinstance(argument, bool) or not isinstance(argument, (int, float)) or not argument > 0:
-        raise ValueError(f"max_grad_norm={argument!r} must be a number above 0, or None for no clipping.")
-    _compare("max_grad_norm", float(argument), conflicts)
-    return float(argument)
+    limit = check_positive("max_grad_norm", argument, none="no clipping")
+    _compare("max_grad_norm", limit, conflicts)
+    return limit
 
 
 def _resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[str]) -> DistributedDataParallelKwargs:
