@@ -20,9 +20,9 @@ __all__ = [
     "check_folder",
     "check_monitor",
     "check_name",
+    "check_option_switch",
     "check_positive",
     "check_shard",
-    "check_switch",
     "check_tags",
     "check_whole_number",
     "whole_number",
@@ -90,7 +90,7 @@ def check_choice(name: str, value: object, choices: tuple[str, ...], *, or_none:
     raise ConfigError(f"{name}={value!r} is unknown.{hint} It can be {listed}.", field=name)
 
 
-def check_switch(name: str, value: object) -> None:
+def check_option_switch(name: str, value: object) -> None:
     """Raise `ConfigError` if an option is neither True, False nor None."""
     if value is not None and not isinstance(value, bool):
         raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be True or False.", field=name)
