@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 import operator
@@ -11,7 +10,7 @@ import types
 from collections.abc import Iterable, Mapping
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.text import type_of
+from notebook_launcher.text import type_of, unknown
 
 __all__ = [
     "check_choice",
@@ -84,10 +83,7 @@ def check_choice(name: str, value: object, choices: tuple[str, ...], *, or_none:
     """Raise `ConfigError` if an option is none of its choices."""
     if (or_none and value is None) or (isinstance(value, str) and value in choices):
         return
-    close = difflib.get_close_matches(str(value).lower(), choices, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    listed = ", ".join(repr(choice) for choice in choices) + (" or None" if or_none else "")
-    raise ConfigError(f"{name}={value!r} is unknown.{hint} It can be {listed}.", field=name)
+    raise ConfigError(unknown(name, value, choices, more=" or None" if or_none else ""), field=name)
 
 
 def check_option_switch(name: str, value: object) -> None:

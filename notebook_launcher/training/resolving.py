@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
 from notebook_launcher.settings.option_checks import check_positive, whole_number
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
+from notebook_launcher.text import unknown
 from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
@@ -149,9 +149,7 @@ def _precision(name: str, value: Any) -> str:
     text = str(value).lower()
     if text in PrecisionType.list():
         return text
-    close = difflib.get_close_matches(text, PrecisionType.list(), n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{name}={value!r} is unknown.{hint} It can be 'no', 'fp16' or 'bf16'.")
+    raise ValueError(unknown(name, value, PrecisionType.list()))
 
 
 def check_precision(precision: str, device: torch.device) -> None:

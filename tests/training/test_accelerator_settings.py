@@ -34,7 +34,7 @@ def test_settings_of_the_launch_are_adopted():
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [
-    ({"mixed_precision": "fp32"}, ValueError, r"mixed_precision='fp32' is unknown.*'no', 'fp16' or 'bf16'"),
+    ({"mixed_precision": "fp32"}, ValueError, r"mixed_precision='fp32' is unknown.* It can be 'no', 'fp16', 'bf16'[.]"),
     ({"gradient_accumulation_steps": 0}, ValueError, "gradient_accumulation_steps=0 is too small"),
     ({"gradient_accumulation_steps": True}, ValueError, "gradient_accumulation_steps=True is a bool"),
     ({"gradient_accumulation_steps": 1.5}, ValueError, "gradient_accumulation_steps=1[.]5 is a float"),

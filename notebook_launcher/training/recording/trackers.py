@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, reporting
+from notebook_launcher.text import unknown
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.recording.experiment_trackers import (
     AimTracker,
@@ -129,13 +129,11 @@ def _find(entry: Any, *, skip_missing: bool) -> list[type[GeneralTracker] | Gene
         return [tracker for tracker in _CLASSES.values() if _is_available(tracker)]
     tracker = _CLASSES.get(name) or _CLASSES.get(entry) if name is not None else None
     if tracker is None:
-        close = difflib.get_close_matches(str(name), _CLASSES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        names = ", ".join(map(repr, sorted(_CLASSES)))
-        raise ValueError(
-            f"log_with={entry!r} is unknown.{hint} It can be {names}, 'all', or a GeneralTracker: its class, an "
-            "instance, or the name of a class that register_tracker_class() was given."
+        more = (
+            ", or a GeneralTracker: its class, an instance, or the name of a class that register_tracker_class() was "
+            "given"
         )
+        raise ValueError(unknown("log_with", entry, [*sorted(_CLASSES), "all"], more=more))
     if not _is_available(tracker):
         missing = f"{tracker.name} is not installed. Type %pip install {tracker.name}"
         if not skip_missing:
