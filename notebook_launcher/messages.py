@@ -70,6 +70,7 @@ __all__ = [
     "RunCall",
     "Setup",
     "SignalRanks",
+    "Stage",
     "StartHost",
     "StartRank",
     "StartSupervisor",

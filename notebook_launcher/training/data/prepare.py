@@ -30,7 +30,7 @@ from notebook_launcher.training.data.sampling.samplers import (
     sampler_chain,
 )
 from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
-from notebook_launcher.training.data.splitting import check_split
+from notebook_launcher.training.data.split_batches import check_split
 from notebook_launcher.training.plugins import warn_user
 from notebook_launcher.training.process.process_state import ProcessState
 

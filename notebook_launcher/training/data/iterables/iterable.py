@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.sampling.samplers import length_of
-from notebook_launcher.training.data.splitting import check_split
+from notebook_launcher.training.data.split_batches import check_split
 from notebook_launcher.training.operations import find_batch_size
 
 if TYPE_CHECKING:

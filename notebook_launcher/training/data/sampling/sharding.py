@@ -25,7 +25,7 @@ from notebook_launcher.training.data.sampling.shares import (
     shares_in,
     stream_of,
 )
-from notebook_launcher.training.data.splitting import check_split
+from notebook_launcher.training.data.split_batches import check_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
