@@ -74,9 +74,10 @@ def check_positive(name: str, value: object, *, unit: str = "", none: str) -> fl
         raise ConfigError(
             f"{name}={value!r} is {type_of(value)}; it must be a number{unit and f' of{unit}'}, or None.", field=name
         )
-    if not value > 0 or math.isinf(value):
+    number = float(value)
+    if not number > 0 or math.isinf(number):
         raise ConfigError(f"{name}={value!r} must be more than 0{unit} and finite; None means {none}.", field=name)
-    return float(value)
+    return number
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...], *, or_none: bool = False) -> None:
