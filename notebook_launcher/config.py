@@ -171,7 +171,7 @@ class LaunchConfig:
         option_checks.check_choice("display", self.display, OUTPUTS)
         option_checks.check_monitor(self.monitor)
         for name in ("check_ranks", "check_collectives", "debug", "detached"):
-            option_checks.check_switch(name, getattr(self, name))
+            option_checks.check_option_switch(name, getattr(self, name))
         if self.shard is not None:
             option_checks.check_shard(self.shard, self.num_processes)
         engine_choice.check_fit(self.engine, self.start_method, self.devices)

@@ -70,6 +70,7 @@ __all__ = [
     "RunCall",
     "Setup",
     "SignalRanks",
+    "Stage",
     "StartHost",
     "StartRank",
     "StartSupervisor",
@@ -83,6 +84,7 @@ COMM_SIGNAL = signal.SIGRTMAX - 6
 """The signal at which a rank that runs a call reads what the page has sent to its widgets."""
 ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop", "profile"]
 ChangeSource: TypeAlias = Literal["code", "monitor"]
+Stage: TypeAlias = Literal["arrive", "group", "function", "return"]
 
 
 # kernel -> rank and back
@@ -413,7 +415,7 @@ class Raised:
     call_id: int
     time: float
     peak_rss: int
-    stage: Literal["arrive", "group", "function", "return"]
+    stage: Stage
     """The stage of the call that raised: unpacking, joining the process group, the function, packing its value."""
     report: ExceptionReport
     group: GroupState

@@ -17,7 +17,18 @@ from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["progress", "report", "report_table", "report_values", "track", "tunable"]
+    from notebook_launcher.context import RankContext
+
+__all__ = [
+    "encode_pictures",
+    "progress",
+    "report",
+    "report_pictures",
+    "report_table",
+    "report_values",
+    "track",
+    "tunable",
+]
 
 T = TypeVar("T")
 
@@ -53,12 +64,48 @@ def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None
         return
     from notebook_launcher import messages  # here, because they take a third of the time of importing this module
 
-    now = time.monotonic()
-    for name, (mime, data) in drawn.items():
-        rank.send(messages.Picture(time=now, step=step, name=name, mime=mime, data=data))
+    _send_pictures(rank, drawn, step)
     if numbers or not drawn:
-        rank.send(messages.Metrics(time=now, step=step, values=numbers))
+        rank.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
     step_boundary()
+
+
+def report_pictures(pictures: Mapping[str, tuple[str, bytes]], *, step: int | None = None) -> None:
+    """Send pictures of `encode_pictures` to the run, if there is one."""
+    rank = current()
+    if rank is not None:
+        _send_pictures(rank, pictures, step)
+        step_boundary()
+
+
+def encode_pictures(values: Mapping[str, Any], *, call: str) -> dict[str, tuple[str, bytes]]:
+    """Return the type and the bytes of each picture.
+
+    Args:
+        values: By name, each a picture as `report` takes it.
+        call: The function that the user called.
+
+    Raises:
+        TypeError: A value is not a picture.
+    """
+    encoded = {}
+    for name, value in values.items():
+        picture = _picture(value)
+        if picture is None:
+            raise TypeError(
+                f"{call}({{{name!r}: {_shown(value)}}}): this is not an image. Pass an array or tensor with 1, 3 or 4 "
+                "channels, such as x[..., None], an image of Pillow, or a figure."
+            )
+        encoded[name] = picture
+    return encoded
+
+
+def _send_pictures(rank: RankContext, pictures: Mapping[str, tuple[str, bytes]], step: int | None) -> None:
+    from notebook_launcher import messages
+
+    now = time.monotonic()
+    for name, (mime, data) in pictures.items():
+        rank.send(messages.Picture(time=now, step=step, name=name, mime=mime, data=data))
 
 
 def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = None) -> None:
@@ -87,16 +134,26 @@ def _number(name: str, value: Any) -> float:
         return float(detach() if callable(detach) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"report({name}={value!r}): a metric must be one number. Pass its .mean(). "
+            f"report({name}={_shown(value)}): a metric must be one number. Pass its .mean(). "
             "A picture needs 1, 3 or 4 channels: pass x[..., None]."
         ) from error
+
+
+def _shown(value: Any) -> str:
+    """Return the type and the shape of an array or tensor, whose contents can be long; the repr of another value."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"{type(value).__name__} of shape {tuple(shape)}"
+    from notebook_launcher.text import one_line
+
+    return one_line(repr(value))
 
 
 def _integer(step: Any) -> int:
     try:
         return operator.index(step)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"report(step={step!r}): a step must be an integer. Pass int(step).") from error
+        raise TypeError(f"report(step={_shown(step)}): a step must be an integer. Pass int(step).") from error
 
 
 def track(iterable: Iterable[T], *, total: int | None = None, description: str = "") -> Iterator[T]:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["clean", "did_you_mean", "escape", "first_columns", "name_rank", "one_line", "read_bool", "type_of"]
+__all__ = [
+    "clean",
+    "did_you_mean",
+    "escape",
+    "first_columns",
+    "name_rank",
+    "one_line",
+    "read_bool",
+    "type_of",
+    "unknown",
+]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
@@ -66,6 +76,21 @@ def did_you_mean(typed: str, known: Iterable[str]) -> str:
     close = [word for word in words if typed and typed in word]
     close = (close or difflib.get_close_matches(typed, words))[:3]
     return f"Did you mean {' or '.join(close)}?" if close else ""
+
+
+def unknown(name: str, value: object, choices: Iterable[str], *, more: str = "") -> str:
+    """Return the message for a value that is none of its choices, with the nearest choice and all of them.
+
+    Args:
+        name: The option's name.
+        value: The value as given.
+        choices: The values that it can have; their case is ignored.
+        more: Words that follow the last choice, such as ` or None`.
+    """
+    folded = {choice.lower(): choice for choice in choices}
+    close = difflib.get_close_matches(str(value).lower(), folded, n=1)
+    hint = f" Did you mean {folded[close[0]]!r}?" if close else ""
+    return f"{name}={value!r} is unknown.{hint} It can be {', '.join(map(repr, folded.values()))}{more}."
 
 
 def first_columns(text: str, width: int) -> str:

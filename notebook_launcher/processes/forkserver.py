@@ -58,7 +58,7 @@ def _import_now() -> None:
     import torch.nn.parallel  # noqa: F401
 
     with contextlib.suppress(ImportError):
-        import numpy.random  # noqa: F401  # Ranks seed it, and NumPy 2 imports it at its first use.
+        import numpy.random  # noqa: F401 - ranks seed it, and NumPy 2 imports it at its first use.
 
     rendezvous.install()
     frontend.warm()

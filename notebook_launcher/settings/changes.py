@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -34,13 +35,14 @@ def check_change(
 
     Args:
         name: The setting.
-        wanted: A number, a factor such as `"x0.5"`, or None for `max_grad_norm`.
+        wanted: A number, of Python or NumPy, a factor such as `"x0.5"`, or None for `max_grad_norm`.
         tunables: Settings that the function offers by `tunable(...)`, with their values, whose types stay.
         present: The last known values of the Accelerator's settings.
 
     Raises:
         ValueError: There is no such setting, or the value cannot work; the message names what to type.
     """
+    wanted = _in_plain_type(wanted)
     kind = ACCELERATOR_SETTINGS.get(name)
     if kind is None:
         return _check_tunable(name, wanted, tunables)
@@ -59,6 +61,15 @@ def check_change(
         msg = f"{name}={wanted!r} is a factor, but {name} is none, and has no value. Give a number."
         raise for_caller(ValueError(msg))
     return wanted  # type: ignore[return-value]
+
+
+def _in_plain_type(wanted: object) -> object:
+    """Return a number of NumPy, or of another type, as an int or a float; any other value as it is."""
+    if isinstance(wanted, bool):
+        return wanted
+    if isinstance(wanted, numbers.Integral):
+        return int(wanted)
+    return float(wanted) if isinstance(wanted, numbers.Real) else wanted
 
 
 def read_wanted(text: str) -> Wanted:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
+import numbers
 import operator
 import os
 import types
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.text import type_of
+from notebook_launcher.text import type_of, unknown
 
 if TYPE_CHECKING:
     from notebook_launcher.settings.option_numbers import OptionNumber
@@ -24,8 +24,8 @@ __all__ = [
     "check_monitor",
     "check_name",
     "check_number",
+    "check_option_switch",
     "check_shard",
-    "check_switch",
     "check_tags",
     "check_whole_number",
     "whole_number",
@@ -82,28 +82,26 @@ def check_number(name: str, value: object, number: OptionNumber) -> int | float 
 
 
 def _positive(name: str, value: object, number: OptionNumber) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         of_unit = number.unit and f" of {number.unit}"
         raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be a number{of_unit}, or None.", field=name)
-    if not value > 0 or math.isinf(value):
+    limit = float(value)
+    if not limit > 0 or math.isinf(limit):
         unit = number.unit and f" {number.unit}"
         raise ConfigError(
             f"{name}={value!r} must be more than 0{unit} and finite; None means {number.none}.", field=name
         )
-    return float(value)
+    return limit
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...], *, or_none: bool = False) -> None:
     """Raise `ConfigError` if an option is none of its choices."""
     if (or_none and value is None) or (isinstance(value, str) and value in choices):
         return
-    close = difflib.get_close_matches(str(value).lower(), choices, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    listed = ", ".join(repr(choice) for choice in choices) + (" or None" if or_none else "")
-    raise ConfigError(f"{name}={value!r} is unknown.{hint} It can be {listed}.", field=name)
+    raise ConfigError(unknown(name, value, choices, more=" or None" if or_none else ""), field=name)
 
 
-def check_switch(name: str, value: object) -> None:
+def check_option_switch(name: str, value: object) -> None:
     """Raise `ConfigError` if an option is neither True, False nor None."""
     if value is not None and not isinstance(value, bool):
         raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be True or False.", field=name)

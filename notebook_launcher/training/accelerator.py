@@ -1017,7 +1017,7 @@ def _refuse(unsupported: dict[str, Any]) -> None:
         if name not in UNSUPPORTED_ARGUMENTS:
             known = [*Accelerator.__init__.__annotations__, *UNSUPPORTED_ARGUMENTS]
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}=?" if close else ""
-            raise TypeError(f"Accelerator() has no argument {name}=.{hint}")
+            hint = f"Did you mean {close[0]}=?" if close else "help(Accelerator) lists the arguments."
+            raise TypeError(f"Accelerator() has no argument {name}=. {hint}")
         if value is not None:
             raise ValueError(f"Accelerator({name}=...): {UNSUPPORTED_ARGUMENTS[name]}")

@@ -147,11 +147,10 @@ class _Search:
             size = self._next_size(size, global_batch)
             if self._accelerator is not None and size > 0:
                 self._accelerator.gradient_accumulation_steps = math.ceil(global_batch / size)
-        msg = (
+        raise RuntimeError(
             "No executable batch size found, reached zero. Not even a batch of 1 fits into the memory, "
             f"tried from {self._size} down. Use a smaller model, or sharding."
         )
-        raise RuntimeError(msg)
 
     def _attempt(
         self, peers: Peers | None, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.option_checks import check_number, whole_number
+from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
+from notebook_launcher.text import unknown
 from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
@@ -149,9 +150,7 @@ def _precision(name: str, value: Any) -> str:
     text = str(value).lower()
     if text in PrecisionType.list():
         return text
-    close = difflib.get_close_matches(text, PrecisionType.list(), n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{name}={value!r} is unknown.{hint} It can be 'no', 'fp16' or 'bf16'.")
+    raise ValueError(unknown(name, value, PrecisionType.list()))
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -224,10 +223,9 @@ def _resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> floa
     if argument is None:
         launched = context.setting("max_grad_norm")
         return None if launched is None else float(launched)
-    if isinstance(argument, bool) or not isinstance(argument, (int, float)) or not argument > 0:
-        raise ValueError(f"max_grad_norm={argument!r} must be a number above 0, or None for no clipping.")
-    _compare("max_grad_norm", float(argument), conflicts)
-    return float(argument)
+    limit = check_number("max_grad_norm", argument, NUMBERS["max_grad_norm"])
+    _compare("max_grad_norm", limit, conflicts)
+    return limit
 
 
 def _resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[str]) -> DistributedDataParallelKwargs:

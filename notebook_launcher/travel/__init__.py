@@ -124,8 +124,11 @@ def pack_value(value: object, what: str = "return value") -> int:
         raise
     except Exception as error:
         unpicklable = find_unpicklable([Part(value, root="result")], ValuePickler)
-        message = f"the {what} cannot travel: {error}. Return plain data: numbers, strings, dicts, tensors."
-        raise ReturnValueError(unpicklable.in_value(what) if unpicklable else message) from error
+        raise ReturnValueError(
+            unpicklable.in_value(what)
+            if unpicklable
+            else f"the {what} cannot travel: {error}. Return plain data: numbers, strings, dicts, tensors."
+        ) from error
 
 
 def unpack_value(fd: int) -> Any:
@@ -133,8 +136,9 @@ def unpack_value(fd: int) -> Any:
     try:
         return _unpack(fd)
     except Exception as error:
-        message = f"the return value cannot be rebuilt in the notebook: {type(error).__name__}: {error}"
-        raise ReturnValueError(message) from error
+        raise ReturnValueError(
+            f"the return value cannot be rebuilt in the notebook: {type(error).__name__}: {error}"
+        ) from error
 
 
 def pack_exception(exc: BaseException) -> int | None:
@@ -144,7 +148,7 @@ def pack_exception(exc: BaseException) -> int | None:
     """
     try:
         return _pack(exc, ExceptionPickler, "exception")
-    except Exception:  # noqa: BLE001  # the exception's report, which is plain data, travels in any case
+    except Exception:  # noqa: BLE001 - the exception's report, which is plain data, travels in any case
         return None
 
 
@@ -152,7 +156,7 @@ def unpack_exception(fd: int) -> BaseException | None:
     """Unpack an exception in the kernel; None if it cannot be rebuilt there."""
     try:
         exc = _unpack(fd)
-    except Exception:  # noqa: BLE001  # its class may raise anything; the report is enough
+    except Exception:  # noqa: BLE001 - its class may raise anything; the report is enough
         return None
     return exc if isinstance(exc, BaseException) else None
 

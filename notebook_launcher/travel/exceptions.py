@@ -40,7 +40,7 @@ def reduce_exception(exc: BaseException) -> tuple[Any, tuple[Any, ...], dict[str
 
 
 def _slot_names(cls: type) -> list[str]:
-    names: list[str] = copyreg._slotnames(cls)  # type: ignore[attr-defined]  # noqa: SLF001  # as pickle does
+    names: list[str] = copyreg._slotnames(cls)  # type: ignore[attr-defined]  # noqa: SLF001 - as pickle does
     return names
 
 

@@ -182,16 +182,14 @@ def _by_name(qualname: str) -> Any:
 def _home_class(class_id: str | None, qualname: str) -> type:
     cls: type | None = CLASSES_BY_ID.get(class_id) or _by_name(qualname)
     if cls is None:
-        message = f"the class {qualname} is no longer defined in the notebook"
-        raise LookupError(message)
+        raise LookupError(f"the class {qualname} is no longer defined in the notebook")
     return cls
 
 
 def _home_function(qualname: str) -> Any:
     function = _by_name(qualname)
     if function is None:
-        message = f"the function {qualname} is no longer defined in the notebook"
-        raise LookupError(message)
+        raise LookupError(f"the function {qualname} is no longer defined in the notebook")
     return function
 
 

@@ -128,11 +128,10 @@ class ParcelWriter:
             raise self._short_of(needed)
 
     def _short_of(self, needed: int) -> ResourceError:
-        message = (
+        return ResourceError(
             f"{self._what} {format_bytes(needed)} of shared memory, "
             f"{format_bytes(available_memory())} are available; send less, or load it inside the function"
         )
-        return ResourceError(message)
 
 
 class Parcel:
@@ -141,8 +140,7 @@ class Parcel:
     def __init__(self, memory: mmap.mmap | bytes) -> None:
         magic, _, num_buffers, table, table_length = HEADER.unpack_from(memory)
         if magic != MAGIC:
-            message = "the descriptor does not hold a parcel"
-            raise ValueError(message)
+            raise ValueError("the descriptor does not hold a parcel")
         view = memoryview(memory)
         self.buffers = [
             view[offset : offset + length]

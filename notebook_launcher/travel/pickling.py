@@ -65,8 +65,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         if cls not in self._kinds:
             self._kinds[cls] = kind_of_type(cls)
         if self._kinds[cls] is not None and not _is_standard_stream(obj):
-            message = f"{describe(obj)} cannot travel to another process"
-            raise Refused(message)
+            raise Refused(f"{describe(obj)} cannot travel to another process")
         if issubclass(cls, type) or cls in (types.FunctionType, _lru_cache_wrapper):
             return self.reduce_definition(obj)
         if cls is types.ModuleType:
@@ -110,7 +109,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
         if isinstance(obj, torch.TypedStorage):
             # torch makes a new TypedStorage for every tensor; what they share lies beneath.
-            untyped = obj._untyped_storage  # noqa: SLF001  # its public twin warns
+            untyped = obj._untyped_storage  # noqa: SLF001 - its public twin warns
             return _rebuild_typed, (self._storages.setdefault(_id_of(untyped), untyped), obj.dtype)
         if not isinstance(obj, torch.UntypedStorage):
             return None
@@ -195,7 +194,7 @@ def pickling_error(value: object, make_pickler: MakePickler) -> Exception | None
     counter = _ByteCounter()
     try:
         make_pickler(counter, counter.add_buffer).dump(value)
-    except Exception as error:  # noqa: BLE001  # a user's __reduce__ may raise anything
+    except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
         return error
     return None
 
@@ -205,7 +204,7 @@ def size_of(value: object, make_pickler: MakePickler) -> int:
     counter = _ByteCounter()
     try:
         make_pickler(counter, counter.add_buffer).dump(value)
-    except Exception:  # noqa: BLE001  # as above
+    except Exception:  # noqa: BLE001 - as above
         return 0
     return counter.size
 
@@ -258,7 +257,7 @@ def _tensor_v3_rebuilder() -> Callable[..., Any]:
     """
     import torch
 
-    rebuild_tensor: Callable[..., Any] = torch._utils._rebuild_tensor_v3  # noqa: SLF001  # in every pickle
+    rebuild_tensor: Callable[..., Any] = torch._utils._rebuild_tensor_v3  # noqa: SLF001 - in every pickle
 
     def rebuild(storage: torch.UntypedStorage, *args: Any) -> Any:
         return rebuild_tensor(_rebuild_typed(storage, torch.uint8), *args)

@@ -32,15 +32,14 @@ def reset(names: Any) -> None:
     names.GradientState._reset_state()
 
 
-def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
-    """Train two epochs in a rank and write everything down."""
+def set_up(library: str, scenario: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a library's Accelerator and the model, optimizer, loader and scheduler that it has prepared."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
     from tests.support.toy_training import make_data, make_model
 
-    size = scenario.get("size", 22)
-    inputs, targets = make_data(size)
+    inputs, targets = make_data(scenario.get("size", 22))
 
     class Stream(IterableDataset[Any]):
         def __iter__(self):
@@ -49,10 +48,9 @@ def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
     names = load(library)
     reset(names)
     names.set_seed(11)
-    plugin = names.GradientAccumulationPlugin(num_steps=3, **scenario.get("plugin", {}))
     accelerator = names.Accelerator(
         cpu=True,
-        gradient_accumulation_plugin=plugin,
+        gradient_accumulation_plugin=names.GradientAccumulationPlugin(num_steps=3, **scenario.get("plugin", {})),
         dataloader_config=names.DataLoaderConfiguration(**scenario.get("data", {})),
         mixed_precision=scenario.get("precision", "no"),
         step_scheduler_with_optimizer=scenario.get("step_with_optimizer", True),
@@ -60,14 +58,21 @@ def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=scenario.get("total_steps", 30))
-    stream = scenario.get("stream", False)
     loader = DataLoader(
-        Stream() if stream else TensorDataset(inputs, targets), batch_size=scenario.get("batch_size", 2),
-        shuffle=scenario.get("shuffle", False), drop_last=scenario.get("drop_last", False),
+        Stream() if scenario.get("stream", False) else TensorDataset(inputs, targets),
+        batch_size=scenario.get("batch_size", 2), shuffle=scenario.get("shuffle", False),
+        drop_last=scenario.get("drop_last", False),
     )  # fmt: skip
-    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    return accelerator, *accelerator.prepare(model, optimizer, loader, scheduler)
+
+
+def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
+    """Train two epochs in a rank and write everything down."""
+    import torch
+
+    accelerator, model, optimizer, loader, scheduler = set_up(library, scenario)
     told: dict[str, Any] = {"weights": [], "rates": [], "samples": [], "metrics": [], "syncs": [], "ends": []}
-    told["length"] = None if stream else len(loader)
+    told["length"] = None if scenario.get("stream", False) else len(loader)
     for epoch in range(2):
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
@@ -91,7 +96,7 @@ def train(library: str, scenario: dict[str, Any]) -> dict[str, Any]:
             if scenario.get("gather", True):
                 gathered = accelerator.gather_for_metrics((outputs.detach(), wanted))
                 told["metrics"].append([part.flatten().tolist() for part in gathered])
-    reset(names)
+    reset(load(library))
     return told
 
 

@@ -71,11 +71,26 @@ def test_report_refuses_arrays_that_are_not_pictures(value: Any) -> None:
 
 def test_matrix_is_refused_with_the_way_to_show_it() -> None:
     with pytest.raises(
-        TypeError, match=r"must be one number.* A picture needs 1, 3 or 4 channels: pass x\[\.\.\., None\]"
+        TypeError,
+        match=r"^report\(weights=Tensor of shape \(2, 2\)\): a metric must be one number.* "
+        r"A picture needs 1, 3 or 4 channels: pass x\[\.\.\., None\]",
     ):
         report(weights=torch.zeros(2, 2))
     with pytest.raises(TypeError, match="a histogram is a picture, not a number"):
         float(histogram([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.5, "0.5"), ("text", "'text'"), (np.zeros((2, 2)), r"ndarray of shape \(2, 2\)")]
+)
+def test_value_that_is_no_image_is_refused_before_any_tracker(value: Any, shown: str, tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir=tmp_path)
+    accelerator.init_trackers("project")
+    message = rf"^log_images\(\{{'x/1': {shown}\}}\): this is not an image. Pass an array or tensor with 1, 3 or 4"
+    with pytest.raises(TypeError, match=message):
+        accelerator.log_images({"x": [np.zeros((2, 2, 3)), value]})
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".png"]
+    accelerator.end_training()
 
 
 def test_histogram_counts_finite_values() -> None:

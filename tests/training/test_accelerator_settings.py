@@ -34,12 +34,15 @@ def test_settings_of_the_launch_are_adopted():
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [
-    ({"mixed_precision": "fp32"}, ValueError, r"mixed_precision='fp32' is unknown.*'no', 'fp16' or 'bf16'"),
+    ({"mixed_precision": "fp32"}, ValueError, r"mixed_precision='fp32' is unknown.* It can be 'no', 'fp16', 'bf16'[.]"),
     ({"gradient_accumulation_steps": 0}, ValueError, "gradient_accumulation_steps=0 is too small"),
     ({"gradient_accumulation_steps": True}, ValueError, "gradient_accumulation_steps=True is a bool"),
     ({"gradient_accumulation_steps": 1.5}, ValueError, "gradient_accumulation_steps=1[.]5 is a float"),
-    ({"max_grad_norm": -1}, ValueError, "max_grad_norm=-1 must be a number above 0"),
+    ({"max_grad_norm": -1}, ValueError, "max_grad_norm=-1 must be more than 0 and finite; None means no clipping"),
+    ({"max_grad_norm": float("inf")}, ValueError, "max_grad_norm=inf must be more than 0 and finite"),
+    ({"max_grad_norm": "1"}, ValueError, "max_grad_norm='1' is a str; it must be a number, or None"),
     ({"gradient_acumulation_steps": 2}, TypeError, r"no argument gradient_acumulation_steps=[.] Did you mean"),
+    ({"zzz": 2}, TypeError, r"no argument zzz=[.] help\(Accelerator\) lists the arguments"),
     ({"fsdp_plugin": 5}, TypeError, "fsdp_plugin=5 is not a FullyShardedDataParallelPlugin"),
     ({"parallelism_config": 5}, TypeError, "parallelism_config=5 is not a ParallelismConfig. Pass ParallelismConfig"),
     ({"megatron_lm_plugin": object()}, ValueError, r"Accelerator\(megatron_lm_plugin=...\): Megatron-LM is not supp"),
@@ -62,6 +65,14 @@ def test_number_of_steps_may_be_numpys():
     given: Any = np.int64(4)
     steps = Accelerator(cpu=True, gradient_accumulation_steps=given).gradient_accumulation_steps
     assert (steps, type(steps)) == (4, int)
+
+
+def test_clipping_norm_may_be_numpys():
+    from notebook_launcher import Accelerator, LaunchConfig
+
+    given: Any = np.float32(0.5)
+    limits = Accelerator(cpu=True, max_grad_norm=given).max_grad_norm, LaunchConfig(max_grad_norm=given).max_grad_norm
+    assert [(limit, type(limit)) for limit in limits] == [(0.5, float)] * 2
 
 
 def test_settings_given_twice_are_refused():

@@ -1,6 +1,6 @@
 """Exceptions arrive as their own type, whatever their constructor asks for."""
 
-# ruff: noqa: N818  # the classes stand for the user's
+# ruff: noqa: N818 - the classes stand for the user's
 
 from __future__ import annotations
 

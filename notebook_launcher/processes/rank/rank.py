@@ -306,7 +306,7 @@ class _Rank:
 class _Stage:
     """The present stage of a call."""
 
-    name: Any = "arrive"
+    name: messages.Stage = "arrive"
     """As in `messages.Raised.stage`."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.folders.manifest import ADVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -65,7 +66,7 @@ def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **
                 f"If you trust the folder, pass {trust}; or let state_dict() return plain numbers, text, lists, dicts "
                 "and tensors."
             ) from error
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}. {ADVICE}") from error
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:

@@ -30,6 +30,7 @@ from notebook_launcher.training.data.sampling.samplers import (
     sampler_chain,
 )
 from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
+from notebook_launcher.training.data.split_batches import check_split
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.user_warnings import warn_user
 
@@ -192,19 +193,10 @@ def _shard(
 
 def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
     size = dataloader.batch_size
+    batch_sampler = sampler_chain(dataloader)[0]
     if size is None:
-        size = getattr(sampler_chain(dataloader)[0], "batch_size", None)
-    if size is None:
-        raise ValueError(
-            "split_batches=True cuts every batch among the ranks, and their size is not known: neither the loader "
-            f"nor its {type(sampler_chain(dataloader)[0]).__name__} has a batch_size. Give the "
-            "batch sampler a batch_size, or pass split_batches=False."
-        )
-    if size % num_processes != 0:
-        raise ValueError(
-            f"split_batches=True cuts every batch among {num_processes} ranks, and batch_size={size} is not a round "
-            f"multiple of {num_processes}. Use batch_size={-(-size // num_processes) * num_processes}, for instance."
-        )
+        size = getattr(batch_sampler, "batch_size", None)
+    check_split(size, num_processes, f"neither the loader nor its {type(batch_sampler).__name__} has a batch_size")
 
 
 def _indices(dataloader: DataLoader[Any], settings: SharingSettings) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.option_checks import whole_number
-from notebook_launcher.text import read_bool
+from notebook_launcher.text import read_bool, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -191,9 +190,7 @@ def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     text = value.upper()
     if text in choices:
         return text
-    close = difflib.get_close_matches(text, choices, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{name}={value!r} is unknown.{hint} It can be {', '.join(map(repr, choices))}.")
+    raise ValueError(unknown(name, value, choices))
 
 
 def _switch(name: str, value: Any) -> bool:

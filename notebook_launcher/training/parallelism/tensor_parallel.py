@@ -149,8 +149,9 @@ def _check_sizes(name: str, module: torch.nn.Module, style: str, size: int) -> N
         return
     kind = torch.nn.Embedding if style in EMBEDDINGS else torch.nn.Linear
     if not isinstance(module, kind):
-        message = f"tp_plan: {style!r} is for {kind.__name__} layers, and {name} is {type_of(module)}."
-        raise ValueError(message)  # noqa: TRY004 - the plan is wrong, and not the type of an argument
+        raise ValueError(  # noqa: TRY004 - the plan is wrong, and not the type of an argument
+            f"tp_plan: {style!r} is for {kind.__name__} layers, and {name} is {type_of(module)}."
+        )
     attribute = {
         **dict.fromkeys(CUT_OUTPUTS, "out_features"),
         **dict.fromkeys(CUT_INPUTS, "in_features"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, reporting
+from notebook_launcher.text import unknown
 from notebook_launcher.training.recording.experiment_trackers import (
     AimTracker,
     ClearMLTracker,
@@ -130,13 +130,11 @@ def _find(entry: Any, *, skip_missing: bool) -> list[type[GeneralTracker] | Gene
         return [tracker for tracker in TRACKER_CLASSES.values() if _is_available(tracker)]
     tracker = TRACKER_CLASSES.get(name) or TRACKER_CLASSES.get(entry) if name is not None else None
     if tracker is None:
-        close = difflib.get_close_matches(str(name), TRACKER_CLASSES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        names = ", ".join(map(repr, sorted(TRACKER_CLASSES)))
-        raise ValueError(
-            f"log_with={entry!r} is unknown.{hint} It can be {names}, 'all', or a GeneralTracker: its class, an "
-            "instance, or the name of a class that register_tracker_class() was given."
+        more = (
+            ", or a GeneralTracker: its class, an instance, or the name of a class that register_tracker_class() was "
+            "given"
         )
+        raise ValueError(unknown("log_with", entry, [*sorted(TRACKER_CLASSES), "all"], more=more))
     if not _is_available(tracker):
         missing = f"{tracker.name} is not installed. Type %pip install {tracker.name}"
         if not skip_missing:
@@ -271,13 +269,16 @@ class Trackers:
         listed = {
             name: list(images) if isinstance(images, (list, tuple)) else [images] for name, images in values.items()
         }
+        named = {
+            name if len(images) == 1 else f"{name}/{number}": image
+            for name, images in listed.items()
+            for number, image in enumerate(images)
+        }
+        pictures = reporting.encode_pictures(named, call="log_images")  # Checked before the first tracker.
         for tracker in self.trackers:
             if (log_images := getattr(tracker, "log_images", None)) is not None:
                 log_images(_stacked(listed) if isinstance(tracker, TensorBoardTracker) else listed, step=step)
-        for name, images in listed.items():
-            for number, image in enumerate(images):
-                whole = name if len(images) == 1 else f"{name}/{number}"
-                reporting.report_values({whole: image}, step=step)
+        reporting.report_pictures(pictures, step=step)
 
     def log_table(
         self,

@@ -6,6 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
@@ -177,6 +178,29 @@ def test_impossible_changes_are_refused(name: str, wanted: Any, words: str) -> N
 )
 def test_values_of_the_offered_type_are_accepted(name: str, wanted: Any) -> None:
     assert check_change(name, wanted, OFFERED) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "expected"),
+    [
+        ("gradient_accumulation_steps", np.int64(4), 4),
+        ("lr", np.float32(0.5), 0.5),
+        ("max_grad_norm", np.float64(2.0), 2.0),
+        ("temperature", np.float32(0.25), 0.25),
+        ("layers", np.int32(2), 2),
+    ],
+)
+def test_numbers_of_numpy_travel_as_numbers_of_python(name: str, wanted: Any, expected: float) -> None:
+    change = check_change(name, wanted, OFFERED)
+    assert (change, type(change)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("gradient_accumulation_steps", np.int64(0)), ("lr", np.float32("inf")), ("lr", np.int64(-1))]
+)
+def test_impossible_numbers_of_numpy_are_refused(name: str, wanted: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{name}=.* must be a"):
+        check_change(name, wanted, OFFERED)
 
 
 def test_factor_of_a_setting_that_is_none_is_refused_in_code_and_in_the_monitor(run: Run) -> None:

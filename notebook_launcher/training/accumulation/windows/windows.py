@@ -8,7 +8,7 @@ weight that the window held, not by the weight of a full window.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from notebook_launcher.training.accumulation.windows.correction import ratio
 from notebook_launcher.training.spread_tensors import part_of_gradient
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.members.member_kinds import Member
 
 __all__ = ["Window", "has_values"]
+
+WeightKind: TypeAlias = Literal["given", "counted", "equal"]
+"""Sources of the weights of a window's micro-batches; `Window.kind` explains each."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -61,7 +64,7 @@ class Window:
     """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
     is_deferred: bool = False
     """True if an update was put off because the window's last micro-batch had no backward."""
-    kind: str | None = None
+    kind: WeightKind | None = None
     """`"given"` if each rank alone knows the weights of its micro-batches, by `weight=` or by the rows of a ready
     batch; `"counted"` if a prepared loader knows the samples of all ranks; `"equal"` if the first micro-batch came
     from no prepared loader, so that a full one weighs 1; None before the first backward."""
@@ -217,7 +220,7 @@ class Window:
             )
         return False
 
-    def weigh(self, kind: str, weight: float | torch.Tensor, world_weight: float, unit: float) -> None:
+    def weigh(self, kind: WeightKind, weight: float | torch.Tensor, world_weight: float, unit: float) -> None:
         """Count a micro-batch; raise ValueError if the window's other micro-batches were weighed in another way."""
         if self.kind is None:
             self.kind = kind

@@ -16,7 +16,7 @@ from notebook_launcher.training.checkpoints.folders.durable_files import FileDig
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MANIFEST", "Manifest", "check_file", "read_manifest", "write_manifest"]
+__all__ = ["ADVICE", "MANIFEST", "Manifest", "check_file", "read_manifest", "write_manifest"]
 
 MANIFEST = "checkpoint_manifest.json"
 FORMAT = 2

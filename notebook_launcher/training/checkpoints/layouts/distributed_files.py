@@ -20,6 +20,7 @@ import torch.distributed as dist
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest, measure
 from notebook_launcher.training.checkpoints.folders.file_names import METADATA
+from notebook_launcher.training.checkpoints.folders.manifest import ADVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,7 +81,7 @@ def read_outline(folder: Path, kind: str) -> dict[str, torch.Tensor]:
             if name.startswith(f"{kind}.") and hasattr(entry, "properties")
         }
     except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{folder / METADATA} cannot be read: {error}") from error
+        raise CheckpointError(f"{folder / METADATA} cannot be read: {error}. {ADVICE}") from error
 
 
 def read_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -98,7 +99,7 @@ def read_shards(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             dcp.load(dict(tensors), storage_reader=ShardReader(folder), no_dist=True)
     except dcp.CheckpointException as error:
         cause = next(iter(error.failures.values()))[0]
-        raise CheckpointError(f"{folder} cannot be read: {type(cause).__name__}: {cause}") from cause
+        raise CheckpointError(f"{folder} cannot be read: {type(cause).__name__}: {cause}. {ADVICE}") from cause
 
 
 @contextlib.contextmanager

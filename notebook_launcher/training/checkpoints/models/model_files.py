@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
+from notebook_launcher.text import type_of
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.folders import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.folders.file_names import METADATA
@@ -242,7 +243,10 @@ def save(
     if not writes_here(on_each_node=save_on_each_node):
         return
     if safe_serialization and not isinstance(obj, dict):
-        raise CheckpointError(f"save() got a {type(obj).__name__}, and safetensors holds a dict of tensors.")
+        raise CheckpointError(
+            f"save() got {type_of(obj)}, and safetensors holds a dict of tensors. Pass a dict of tensors, or "
+            "safe_serialization=False."
+        )
     if not hasattr(f, "write"):
         write = (lambda aside: write_weights(aside, obj, safe=True)) if safe_serialization else None
         staging.replace_file(Path(f), write or (lambda aside: durable_files.write_object(aside, obj)))

@@ -12,6 +12,7 @@ import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest, write_object, write_tensors
+from notebook_launcher.training.checkpoints.folders.manifest import ADVICE
 from notebook_launcher.training.checkpoints.layouts.distributed_files import read_outline, read_shards
 from notebook_launcher.training.checkpoints.layouts.sharded import has_spread
 from notebook_launcher.training.checkpoints.layouts.streaming import stream_object, stream_tensors
@@ -115,9 +116,11 @@ def _read_safetensors(path: Path, map_location: Any, weights: Weights) -> None:
         with safetensors.safe_open(path, framework="pt") as file:
             weights.aliases.update(file.metadata() or {})
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: it was never saved, or was removed since.") from None
+        raise CheckpointError(
+            f"{path} is missing: it was never saved, or was removed since. Save the model again."
+        ) from None
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}. {ADVICE}") from error
 
 
 def read_index(path: Path) -> list[Path]:

@@ -199,7 +199,8 @@ class Reader:
             if mine.shape != theirs.shape:
                 raise CheckpointError(
                     f"{self.folder / file_names.LEAVES}: leaf tensor {at} has shape {tuple(theirs.shape)} in the file, "
-                    f"and {tuple(mine.shape)} here; nothing was loaded."
+                    f"and {tuple(mine.shape)} here; nothing was loaded. Prepare tensors of the same shapes, in "
+                    "the same order, as when it was saved."
                 )
         return leaves
 

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.sampling.samplers import length_of
+from notebook_launcher.training.data.split_batches import check_split
 from notebook_launcher.training.operations import find_batch_size
 
 if TYPE_CHECKING:
@@ -58,11 +59,8 @@ class IterableDatasetShard(IterableDataset[Any]):
         even_batches: bool = True,
         uneven: str = "leave",
     ) -> None:
-        if split_batches and (batch_size is None or batch_size % num_processes != 0):
-            raise ValueError(
-                f"split_batches needs batches that can be cut into {num_processes} parts, and this batch size is "
-                f"{batch_size}. It must be a round multiple of the number of processes."
-            )
+        if split_batches:
+            check_split(batch_size, num_processes, "batch_size is None")
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last

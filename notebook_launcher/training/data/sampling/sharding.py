@@ -25,6 +25,7 @@ from notebook_launcher.training.data.sampling.shares import (
     shares_in,
     stream_of,
 )
+from notebook_launcher.training.data.split_batches import check_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -79,11 +80,8 @@ class BatchSamplerShard(BatchSampler):
         samplers, whose order all ranks share."""
         self.batch_size: int | None = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
-        if split_batches and (self.batch_size is None or self.batch_size % num_processes != 0):
-            raise ValueError(
-                f"split_batches needs batches that can be cut into {num_processes} parts, and this batch size is "
-                f"{self.batch_size}. It must be a round multiple of the number of processes."
-            )
+        if split_batches:
+            check_split(self.batch_size, num_processes, f"this {type(batch_sampler).__name__} has no batch_size")
 
     @property
     def total_length(self) -> int:

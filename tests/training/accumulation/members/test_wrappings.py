@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -10,6 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.toy_training import make_data, make_model, sessions_fixture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ONE_MODEL = ["prepared", "compiled", "container", "new container", "own module", ".module", "old name", "part", "none",
              "list", "optimizer", "changing"]  # fmt: skip
@@ -52,6 +55,42 @@ def plain_updates(net: torch.nn.Module, options: dict[str, Any]) -> tuple[Any, A
     return optimizer, scheduler
 
 
+def targets_of(
+    wrapping: str, prepared: list[Any], parts: list[Any], holders: dict[str, Any]
+) -> Callable[[int], list[Any]]:
+    """Return the function from a micro-batch's number to the arguments of `accumulate`.
+
+    Args:
+        wrapping: One of `ONE_MODEL` or `TWO_MODELS`.
+        prepared: The prepared models.
+        parts: The same models before.
+        holders: What else holds parameters: `own module`, `compiled` and `optimizer`.
+    """
+    fixed = {
+        "prepared": prepared,
+        "compiled": [holders["compiled"]],
+        "container": [torch.nn.ModuleList(prepared)],
+        "own module": [holders["own module"]],
+        ".module": [getattr(prepared[0], "module", prepared[0])],
+        "old name": parts,
+        "part": [next(parts[0].children())],
+        "none": [],
+        "list": [prepared],
+        "optimizer": [holders["optimizer"]],
+        "both": prepared,
+        "both contained": [torch.nn.ModuleDict({"left": prepared[0], "right": prepared[-1]})],
+        "both old names": parts,
+        "one optimizer": [holders["optimizer"]],
+    }
+
+    def targets(at: int) -> list[Any]:
+        if wrapping == "changing":
+            return [prepared, parts, []][at % 3]
+        return [torch.nn.ModuleList(prepared)] if wrapping == "new container" else fixed[wrapping]
+
+    return targets
+
+
 def train(models: str, wrapping: str, options: dict[str, Any]) -> list[Any]:
     """Train for an epoch in a rank; return, for each update, what was seen, the gradients and the new weights."""
     import torch
@@ -67,31 +106,10 @@ def train(models: str, wrapping: str, options: dict[str, Any]) -> list[Any]:
     loader = DataLoader(TensorDataset(*make_data(options["num_samples"])), options["batch_size"])
     optimizer, loader = accelerator.prepare(plain, loader)
     scheduler = scheduler and accelerator.prepare(scheduler)
-    own = Own(prepared[0])
     compiled = torch.compile(prepared[0], backend="eager") if wrapping == "compiled" else None
-    call = {"own module": own, "compiled": compiled}.get(wrapping, prepared[0])
-    fixed = {
-        "prepared": prepared,
-        "compiled": [compiled],
-        "container": [torch.nn.ModuleList(prepared)],
-        "own module": [own],
-        ".module": [getattr(prepared[0], "module", prepared[0])],
-        "old name": parts,
-        "part": [next(parts[0].children())],
-        "none": [],
-        "list": [prepared],
-        "optimizer": [optimizer],
-        "both": prepared,
-        "both contained": [torch.nn.ModuleDict({"left": prepared[0], "right": prepared[-1]})],
-        "both old names": parts,
-        "one optimizer": [optimizer],
-    }
-
-    def targets(at: int) -> list[Any]:
-        if wrapping == "changing":
-            return [prepared, parts, []][at % 3]
-        return [torch.nn.ModuleList(prepared)] if wrapping == "new container" else fixed[wrapping]
-
+    holders = {"own module": Own(prepared[0]), "compiled": compiled, "optimizer": optimizer}
+    targets = targets_of(wrapping, prepared, parts, holders)
+    call = holders[wrapping] if wrapping in ("own module", "compiled") else prepared[0]
     updates, seen = [], []
     for at, (inputs, wanted) in enumerate(loader):
         with accelerator.accumulate(*targets(at)):

@@ -346,6 +346,12 @@ def test_reset_window_is_as_new():
     assert [getattr(window, name) for name in names] == [getattr(new, name) for name in names]
 
 
+def _names_a_window(node: ast.expr) -> bool:
+    """Return True for `window`, `other`, `self.window` and the like, as windows are named there."""
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name.lstrip("_") in ("window", "other", "current")
+
+
 def test_no_other_module_writes_the_fields_of_a_window():
     fields = {field.name for field in dataclasses.fields(Window)}
     training = Path(notebook_launcher.__file__).parent / "training"
@@ -354,7 +360,7 @@ def test_no_other_module_writes_the_fields_of_a_window():
         for path in training.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in fields
-        if isinstance(node.value, ast.Name) and node.value.id in ("window", "other")  # as variables are named there
+        if _names_a_window(node.value)
     }
     assert written == set()
 

@@ -359,8 +359,8 @@ def test_strict_false_loads_weights_with_other_names(tmp_path):
 @pytest.mark.parametrize(
     ("name", "damage", "words"),
     [
-        ("model-00002-of-00003.safetensors", None, "model-00002-of-00003.safetensors is missing"),
-        ("model-00002-of-00003.safetensors", b"x", "model-00002-of-00003.safetensors cannot be read"),
+        ("model-00002-of-00003.safetensors", None, "safetensors is missing: .* Save the model again"),
+        ("model-00002-of-00003.safetensors", b"x", "safetensors cannot be read: .* Load another checkpoint"),
         ("model.safetensors.index.json", b"{", "index.json is damaged: it does not parse"),
         ("model.safetensors.index.json", None, "holds no weights: none of model.safetensors, "),
     ],
@@ -395,7 +395,8 @@ def test_save_writes_into_an_open_file(safe):
 
 
 def test_save_wants_a_dict_for_safetensors(tmp_path):
-    with pytest.raises(checkpoints.CheckpointError, match="got a list, and safetensors holds a dict of tensors"):
+    words = "got a list, and safetensors holds a dict of tensors. Pass a dict of tensors, or safe_serialization=False"
+    with pytest.raises(checkpoints.CheckpointError, match=words):
         checkpoints.save([1], tmp_path / "f", safe_serialization=True)
 
 

@@ -199,15 +199,23 @@ def test_error_of_unknown_length_comes_with_the_round():
         list(shard)
 
 
-@pytest.mark.parametrize("batch_sampler", [[[1, 2]], BatchSampler(range(9), 3, drop_last=False)])
-def test_split_batches_needs_a_size_that_divides(batch_sampler):
-    with pytest.raises(ValueError, match=r"split_batches.* round multiple"):
+@pytest.mark.parametrize(
+    ("batch_sampler", "words"),
+    [
+        ([[1, 2]], "size is not known: this list has no batch_size. Give a batch_size, or pass split_batches=False"),
+        (BatchSampler(range(9), 3, drop_last=False), "batch_size=3 is not a round multiple of 2. Use batch_size=4"),
+    ],
+)
+def test_split_batches_needs_a_size_that_divides(batch_sampler, words):
+    with pytest.raises(ValueError, match=f"split_batches=True .* {words}"):
         BatchSamplerShard(batch_sampler, 2, 0, split_batches=True)
 
 
 def test_split_streams_need_a_size_that_divides():
-    with pytest.raises(ValueError, match=r"split_batches.* round multiple"):
+    with pytest.raises(ValueError, match=r"split_batches=True .* batch_size=3 is not a round multiple of 2"):
         IterableDatasetShard(Counting(4), 3, num_processes=2, split_batches=True)
+    with pytest.raises(ValueError, match=r"their size is not known: batch_size is None. Give a batch_size"):
+        IterableDatasetShard(Counting(4), None, num_processes=2, split_batches=True)
 
 
 @pytest.mark.parametrize("skip", [0, 3, 4, 5, 8, 11, 23, 40])
