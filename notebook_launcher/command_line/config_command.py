@@ -61,7 +61,7 @@ QUESTIONS = {
 }
 UNSET = {
     "engine": "this machine",
-    "num_processes": "one for each GPU, else for each core",
+    "num_processes": "one for each GPU, else 4, or fewer on fewer cores",
     "gradient_accumulation_steps": "1",
     "devices": "all",
     "shard": "1, no sharding",

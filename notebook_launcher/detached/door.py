@@ -83,7 +83,8 @@ def greet(sock: socket.socket) -> Link:
     _, uid = peer_of(sock)
     if uid != os.getuid():
         raise PermissionError(
-            f"the process at the other end of {SOCKET} belongs to user {uid}, and this one to user {os.getuid()}"
+            f"the process at the other end of {SOCKET} belongs to user {uid}, and this one to user {os.getuid()}: "
+            f"attach as user {uid}."
         )
     sock.sendall(GREETING)
     link = Link(sock.fileno(), sock.fileno())

@@ -48,7 +48,7 @@ def start_detached(
     """
     config = checked(config)
     plan = make_plan(config)
-    call = check_call(fn, args, kwargs)
+    call = check_call(fn, args, kwargs, launcher="launch(fn, 2, detached=True")
     order = HostOrder(
         plan=plan,
         name=config.name or name_of(fn),

@@ -217,7 +217,7 @@ def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
         argument = _exit_argument(outcome.raised, code)
         text = f"{rank} called sys.exit({argument}). Return a value, or raise an exception that describes the problem."
     elif outcome.exited is None or code is None:
-        text = f"{rank} did not start"
+        text = f"{rank} did not start. Launch again, and if that fails, with fewer ranks."
     elif code >= 0:
         text = f"{rank} exited with code {code} before it returned: something called os._exit, or C code exited."
     else:
@@ -257,5 +257,7 @@ def node_lost_error(lost: NodeLost) -> NodeLostError:
 
 def supervisor_lost_error(reason: str) -> InternalError:
     """Return the error for a supervisor that is gone."""
-    msg = f"the supervisor of this run is gone ({reason}); its ranks were killed with it"
-    return InternalError(msg)
+    return InternalError(
+        f"the supervisor of this run is gone ({reason}); its ranks were killed with it. Launch again, and if this "
+        "happens again, report it with this message."
+    )

@@ -91,8 +91,7 @@ class Attempt:
     def begin(self) -> None:
         """Send the call; a rank that is not up yet finds the call in its channel."""
         self.tree.board.clear()
-        for rank in range(self.state.num_processes):
-            self.tree.send(rank, self._call, [] if self._parcel_fd is None else [self._parcel_fd])
+        self.tree.send_all(self._call, () if self._parcel_fd is None else (self._parcel_fd,))
 
     def forget_outcomes(self, generation: int) -> None:
         """Forget ranks that ended before the call began and have been replaced since."""
