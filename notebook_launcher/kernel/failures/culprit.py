@@ -46,7 +46,7 @@ __all__ = [
 
 CONSEQUENCES = re.compile(
     r"failed to pass monitoredbarrier"
-    r"|connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|connection lost"
+    r"|connection (was (likely )?)?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|connection lost"
     r"|timed out|timeout|remote process exited|nccl (communicator was aborted|error)|watchdog"
     r"|process group .*(abort|shut)|socket .*(closed|reset)|peer (closed|disconnected)|no error \(recv\)",
     re.IGNORECASE,
