@@ -118,6 +118,18 @@ class StartSupervisor:
     """True if the ranks will import torch's compiler, which the fork server then imports first."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StartHost:
+    """Fork the host of a detached run. Descriptor: the host's channel."""
+
+    module: str
+    """Module whose `main` is the host's life, because the fork server's layer does not know what a host is."""
+    is_interactive: bool
+    """True if a person at a prompt launches, who will launch again."""
+    uses_compiler: bool
+    """True if the ranks will import torch's compiler, which the fork server then imports first."""
+
+
 # kernel -> supervisor
 
 
@@ -143,18 +155,6 @@ class Place:
     def local_rank(self, rank: int) -> int:
         """Return the number of a rank among the ranks of this machine."""
         return self.ranks.index(rank)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StartHost:
-    """Fork the host of a detached run; from the kernel to the fork server. Descriptor: the host's channel."""
-
-    module: str
-    """Module whose `main` is the host's life, because the fork server's layer does not know what a host is."""
-    is_interactive: bool
-    """True if a person at a prompt launches, who will launch again."""
-    uses_compiler: bool
-    """True if the ranks will import torch's compiler, which the fork server then imports first."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

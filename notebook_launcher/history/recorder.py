@@ -49,7 +49,7 @@ LARGEST_SHARE = 0.02
 RESERVED = 262_144
 """Bytes of the reserve: a summary has 160 kB at most, a detached run's ending a few."""
 MUCH = 100_000
-"""Characters that the ranks of a minor run wrote, from which on the run is kept: a cell does not keep all of it."""
+"""Characters that the ranks of a brief run wrote, from which on the run is kept: a cell does not keep all of it."""
 HEAVY = 1_000_000
 """Bytes of a run from which it checks the size of all folders, which takes a `stat` of each of their files."""
 
@@ -154,13 +154,13 @@ class Recorder:
                 self._has_new = False
                 self._write_at = now + _pause_after(began, WRITE_EVERY)
 
-    def settle(self, *, failed: bool, is_minor: bool = False) -> Path | None:
+    def settle(self, *, failed: bool, is_brief: bool = False) -> Path | None:
         """Make the folder of a run that ends, if it has none and anything to record; return the folder.
 
-        A minor run of less than FIRST_AFTER seconds, such as a cell on ranks, has something to record only if it
+        A brief run of less than FIRST_AFTER seconds, such as a cell on ranks, has something to record only if it
         reported metrics or wrote much.
         """
-        if self.folder is None and self._is_on and (self._is_worth_it() if is_minor else failed or self._has_new):
+        if self.folder is None and self._is_on and (self._is_worth_it() if is_brief else failed or self._has_new):
             with self._forgiving():
                 self._make_folder(self._reader.snapshot())
         return self.folder

@@ -126,7 +126,7 @@ class Run(LiveRunReader, AnyRun):
         """Begin a run in a host; a kernel has checked and packed its call, and `scope` describes it."""
         ranks.start()
         thread = RunThread(ranks, None, call_parcel, scope, in_cell=False, hosting=hosting)
-        thread.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
+        thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
         hosting.questions.connect(thread.command, thread.waits_for)
         hosting.begin_in(thread.make_folder())
         thread.begin()

@@ -30,8 +30,10 @@ LOST_PEERS = [
     ("RuntimeError", "Rank 1 failed to pass monitoredBarrier in 30000 ms"),
     (
         "RuntimeError",
-        "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 30000 ms\n Original exception:\n"
-        f"{GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:28912",
+        (
+            "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 30000 ms\n Original exception:\n"
+            f"{GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:28912"
+        ),
     ),
     (STORE, "wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1"),
     (STORE, "Timed out after 61 seconds waiting for clients. 1/2 clients joined."),
@@ -39,15 +41,19 @@ LOST_PEERS = [
     (NETWORK, "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"),
     (
         BACKEND,
-        "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:166, remote process exited or there was a network "
-        "error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a remote "
-        "process exiting prematurely.",
+        (
+            "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:166, remote process exited or there was a "
+            "network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a "
+            "remote process exiting prematurely."
+        ),
     ),
     (BACKEND, "NCCL communicator was aborted on rank 1."),
     (
         BACKEND,
-        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=8, "
-        "NumelOut=8, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.",
+        (
+            "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=8, "
+            "NumelOut=8, Timeout(ms)=600000) ran for 600010 milliseconds before timing out."
+        ),
     ),
 ]
 OWN_ERRORS = [
@@ -60,8 +66,10 @@ OWN_ERRORS = [
     ("TimeoutError", "timed out"),
     (
         BACKEND,
-        "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, unhandled cuda error, NCCL version 2.21.5\n"
-        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCUDA error: out of memory",
+        (
+            "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, unhandled cuda error, NCCL version "
+            "2.21.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCUDA error: out of memory"
+        ),
     ),
 ]
 
