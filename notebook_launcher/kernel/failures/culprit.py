@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.errors import InternalError, NodeLostError, RankFailedError
 from notebook_launcher.kernel.display.formatting import format_report, one_line
+from notebook_launcher.kernel.failures.failure import Failure
 from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
 from notebook_launcher.kernel.inspection.stacks import crash_site
-from notebook_launcher.messages import ExceptionReport, Failure
 from notebook_launcher.text import name_rank
 from notebook_launcher.units import format_bytes, rank_list
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.hosting import UnpacksException
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
-    from notebook_launcher.messages import Raised
+    from notebook_launcher.messages import ExceptionReport, Raised
 
 __all__ = [
     "STOPPED",
