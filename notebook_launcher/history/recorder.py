@@ -161,7 +161,7 @@ class Recorder:
         return bool(self._reader.metrics_since(0)[0]) or written > MUCH
 
     def _remove_old_runs(self, size: int) -> None:
-        """Remove the oldest runs beyond the limits; `size` is that of this run."""
+        """Remove the oldest runs beyond the limits; `size`: bytes of the files of this run that grow."""
         if self._home is not None:
             with contextlib.suppress(OSError):
                 max_bytes = run_folders.MAX_BYTES if size > HEAVY else None
