@@ -56,7 +56,7 @@ class RunStopped(KeyboardInterrupt):
         super().__init__(message)
 
 
-class AgreedStop(Protocol):
+class RankSafepoint(Protocol):
     """The part of a safepoint that is used here; the class is in `training.requests.safepoint`."""
 
     num_backwards: int
@@ -90,7 +90,7 @@ class RankStore(Protocol):
         ...
 
 
-class GroupPlace(Protocol):
+class RankRendezvous(Protocol):
     """The part of a rank's `Rendezvous` that others use; the class is in `processes.rank.rendezvous`."""
 
     @property
@@ -119,7 +119,7 @@ class RankContext:
     send: Callable[[object], None]
     board: mmap.mmap | bytearray
     """The page that the kernel and the ranks of this machine map; `board_layout` lists its bytes."""
-    rendezvous: GroupPlace
+    rendezvous: RankRendezvous
     num_nodes: int = 1
     """Number of machines that hold ranks; each has a board of its own."""
     call_id: int = 0
@@ -131,7 +131,7 @@ class RankContext:
     num_loops: int = 0
     num_items: int = 0
     """Loops that have begun, and items of all loops that are done."""
-    safepoint: AgreedStop | None = None
+    safepoint: RankSafepoint | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
     waits_since: tuple[int, float] = (-1, 0.0)
     """While the run is being stopped: the number of backwards at the last step boundary, and the time since

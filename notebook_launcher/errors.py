@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from notebook_launcher import tracebacks
 
 if TYPE_CHECKING:
+    from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.messages import Failure
 
 __all__ = [
     "CallOrderError",

@@ -24,7 +24,6 @@ import signal
 from typing import Any, Literal, TypeAlias
 
 from notebook_launcher.settings.training_settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
-from notebook_launcher.text import name_rank
 
 __all__ = [
     "COMM_SIGNAL",
@@ -43,7 +42,6 @@ __all__ = [
     "DebugFailure",
     "Display",
     "ExceptionReport",
-    "Failure",
     "Finish",
     "ForgetFailure",
     "Frame",
@@ -120,6 +118,18 @@ class StartSupervisor:
     """True if the ranks will import torch's compiler, which the fork server then imports first."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StartHost:
+    """Fork the host of a detached run. Descriptor: the host's channel."""
+
+    module: str
+    """Module whose `main` is the host's life, because the fork server's layer does not know what a host is."""
+    is_interactive: bool
+    """True if a person at a prompt launches, who will launch again."""
+    uses_compiler: bool
+    """True if the ranks will import torch's compiler, which the fork server then imports first."""
+
+
 # kernel -> supervisor
 
 
@@ -145,18 +155,6 @@ class Place:
     def local_rank(self, rank: int) -> int:
         """Return the number of a rank among the ranks of this machine."""
         return self.ranks.index(rank)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StartHost:
-    """Fork the host of a detached run; from the kernel to the fork server. Descriptor: the host's channel."""
-
-    module: str
-    """Module whose `main` is the host's life, because the fork server's layer does not know what a host is."""
-    is_interactive: bool
-    """True if a person at a prompt launches, who will launch again."""
-    uses_compiler: bool
-    """True if the ranks will import torch's compiler, which the fork server then imports first."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -585,42 +583,3 @@ class Profiled:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DebugEnded:
     """The user has left the debugger that a `DebugFailure` opened."""
-
-
-# Concluded by the kernel, shown, and kept on the exception; never sent.
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """The failure of one rank."""
-
-    rank: int
-    kind: Literal["exception", "exit", "signal", "arrival", "return"]
-    """`"arrival"`: the function, or an object that it uses, could not be rebuilt in the rank; `"return"`: the rank
-    was stopped or exited while its value was being packed."""
-    time: float
-    """Time of the failure by CLOCK_MONOTONIC, which all processes of the machine share, in seconds."""
-    summary: str
-    """One line: `ValueError: boom`, `SIGSEGV(-11)`, `exit code 3`."""
-    traceback: str = ""
-    """The rank's traceback, with the source lines of the notebook's cells."""
-    exitcode: int | None = None
-    pid: int | None = None
-    """Process number of the rank; None if the process did not start."""
-    victim: bool = False
-    """True if the rank failed only because another rank did."""
-    place: str = ""
-    """The line of Python that called into C code that crashed, if it is known: `f, Cell In[3], line 4: x = g()`."""
-    last_lines: tuple[str, ...] = ()
-    """The end of the rank's output, without the stacks that a crash adds."""
-    kept: KeptFrames | None = None
-    """The frames that the rank keeps for `Session.debug` until its next call; None if it keeps none."""
-    collective: str = ""
-    """The rank's collective that did not match the other ranks' collectives (`check_collectives=True`)."""
-    node: str = ""
-    """The name of the rank's machine; empty if all ranks are on one."""
-
-    @property
-    def who(self) -> str:
-        """The rank, with its machine if there are several: `rank 3`, `rank 3 (gpu2)`."""
-        return name_rank(self.rank, self.node)

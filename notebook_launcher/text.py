@@ -16,6 +16,7 @@ __all__ = [
     "escape",
     "first_columns",
     "name_rank",
+    "no_such_rank",
     "one_line",
     "read_bool",
     "type_of",
@@ -46,6 +47,12 @@ def name_rank(rank: int, node: str = "", *, of: int | None = None) -> str:
     """Return `rank 3`, `rank 3 of 8` or `rank 3 of 8 (gpu2)`: with the number of ranks and its machine, if given."""
     total = "" if of is None else f" of {of}"
     return f"rank {rank}{total} ({node})" if node else f"rank {rank}{total}"
+
+
+def no_such_rank(rank: object, num: int, whose: str = "run") -> str:
+    """Return `there is no rank 7: this run has 2 ranks, 0 to 1`."""
+    present = f"{num} ranks, 0 to {num - 1}" if num > 1 else "rank 0 alone"
+    return f"there is no rank {rank!r}: this {whose} has {present}"
 
 
 def type_of(value: object) -> str:

@@ -2,8 +2,10 @@
 
     from notebook_launcher.widgets import ConfigPanel, Monitor, compare
 
-The folder lies at the top of the repository and is imported as `notebook_launcher.widgets`. The rest of
-the package asks for it in one place, by name, when a run that lasts is to show itself.
+The folder lies at the top of the repository and is imported as `notebook_launcher.widgets`. The rest of the package
+imports from the folder late, inside functions, and where there is something to show: a run that lasts
+(`kernel/views.py`), widgets of ranks (`kernel/comms/page_comms.py`), a list of runs (`archive/table_view.py`), and two
+commands of the program.
 """
 
 from __future__ import annotations

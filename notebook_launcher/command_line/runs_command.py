@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.parser import Parser, choice, number, whole_number, words_of
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.text import no_such_rank
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
@@ -138,8 +139,10 @@ def _ranks(chosen: str | None, num_processes: int) -> range:
         return range(0)
     if chosen == "all":
         return range(num_processes)
-    if not chosen.isdecimal() or int(chosen) >= num_processes:
-        raise ConfigError(f"--logs {chosen}: this run has {num_processes} ranks, 0 to {num_processes - 1}.")
+    if not chosen.isdecimal():
+        raise ConfigError(f"--logs {chosen}: it takes the number of a rank, or all.")
+    if int(chosen) >= num_processes:
+        raise ConfigError(f"--logs: {no_such_rank(int(chosen), num_processes)}.")
     return range(int(chosen), int(chosen) + 1)
 
 

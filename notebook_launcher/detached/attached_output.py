@@ -55,9 +55,9 @@ class AttachedOutput:
         self._displays = displays
         self._sink = cell.make_sink()
         self._has_headlines = config.output != "none"
-        self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
+        self._shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view shows the progress."""
-        self.picture_from = math.inf
+        self._picture_from = math.inf
         """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
         self.last_line = ""
         """The run's last line, if the picture is to show it."""
@@ -71,6 +71,14 @@ class AttachedOutput:
         """The cell or terminal that gets the output."""
         return self._sink
 
+    def show_progress(self, *, on: bool) -> None:
+        """Show a line of progress from now on, because no view shows the progress; or show none."""
+        self._shows_progress = on
+
+    def use_picture_from(self, moment: float) -> None:
+        """Show the end of the run by a picture instead of a line, from a time by `time.monotonic()` on."""
+        self._picture_from = moment
+
     def follow(self, questions: AttachedQuestions) -> None:
         """Show what comes until the run is over or its host is gone; call it in a thread."""
         position = 0
@@ -83,7 +91,7 @@ class AttachedOutput:
             for entry in news.entries:
                 if entry.time >= self._from:
                     self._show(entry)
-            self._sink.status(news.status if self.shows_progress else "")
+            self._sink.status(news.status if self._shows_progress else "")
 
     def _show(self, entry: Entry) -> None:
         # A closed pipe or file must not end the thread that waits for the run.
@@ -108,7 +116,7 @@ class AttachedOutput:
         """Show the run's last line, or leave it to the picture."""
         if self._is_detached or not self._has_headlines:
             line = ""
-        if line and time.monotonic() < self.picture_from:
+        if line and time.monotonic() < self._picture_from:
             self.say(line)
         else:
             self.last_line = line

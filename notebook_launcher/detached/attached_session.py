@@ -168,8 +168,7 @@ class AttachedSession(SessionCells):
         self._magic.remove()
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> AttachedCall:
-        del in_cell
-        call = checks.check_call(fn, args, kwargs)
+        call = checks.check_call(fn, args, kwargs, launcher="session.run(fn" if in_cell else "session.launch(fn")
         displays = scope.displays
         if scope.arguments is None:
             scope = dataclasses.replace(

@@ -13,9 +13,9 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached.requests import PROTOCOL, Answered, Ask, RequestRefused
-from notebook_launcher.engines.cluster.links import Link
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
+from notebook_launcher.links import Link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +83,8 @@ def greet(sock: socket.socket) -> Link:
     _, uid = peer_of(sock)
     if uid != os.getuid():
         raise PermissionError(
-            f"the process at the other end of {SOCKET} belongs to user {uid}, and this one to user {os.getuid()}"
+            f"the process at the other end of {SOCKET} belongs to user {uid}, and this one to user {os.getuid()}: "
+            f"attach as user {uid}."
         )
     sock.sendall(GREETING)
     link = Link(sock.fileno(), sock.fileno())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
 
-__all__ = ["MAX_AGE", "checked", "hand_over", "start_detached"]
+__all__ = ["MAX_AGE", "detached_options", "hand_over", "start_detached"]
 
 MAX_AGE = 7 * 86_400.0
 """Seconds after which a detached run without `timeout` is stopped: no user may know of it any more."""
@@ -46,9 +46,9 @@ def start_detached(
         CaptureError: Something that `fn` captured cannot travel.
         ResourceError: The host did not start.
     """
-    config = checked(config)
+    config = detached_options(config)
     plan = make_plan(config)
-    call = check_call(fn, args, kwargs)
+    call = check_call(fn, args, kwargs, launcher="launch(fn, 2, detached=True")
     order = HostOrder(
         plan=plan,
         name=config.name or name_of(fn),
@@ -62,7 +62,7 @@ def start_detached(
         return AttachedRun(Path(hand_over(order, parcel.fileno(), call=call).folder))
 
 
-def checked(config: LaunchConfig) -> LaunchConfig:
+def detached_options(config: LaunchConfig) -> LaunchConfig:
     """Return the options with a limit of age; raises `ConfigError` for options that need the kernel."""
     if config.start_method == "fork":
         raise ConfigError(

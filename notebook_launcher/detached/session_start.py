@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.detached.attached_session import AttachedSession
-from notebook_launcher.detached.host_start import checked, hand_over
+from notebook_launcher.detached.host_start import detached_options, hand_over
 from notebook_launcher.detached.requests import SessionOrder
 from notebook_launcher.detached.session_folders import check_name
 from notebook_launcher.history import run_folders
@@ -25,7 +25,7 @@ def start_detached_session(config: LaunchConfig) -> AttachedSession:
         ConfigError: An option cannot work, or a session that lives has the name.
         ResourceError: The host or the ranks did not start.
     """
-    config = checked(config)
+    config = detached_options(config)
     home = run_folders.find_home(config.runs_folder)
     assert home is not None
     check_name(home, config)

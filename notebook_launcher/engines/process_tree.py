@@ -30,7 +30,7 @@ from notebook_launcher.engines.rank_pipes import RankPipes
 from notebook_launcher.errors import LaunchError, ResourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from notebook_launcher.engines.events import Event, Stream
     from notebook_launcher.engines.starting import Starter, SupervisorHandle
@@ -149,10 +149,15 @@ class ProcessTree:
         # A copy, since views read this while the run's thread adds and removes ranks.
         return {rank: pipes.pid for rank, pipes in list(self._pipes.items()) if pipes.pid is not None}
 
-    def send(self, rank: int, record: object, fds: list[int] | None = None) -> None:
+    def send(self, rank: int, record: object, fds: Sequence[int] = ()) -> None:
         """Send a record to a rank. No error is raised for a rank that is gone, because its exit is an event."""
         with contextlib.suppress(OSError):
-            self._pipes[rank].channel.send(record, fds or [])
+            self._pipes[rank].channel.send(record, fds)
+
+    def send_all(self, record: object, fds: Sequence[int] = ()) -> None:
+        """Send a record to every rank, and a copy of each descriptor beside it."""
+        for rank in self.setup.place.ranks:
+            self.send(rank, record, fds)
 
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:
         """Have the supervisor send a signal; SIGKILL also goes to the ranks' data-loader workers."""

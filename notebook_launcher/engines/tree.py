@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from notebook_launcher import messages
     from notebook_launcher.engines.board import Board
@@ -34,8 +34,12 @@ class Tree(Protocol):
         """The process number of each rank that lives, on its own machine."""
         ...
 
-    def send(self, rank: int, record: object, fds: list[int] | None = None) -> None:
+    def send(self, rank: int, record: object) -> None:
         """Send a record to a rank. No error is raised for a rank that is gone, because its exit is an event."""
+        ...
+
+    def send_all(self, record: object, fds: Sequence[int] = ()) -> None:
+        """Send a record to every rank, and a copy of each descriptor beside it; otherwise as `send`."""
         ...
 
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:

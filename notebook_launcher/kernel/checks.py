@@ -74,8 +74,15 @@ def check_not_in_rank(what: str) -> None:
         )
 
 
-def check_call(function: Any, args: Any, kwargs: Any) -> FunctionCall:
-    """Return the call of a function with the arguments of a launcher; raises `ConfigError` if it cannot work."""
+def check_call(function: Any, args: Any, kwargs: Any, *, launcher: str) -> FunctionCall:
+    """Return the call of a function with the arguments of a launcher; raises `ConfigError` if it cannot work.
+
+    Args:
+        function: The function as given to the launcher.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
+        launcher: The beginning of the launcher's call, as an error shows it: `notebook_launch(fn, 2`.
+    """
     from notebook_launcher.travel import FunctionCall
 
     args, kwargs = _arguments(args, kwargs)
@@ -83,22 +90,22 @@ def check_call(function: Any, args: Any, kwargs: Any) -> FunctionCall:
         hint = " Pass the function itself, without calling it." if function is None else ""
         raise ConfigError(f"fn={_short(function)} is {type_of(function)}, which cannot be called.{hint}")
     _check_kind(function)
-    _check_arguments(function, args, kwargs)
+    _check_arguments(function, args, kwargs, launcher)
     return FunctionCall(function, args, kwargs)
 
 
-def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], launcher: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         # Some functions written in C have no signature, nor has a partial whose own arguments do not fit.
         if isinstance(function, functools.partial):
-            _check_arguments(function.func, (*function.args, *args), {**function.keywords, **kwargs})
+            _check_arguments(function.func, (*function.args, *args), {**function.keywords, **kwargs}, launcher)
         return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        hint = "Arguments go by name: notebook_launch(fn, 2, args=(...), kwargs={...})."
+        hint = f"Arguments go by name: {launcher}, args=(...), kwargs={{...}})."
         raise ConfigError(
             f"{name_of(function)}{signature} cannot be called with args={_short(args)}, kwargs={_short(kwargs)}: "
             f"{error}. Nothing was started. {_expects_its_rank(signature, args, kwargs) or hint}"

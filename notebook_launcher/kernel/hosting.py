@@ -36,7 +36,7 @@ class Hosting:
     """The destination of a hosted run's output and values, which must exist while no client is attached."""
 
     begin_in: Callable[[Path], object]
-    """Called with the run's id and folder before the run begins."""
+    """Called with the run's folder before the run begins."""
     sink: Sink
     """Takes the output in place of a cell."""
     keep_value: Callable[[int], Any]

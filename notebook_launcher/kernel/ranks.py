@@ -107,8 +107,7 @@ class Ranks:
         """
         if self.tree is None:
             return
-        for rank in range(self.plan.num_processes):
-            self.tree.send(rank, messages.Finish())
+        self.tree.send_all(messages.Finish())
         while self.tree.pids and (left := deadline() - time.monotonic()) > 0:
             events = self.tree.events(min(left, TICK))
             yield events
@@ -118,8 +117,7 @@ class Ranks:
     def forget_failures(self) -> None:
         """Have all ranks release the frames that they keep of their last call."""
         if self.tree is not None:
-            for rank in range(self.plan.num_processes):
-                self.tree.send(rank, messages.ForgetFailure())
+            self.tree.send_all(messages.ForgetFailure())
 
     def wake(self) -> None:
         """Interrupt the wait for events; from any thread."""

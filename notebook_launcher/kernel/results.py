@@ -16,7 +16,7 @@ from notebook_launcher.units import format_metrics, plural, rank_list
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from notebook_launcher.messages import Failure
+    from notebook_launcher.kernel.failures.failure import Failure
 
 __all__ = ["RankSummary", "Results"]
 

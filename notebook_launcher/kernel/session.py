@@ -25,7 +25,7 @@ from notebook_launcher.kernel.run.handle import Run, data_of
 from notebook_launcher.travel.rank_function import RankFunction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from notebook_launcher.kernel.comms.rank_comms import RankComms
     from notebook_launcher.kernel.results import Results
@@ -79,7 +79,9 @@ class Session(SessionCells):
         self._ranks = Ranks(make_plan(self._built), many_calls=True)
         """The processes of all runs."""
         self._lock = threading.Lock()
-        """Held while a run is started, so that two threads cannot start one each."""
+        """Held while a run is started, so that two threads cannot start one each, and while the debugger is open."""
+        self._is_debugging = False
+        """True while the debugger is open."""
         self._run: Run | None = None
         """The latest run."""
         self._closed = False
@@ -155,11 +157,15 @@ class Session(SessionCells):
             KeyboardInterrupt: The interrupt button was pressed at the prompt.
         """
         checks.check_not_in_rank("Session.debug")
-        with self._lock:
+        with self._exclusively():
             data = self._idle_data("session.debug()")
             frames = frames_to_debug(data, rank, has_forgotten=self._has_forgotten)
             check_answers("session.debug()")
-            PostMortem(self._ranks, *frames).run()
+            self._is_debugging = True
+            try:
+                PostMortem(self._ranks, *frames).run()
+            finally:
+                self._is_debugging = False
 
     def _debug_own(self, error: BaseException) -> bool:
         """Open the debugger if the last run raised this exception; return False if it did not."""
@@ -170,10 +176,20 @@ class Session(SessionCells):
 
     def forget(self) -> None:
         """Release what the ranks keep for `debug`: the frames of the last run, with their tensors. Idempotent."""
-        with self._lock:
+        with self._exclusively():
             self._idle_data("session.forget()")
             self._has_forgotten = True
             self._ranks.forget_failures()
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Hold the lock; raise `CallOrderError` while the debugger is open, since a user may take any time there."""
+        if self._is_debugging:
+            raise CallOrderError(
+                "the session is busy with its debugger. Leave the debugger first: type q at its prompt."
+            )
+        with self._lock:
+            yield
 
     def _idle_data(self, what: str) -> RunData | None:
         """Return the data of the last run, which must be over; None if there was no run."""
@@ -228,7 +244,7 @@ class Session(SessionCells):
                 self._ended.set()
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> Run:
-        with self._lock:
+        with self._exclusively():
             self._check_open()
             if self._is_busy():
                 raise CallOrderError(

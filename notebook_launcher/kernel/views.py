@@ -31,16 +31,18 @@ HELLO_CHECK = 0.5
 class ShownOutput(Protocol):
     """Protocol of the output beside a view."""
 
-    shows_progress: bool
-    """True if a line of progress is wanted, because no view is expected to show the progress."""
-    picture_from: float
-    """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
     last_line: str
     """The run's last line, if the picture is to show it."""
 
     @property
     def sink(self) -> Sink:
         """The cell or terminal that gets the output."""
+
+    def show_progress(self, *, on: bool) -> None:
+        """Show a line of progress from now on, because no view shows the progress; or show none."""
+
+    def use_picture_from(self, moment: float) -> None:
+        """Show the end of the run by a picture instead of a line, from a time by `time.monotonic()` on."""
 
 
 class RunView:
@@ -71,7 +73,7 @@ class RunView:
         )
         self.is_wanted = self._wants_monitor or (sink.is_cell and config.monitor == "auto" and not self._is_quiet)
         if self.is_wanted:
-            output.picture_from = self._began + QUIET
+            output.use_picture_from(self._began + QUIET)
 
     def step(self) -> float | None:
         """Do what is due; return the seconds until there is more to do, None if there is nothing more."""
@@ -89,7 +91,8 @@ class RunView:
         if self._monitor is None:
             return None
         is_unseen = not self._monitor.was_seen
-        self._output.shows_progress = is_unseen and seconds > QUIET + HELLO_WITHIN and not self._is_quiet
+        is_late = is_unseen and seconds > QUIET + HELLO_WITHIN
+        self._output.show_progress(on=is_late and not self._is_quiet)
         poll: float | None = self._monitor.poll()
         return HELLO_CHECK if poll is None and is_unseen else poll
 
@@ -109,7 +112,7 @@ class RunView:
                     self._monitor = auto.show(self._run, self._output.sink)
         except Exception as error:  # noqa: BLE001 - a view that cannot be shown must not end the run
             self._wants_monitor = False
-            self._output.shows_progress = not self._is_quiet
+            self._output.show_progress(on=not self._is_quiet)
             self._output.sink.text("stderr", f"no monitor: {type(error).__name__}: {error}\n")
 
     def _leave_picture(self, line: str, key: str) -> None:
@@ -139,7 +142,7 @@ def watch(run: AnyRun, output: ShownOutput) -> None:
         try:
             threading.Thread(target=_attend, args=(run, view), name=name, daemon=True).start()
         except RuntimeError:  # There is no room for a thread. The run continues without a view.
-            output.picture_from = math.inf
+            output.use_picture_from(math.inf)
 
 
 def _attend(run: AnyRun, view: RunView) -> None:

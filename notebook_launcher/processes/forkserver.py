@@ -88,19 +88,22 @@ class _Server:
         """True once the kernel is gone, and in a forked child."""
         self._become: Callable[[], None] = _nothing
         """In a forked child: its life as a supervisor or a host."""
+        self._kernel_pidfd = -1
+        """The pidfd of the kernel; -1 if the kernel is gone, or the system has no pidfds."""
         # The end of file on the channel is not enough, because a process that the user's code forked from the kernel
         # may hold a copy of the kernel's end.
         with contextlib.suppress(OSError, AttributeError):
-            self._fds.append(os.pidfd_open(kernel_pid))
-        self._server = -1
+            self._kernel_pidfd = os.pidfd_open(kernel_pid)
+            self._fds.append(self._kernel_pidfd)
+        self._server_pidfd = -1
         """In a deputy: the pidfd of its server; otherwise -1."""
         self._listen()
 
     def _listen(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
-        for kernel in self._fds:
-            self._selector.register(kernel, selectors.EVENT_READ, self._on_kernel_gone)
+        if self._kernel_pidfd >= 0:
+            self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, self._on_kernel_gone)
 
     def serve(self) -> Callable[[], None]:
         """Serve until the kernel is gone, and return a function that does nothing.
@@ -143,9 +146,9 @@ class _Server:
             import_compiler()
 
     def _on_kernel_gone(self) -> None:
-        if self._server >= 0:  # This is the deputy: the server may be in the middle of its chores.
+        if self._server_pidfd >= 0:  # This is the deputy: the server may be in the middle of its chores.
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._server, signal.SIGKILL)
+                signal.pidfd_send_signal(self._server_pidfd, signal.SIGKILL)
         self._is_done = True
 
     def _fork(self, become: Callable[[], None], fd: int, *reaped_fds: int) -> None:
@@ -233,7 +236,7 @@ class _Server:
         self._close_watched()
         self._listen()
         self._selector.register(done, selectors.EVENT_READ, lambda: self._retire(done))
-        self._server = server
+        self._server_pidfd = server
         self._fds += [server, done]
 
     def _retire(self, done: int) -> None:

@@ -32,7 +32,7 @@ class OptionNumber:
 
 
 NUMBERS = {
-    "num_processes": OptionNumber(least=1, none="one for each GPU, else for each core, at most 4"),
+    "num_processes": OptionNumber(least=1, none="one for each GPU, else 4, or fewer on fewer cores"),
     "nodes": OptionNumber(least=1, none="all machines"),
     "processes_per_node": OptionNumber(least=1, none="spread evenly"),
     "gradient_accumulation_steps": OptionNumber(least=1, none="1"),

@@ -172,7 +172,8 @@ def test_show_leaves_out_options_with_their_default(home, capsys):
 def test_words_of_runs_that_cannot_work_are_refused(some_runs, tmp_path, capsys):
     for words, message in [
         (["show", "2026"], "3 runs in"),
-        (["show", "20261121-000001", "--logs", "7"], "--logs 7: this run has 2 ranks, 0 to 1."),
+        (["show", "20261121-000001", "--logs", "7"], "--logs: there is no rank 7: this run has 2 ranks, 0 to 1."),
+        (["show", "20261121-000001", "--logs", "x"], "--logs x: it takes the number of a rank, or all."),
         (["show", "last", "--folder", str(tmp_path / "none")], "A launch of more than a second leaves one, and"),
         (["delete"], "name the runs to delete, or choose them with --name, --tag, --state, --kind or --days."),
         (["list", "--state", "runing"], "--state runing: Did you mean running? It can be starting, running,"),
@@ -298,7 +299,7 @@ def test_config_keeps_answers_and_reports_when_the_input_ends(tmp_path, monkeypa
 
 def test_config_in_a_terminal_has_menus_with_arrow_keys(tmp_path):
     pid, terminal = type_in_terminal("config", "--config_file", "s.yaml", cwd=tmp_path, env={"TERM": "xterm"})
-    shown = read_until(terminal, b"at most 4): ")
+    shown = read_until(terminal, b"on fewer cores): ")
     os.write(terminal, b"2\r")
     shown += read_until(terminal, b"steps (1): ")
     os.write(terminal, b"\r")

@@ -331,7 +331,7 @@ def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, mon
         with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 5"):
             door.greet(ours)
         monkeypatch.setattr("os.getuid", lambda: 1_000_000)
-        with pytest.raises(PermissionError, match="belongs to user"):
+        with pytest.raises(PermissionError, match=r"belongs to user \d+, and .* user 1000000: attach as user \d+\."):
             door.greet(ours)
         (tmp_path / ENDING).touch()
         with pytest.raises(PermissionError, match="belongs to another user, so it is not read"):

@@ -220,7 +220,7 @@ def test_only_ranks_with_output_have_a_log_file(home):
 @pytest.mark.parametrize("rank", [-1, 1, "0"])
 def test_logs_of_a_missing_rank_raise_lookup_error(rank, home):
     notebook_launch(speak, 1, output="none")
-    with pytest.raises(LookupError, match=rf"there is no rank {rank!r}: this run has 1, 0 to 0"):
+    with pytest.raises(LookupError, match=rf"there is no rank {rank!r}: this run has rank 0 alone"):
         runs()[0].logs(rank)
 
 

@@ -84,7 +84,23 @@ class AsyncModel:
 )
 def test_objects_that_cannot_be_called_are_refused(function: Any, args: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_call(function, args, kwargs)
+        check_call(function, args, kwargs, launcher="notebook_launch(fn, 2")
+
+
+@pytest.mark.parametrize("launcher", [notebook_launch, launch])
+def test_advice_about_arguments_names_the_launcher(launcher: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"Arguments go by name: {launcher.__name__}\(fn, 2, args=\(\.\.\.\), kwargs="
+    ):
+        launcher(spawned, 2, devices="cpu")
+
+
+def test_advice_about_arguments_in_a_session_shows_a_call_of_the_session() -> None:
+    session = Session(2, devices="cpu")
+    for name in ("run", "launch"):
+        with pytest.raises(ConfigError, match=rf"Arguments go by name: session\.{name}\(fn, args=\(\.\.\.\), kwargs="):
+            getattr(session, name)(spawned)
+    session.close()
 
 
 @pytest.mark.parametrize("launcher", [notebook_launch, launch])
@@ -134,7 +150,7 @@ def test_launcher_shows_its_own_signature(launcher: Any) -> None:
     ],
 )
 def test_every_kind_of_callable_passes(function: Any, args: tuple[Any, ...]) -> None:
-    assert check_call(function, args, None) == (function, args, {})
+    assert check_call(function, args, None, launcher="") == (function, args, {})
 
 
 def test_name_of_a_callable_is_the_one_that_the_user_knows() -> None:

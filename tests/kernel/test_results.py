@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from notebook_launcher import MissingResultError, ReturnValueError, notebook_launch, report
+from notebook_launcher.kernel.failures.failure import Failure
 from notebook_launcher.kernel.results import RankSummary, Results
-from notebook_launcher.messages import Failure
 
 FAILURE = Failure(rank=1, kind="exception", time=0.0, summary="ValueError: boom")
 

@@ -7,13 +7,14 @@ import gc
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from notebook_launcher import LaunchConfig, Run, Session
+from notebook_launcher import CallOrderError, LaunchConfig, Run, Session
+from notebook_launcher.kernel import session as session_module
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
 from tests.support.interrupts import interrupt_at
@@ -367,3 +368,24 @@ def test_kept_model_does_not_cost_the_peers_their_memory(waits_in):
         with pytest.raises(ValueError, match="boom"):
             session.run(fail)
         assert list(session.run(os.getpid)) == before
+
+
+@pytest.mark.parametrize("call", ["run", "launch", "debug", "forget"])
+def test_session_with_an_open_debugger_refuses_calls_of_other_threads(call, monkeypatch):
+    with Session(1, output="none", devices="cpu") as session:
+
+        class OpenDebugger:
+            def __init__(self, *_: Any) -> None:
+                pass
+
+            def run(self) -> None:
+                getattr(session, call)(*([int] if call in ("run", "launch") else []))
+
+        monkeypatch.setattr(session_module, "PostMortem", OpenDebugger)
+        monkeypatch.setattr(session_module, "frames_to_debug", lambda *_, **__: ())
+        monkeypatch.setattr(session_module, "check_answers", lambda _: None)
+        with pytest.raises(
+            CallOrderError, match=r"the session is busy with its debugger\. Leave the debugger first: type q"
+        ):
+            session.debug()
+        assert list(session.run(int)) == [0]

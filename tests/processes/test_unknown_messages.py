@@ -16,6 +16,8 @@ from notebook_launcher.processes import forkserver, supervisor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+NO_PROCESS = 2**31 - 1
+
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
@@ -27,32 +29,28 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         ours.close()
 
 
-def reader(kind: type, channel: Channel) -> Any:
-    """Return a reader that has nothing but its channel."""
-    made: Any = object.__new__(kind)
-    made._channel = channel
-    return made
-
-
 def test_supervisor_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(TypeError, match="the supervisor got an unknown message: 'hello'"):
-        reader(supervisor._Supervisor, ends[1])._on_message()
+        supervisor._Supervisor(ends[1])._on_message()
 
 
 def test_fork_server_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(TypeError, match="the fork server got an unknown message: 'hello'"):
-        reader(forkserver._Server, ends[1])._on_message()
+        forkserver._Server(ends[1], NO_PROCESS)._on_message()
 
 
 def test_kernel_refuses_an_unknown_message_of_a_supervisor(ends: tuple[Channel, Channel]) -> None:
+    tree: Any = object.__new__(ProcessTree)  # The constructor starts processes.
+    tree._channel = ends[1]
     with pytest.raises(TypeError, match="the kernel got an unknown message from the supervisor: 'hello'"):
-        reader(ProcessTree, ends[1])._on_supervisor()
+        tree._on_supervisor()
 
 
 def test_agent_refuses_an_unknown_message_for_its_ranks() -> None:
+    link: Any = None
     tree: Any = None
     with pytest.raises(TypeError, match="the agent got an unknown message: 'hello'"):
-        object.__new__(Agent)._obey_for_tree("hello", tree)
+        Agent(link)._obey_for_tree("hello", tree)
 
 
 def test_rank_ends_at_an_unknown_message() -> None:

@@ -31,6 +31,7 @@ FOUNDATIONS = (
     "errors",
     "facade",
     "installed",
+    "links",
     "messages",
     "package_folder",
     "pictures",

@@ -192,7 +192,7 @@ class LaunchState(traitlets.HasTraits):
                 if self.function is None:
                     self.problems[""] = NO_FUNCTION
                 elif not any(key.startswith("arguments.") for key in self.problems):
-                    checks.check_call(self.function, *self.call())
+                    checks.check_call(self.function, *self.call(), launcher="notebook_launch(fn, 2")
             except ConfigError as error:
                 self.problems.setdefault(error.field or "", str(error))
             self.revision += 1

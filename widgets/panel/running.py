@@ -48,7 +48,7 @@ class RunArea:
         """Starts the run that the panel describes."""
         self._lock = threading.RLock()
         """Held while `_stage`, `run` and `_heir` change: clicks, a start and a run's end have threads of their own."""
-        self._stage: Literal["idle", "starting", "running"] = "idle"
+        self._stage: Literal["idle", "starting", "running", "stopping"] = "idle"
         self._heir: RunArea | None = None
         """The area of the panel that has replaced this one."""
         self._is_heir = False
@@ -111,7 +111,7 @@ class RunArea:
         if stage == "idle" or not self._begin():
             return
         self._is_heir = True
-        if stage == "running" and run is not None:
+        if stage != "starting" and run is not None:
             self.receive(run)
         else:
             self._draw_start()  # The thread that starts the run passes it on.
@@ -206,7 +206,7 @@ class RunArea:
         self._set_status(f"{run.name} is running on {plural(num, 'rank')}.", "busy")
         self.stop_button.disabled, self.stop_button.tooltip = False, STOP_TIP
         self._draw_launch_button()
-        if run.state == "stopping":
+        if run.state == "stopping" and self._begin_stopping() is not None:
             self._draw_stopping()
         old, self._monitor = self._monitor, Monitor(run)
         self.monitor_box.children = [self._monitor]
@@ -220,11 +220,18 @@ class RunArea:
             self._monitor.close()
 
     def _click_stop(self) -> None:
-        if self.run is None or self.run.wait(0):
+        if self.run is None or self.run.wait(0) or (is_second := self._begin_stopping()) is None:
             return
-        is_second = self.stop_button.description == "Kill"
         self._draw_stopping()
         self.run.stop(wait=False, at_once=is_second)
+
+    def _begin_stopping(self) -> bool | None:
+        """Note that the run is being stopped. Return True if this was known, None if no run goes on."""
+        with self._lock:
+            if self._stage not in ("running", "stopping"):
+                return None
+            was_known, self._stage = self._stage == "stopping", "stopping"
+            return was_known
 
     def _over(self, run: Run) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ import traceback
 from typing import Any
 
 from notebook_launcher.errors import RemoteTraceback
-from notebook_launcher.messages import Failure
+from notebook_launcher.kernel.failures.failure import Failure
 
 __all__ = ["ansi_to_html", "exception_html"]
 

@@ -28,13 +28,13 @@ from notebook_launcher import board_layout, messages
 from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import Greeting
-from notebook_launcher.engines.cluster.links import Link, LinkError
 from notebook_launcher.engines.cluster.module_archive import path_of_archive
 from notebook_launcher.engines.cluster.packed_events import HeldEvents
 from notebook_launcher.engines.events import FromRank, SupervisorLost
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_server, start_by_spawn
 from notebook_launcher.errors import ResourceError
+from notebook_launcher.links import Link, LinkError
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event

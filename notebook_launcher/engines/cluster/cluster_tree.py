@@ -72,8 +72,6 @@ class ClusterTree:
         """By rank: bytes of resident memory, as its node last reported."""
         self._pulses: dict[int, tuple[bool, int, int]] = {}
         """By rank: the fields of its `Pulse`, as its node last reported."""
-        self._parcel_of: tuple[object, set[int]] = (None, set())
-        """The record that the last parcel was sent with, and the nodes that have the parcel."""
         self._told_lost: set[int] = set()
         """Numbers of the nodes whose loss was an event already."""
         self._is_closed = False
@@ -98,16 +96,17 @@ class ClusterTree:
         """The process number of each rank that lives, on its own machine."""
         return dict(self._pids)
 
-    def send(self, rank: int, record: object, fds: list[int] | None = None) -> None:
-        """Send a record to a rank, with a parcel; a parcel goes to each node once."""
-        node = self._node_of[rank]
-        if fds:
-            if self._parcel_of[0] is not record:
-                self._parcel_of = (record, set())
-            if node.number not in self._parcel_of[1]:
-                self._parcel_of[1].add(node.number)
-                node.send_parcel(fds[0])
-        node.send(node_records.ToRank(rank, record, has_parcel=bool(fds)))
+    def send(self, rank: int, record: object) -> None:
+        """Send a record to a rank."""
+        self._node_of[rank].send(node_records.ToRank(rank, record, has_parcel=False))
+
+    def send_all(self, record: object, fds: Sequence[int] = ()) -> None:
+        """Send a record to every rank, with a parcel that goes to each node once."""
+        for node in self._nodes:
+            for fd in fds:
+                node.send_parcel(fd)
+            for rank in self._ranks_of[node]:
+                node.send(node_records.ToRank(rank, record, has_parcel=bool(fds)))
 
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:
         """Send a signal to ranks; SIGKILL also goes to their data-loader workers."""

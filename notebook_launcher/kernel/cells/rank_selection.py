@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.text import no_such_rank
 
 __all__ = ["selected_ranks"]
 
@@ -21,8 +22,10 @@ def selected_ranks(ranks: object, num_processes: int) -> tuple[int, ...] | None:
     if ranks is None or ranks == "all":
         return None
     chosen = sorted(set(_numbers(ranks)))
-    if not chosen or chosen[0] < 0 or chosen[-1] >= num_processes:
-        raise ConfigError(f"ranks={ranks!r}: there are {num_processes} ranks, 0 to {num_processes - 1}.")
+    if not chosen:
+        raise _unclear(ranks)
+    if missing := [rank for rank in chosen if rank not in range(num_processes)]:
+        raise ConfigError(f"ranks={ranks!r}: {no_such_rank(missing[0], num_processes, 'session')}.")
     return None if len(chosen) == num_processes else tuple(chosen)
 
 

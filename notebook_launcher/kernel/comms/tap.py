@@ -11,9 +11,9 @@ which a reloaded page asks for all widgets.
 All other messages keep their order and their way. IPython's pre- and post-execute hooks do not run for a message that
 the tap takes, because on another thread they make the running cell lose figures.
 
-This is the one module that uses names of ipykernel that are not public (`shell_stream`, `shell_channel_thread`,
-`shell_handlers`, `msg_queue`, `dispatch_shell`, `_publish_status`). If one of them is missing there is no tap, and the
-kernel processes clicks when the cell ends.
+Like `kernel/display/cell.py` (`_topic`), this module uses names of ipykernel that are not public (`shell_stream`,
+`shell_channel_thread`, `shell_handlers`, `msg_queue`, `dispatch_shell`, `_publish_status`). If one of these is missing
+there is no tap, and the kernel processes clicks when the cell ends.
 """
 
 from __future__ import annotations

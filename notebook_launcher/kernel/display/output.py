@@ -57,9 +57,9 @@ class RunOutput:
         """The ranks whose rich output is shown: "all", "rank0" or "none"."""
         self._has_headlines = config.output != "none"
         """True if the launcher's own first and last lines are shown."""
-        self.shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
+        self._shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view is expected to show the progress."""
-        self.picture_from = math.inf
+        self._picture_from = math.inf
         """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
         self.last_line = ""
         """The run's last line, if the picture is to show it."""
@@ -68,6 +68,19 @@ class RunOutput:
     def sink(self) -> cell.Sink:
         """The cell or terminal that gets the output."""
         return self._sink
+
+    @property
+    def shows_progress(self) -> bool:
+        """True if a line of progress is shown, because no view is expected to show the progress."""
+        return self._shows_progress
+
+    def show_progress(self, *, on: bool) -> None:
+        """Show a line of progress from now on, because no view shows the progress; or show none."""
+        self._shows_progress = on
+
+    def use_picture_from(self, moment: float) -> None:
+        """Show the end of the run by a picture instead of a line, from a time by `time.monotonic()` on."""
+        self._picture_from = moment
 
     def choose_widget_ranks(self, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
         """Return the ranks whose widgets the cell shows: the wanted ranks; None: the ranks of the option `display`."""
@@ -122,7 +135,7 @@ class RunOutput:
     def end(self, text: str) -> None:
         """Show the rest of the ranks' output, including unfinished lines, and then the run's last line."""
         self._console.finish()
-        if text and time.monotonic() < self.picture_from:
+        if text and time.monotonic() < self._picture_from:
             self.headline(text)
         elif self._has_headlines:
             self.last_line = text
@@ -130,7 +143,7 @@ class RunOutput:
 
     def progress(self, text: str) -> None:
         """Show the progress of the run in one line that is updated in place."""
-        self._console.progress(text if self.shows_progress else "")
+        self._console.progress(text if self._shows_progress else "")
 
     def show(self, rank: int, record: messages.Display | messages.ClearOutput) -> None:
         """Show rich output, if the rank's rich output is shown at all."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.errors import InternalError, NodeLostError, RankFailedError
 from notebook_launcher.kernel.display.formatting import format_report, one_line
+from notebook_launcher.kernel.failures.failure import Failure
 from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
 from notebook_launcher.kernel.inspection.stacks import crash_site
-from notebook_launcher.messages import ExceptionReport, Failure
 from notebook_launcher.text import name_rank
 from notebook_launcher.units import format_bytes, rank_list
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.hosting import UnpacksException
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
-    from notebook_launcher.messages import Raised
+    from notebook_launcher.messages import ExceptionReport, Raised
 
 __all__ = [
     "STOPPED",
@@ -46,7 +46,7 @@ __all__ = [
 
 CONSEQUENCES = re.compile(
     r"failed to pass monitoredbarrier"
-    r"|connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|connection lost"
+    r"|connection (was (likely )?)?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|connection lost"
     r"|timed out|timeout|remote process exited|nccl (communicator was aborted|error)|watchdog"
     r"|process group .*(abort|shut)|socket .*(closed|reset)|peer (closed|disconnected)|no error \(recv\)",
     re.IGNORECASE,
@@ -217,7 +217,7 @@ def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
         argument = _exit_argument(outcome.raised, code)
         text = f"{rank} called sys.exit({argument}). Return a value, or raise an exception that describes the problem."
     elif outcome.exited is None or code is None:
-        text = f"{rank} did not start"
+        text = f"{rank} did not start. Launch again, and if that fails, with fewer ranks."
     elif code >= 0:
         text = f"{rank} exited with code {code} before it returned: something called os._exit, or C code exited."
     else:
@@ -257,5 +257,7 @@ def node_lost_error(lost: NodeLost) -> NodeLostError:
 
 def supervisor_lost_error(reason: str) -> InternalError:
     """Return the error for a supervisor that is gone."""
-    msg = f"the supervisor of this run is gone ({reason}); its ranks were killed with it"
-    return InternalError(msg)
+    return InternalError(
+        f"the supervisor of this run is gone ({reason}); its ranks were killed with it. Launch again, and if this "
+        "happens again, report it with this message."
+    )

@@ -21,9 +21,10 @@ from notebook_launcher.units import format_bytes, format_seconds, rank_list
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.outcome import RunOutcome
-    from notebook_launcher.messages import Failure, KeptFrames
+    from notebook_launcher.messages import KeptFrames
 
 __all__ = [
     "add_hint",

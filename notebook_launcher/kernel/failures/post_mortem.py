@@ -19,6 +19,7 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.display.output import RunOutput
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run.questions import Question, Questions
+from notebook_launcher.text import no_such_rank
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bo
             raise CallOrderError(f"the last run, {data.name}, {words}: no rank is to blame for it.{others}")
     num = data.plan.num_processes
     if isinstance(rank, bool) or rank not in range(num):
-        raise CallOrderError(f"there is no rank {rank!r}: this session has {num}, 0 to {num - 1}.")
+        raise CallOrderError(f"{no_such_rank(rank, num, 'session')}.")
     if rank not in kept:
         has_returned = rank in outcomes and outcomes[rank].returned is not None
         words = "returned" if has_returned else "died, and its frames with it"

@@ -15,8 +15,9 @@ from notebook_launcher.kernel.inspection.stacks import LIBRARIES, StackFrame
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
+    from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.inspection.stacks import Stacks
-    from notebook_launcher.messages import ExceptionReport, Failure
+    from notebook_launcher.messages import ExceptionReport
 
 __all__ = ["SIZES_DIFFER", "SUGGESTION", "collective_in", "describe_mismatch", "suggestion"]
 

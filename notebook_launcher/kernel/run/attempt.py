@@ -91,8 +91,7 @@ class Attempt:
     def begin(self) -> None:
         """Send the call; a rank that is not up yet finds the call in its channel."""
         self.tree.board.clear()
-        for rank in range(self.state.num_processes):
-            self.tree.send(rank, self._call, [] if self._parcel_fd is None else [self._parcel_fd])
+        self.tree.send_all(self._call, () if self._parcel_fd is None else (self._parcel_fd,))
 
     def forget_outcomes(self, generation: int) -> None:
         """Forget ranks that ended before the call began and have been replaced since."""
@@ -188,7 +187,7 @@ class Attempt:
             self._leave_in(RETURN_GRACE)
         if not outcome.failed or stopping is not None:
             return
-        grace = VICTIM_GRACE if outcome.raised is not None and is_secondary(outcome.raised.report) else SURE_GRACE
+        grace = VICTIM_GRACE if _is_victim(outcome) else SURE_GRACE
         fail_at = time.monotonic() + grace
         self._fail_at = fail_at if self._fail_at is None else min(self._fail_at, fail_at)
 
@@ -292,14 +291,13 @@ class Attempt:
                 before_stop()
             self._climb_onto(Ladder.start(time.monotonic(), FAILURE_BUDGETS))
         elif self._is_late(now):
-            self.timed_out = True
+            self.timed_out, self.went_idle = True, now >= self._idle_at
             before_stop()
             self._climb_onto(Ladder.start(time.monotonic(), USER_BUDGETS))
 
     def _is_late(self, now: float) -> bool:
-        self.went_idle = now >= self._idle_at
         has_aged = self._deadline is not None and self._held_at is None and now >= self._deadline
-        return has_aged or self.went_idle
+        return has_aged or now >= self._idle_at
 
     @property
     def rung(self) -> Rung | None:

@@ -76,6 +76,11 @@ class CallState:
             known.exited = exited
         return True
 
+    def note_killed_at_exit(self, rank: int) -> None:
+        """Note that a rank is killed in its exit handlers, which is no failure of a function that has returned."""
+        outcome = self.outcomes[rank]
+        outcome.after_stop = outcome.after_stop or not outcome.failed
+
     def note_loss(self, event: SupervisorLost | NodeLost) -> None:
         """Note that the tree is of no further use."""
         if isinstance(event, SupervisorLost):

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher import messages
+    from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.hosting import Hosting, UnpacksException
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
-    from notebook_launcher.messages import ExceptionReport, Failure
+    from notebook_launcher.messages import ExceptionReport
 
 __all__ = ["SettlesFolder", "conclude", "describe_failure", "fault_of_ours"]
 

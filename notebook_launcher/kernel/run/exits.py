@@ -40,8 +40,7 @@ def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[E
     if data.commands.asked_to_stop:
         when, hint = "as the run was stopped", ""
     for rank in attempt.tree.pids:
-        outcome = attempt.state.outcomes[rank]
-        outcome.after_stop = outcome.after_stop or not outcome.failed  # A rank that failed did so before the stop.
+        attempt.state.note_killed_at_exit(rank)
         if not failed:
             text = f"rank {rank} was killed: {when} it was still running exit handlers or threads{hint}"
             data.output.notice(text, "stderr")

@@ -33,6 +33,7 @@ from notebook_launcher.kernel.run.commands import (
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.settings.changes import check_change, read_wanted
+from notebook_launcher.text import no_such_rank
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.travel.rank_function import RankFunction
 from notebook_launcher.units import format_seconds, plural
@@ -96,7 +97,7 @@ class Run(LiveRunReader, AnyRun):
         if isinstance(fn, RankFunction):  # This package's own call, which the check would cost 0.1 ms of a cell's 4.
             call = travel.FunctionCall(fn, tuple(args), dict(kwargs or {}))
         else:
-            call = checks.check_call(fn, args, kwargs)
+            call = checks.check_call(fn, args, kwargs, launcher=_launcher(many_calls=ranks.many_calls, in_cell=in_cell))
         if ranks.plan.config.debug:
             check_answers("debug=True", in_cell=in_cell)
         call_parcel = None
@@ -125,7 +126,7 @@ class Run(LiveRunReader, AnyRun):
         """Begin a run in a host; a kernel has checked and packed its call, and `scope` describes it."""
         ranks.start()
         thread = RunThread(ranks, None, call_parcel, scope, in_cell=False, hosting=hosting)
-        thread.data.output.picture_from = 0.0  # The last line goes to the clients, beside the outcome.
+        thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
         hosting.questions.connect(thread.command, thread.waits_for)
         hosting.begin_in(thread.make_folder())
         thread.begin()
@@ -233,8 +234,7 @@ class Run(LiveRunReader, AnyRun):
     def _check_rank(self, rank: int) -> int:
         num = self._data.plan.num_processes
         if rank not in range(num):
-            msg = f"there is no rank {rank!r}: this run has {num}, 0 to {num - 1}"
-            raise for_caller(LookupError(msg))
+            raise for_caller(LookupError(no_such_rank(rank, num)))
         return rank
 
     def stacks(self) -> Stacks:
@@ -502,6 +502,13 @@ class Run(LiveRunReader, AnyRun):
     def show_late_output(self, events: list[Event]) -> None:
         """Show text that the ranks write after the run is over, while their session ends."""
         self._data.output.show_late_output(events)
+
+
+def _launcher(*, many_calls: bool, in_cell: bool) -> str:
+    """Return the beginning of the call that starts such a run, as an error about its arguments shows it."""
+    if many_calls:
+        return "session.run(fn" if in_cell else "session.launch(fn"
+    return "notebook_launch(fn, 2" if in_cell else "launch(fn, 2"
 
 
 def _is_within(value: object, most: float) -> bool:

@@ -66,8 +66,7 @@ class RankRequests:
         change = messages.Change(
             number=self._num_changes, action=action, values=values or {}, source=source, profile=profile
         )
-        for rank in range(self._tree.setup.num_processes):
-            self._tree.send(rank, change)
+        self._tree.send_all(change)
         # Written last: a rank that sees the number finds the change in its channel.
         self._tree.board.announce_change(self._num_changes)
         return True

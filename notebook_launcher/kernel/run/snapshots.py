@@ -16,10 +16,10 @@ from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import RankPhases, RankState, RunState
+    from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.outcome import RunOutcome
-    from notebook_launcher.messages import Failure
 
 __all__ = ["config_as_json", "state_of", "take_rank_snapshots", "take_snapshot"]
 

@@ -169,7 +169,7 @@ class RunThread:
         return outcome
 
     def _settle_folder(self, *, failed: bool) -> Path | None:
-        return self._recorder.settle(failed=failed, is_minor=self.data.scope.is_brief)
+        return self._recorder.settle(failed=failed, is_brief=self.data.scope.is_brief)
 
     def _fail(self, fault: BaseException) -> RunOutcome:
         with contextlib.suppress(Exception):

@@ -134,7 +134,7 @@ def test_victims_frames_can_be_looked_into(session: Kernel) -> None:
 
 
 REFUSALS = {
-    "session.debug(7)": "there is no rank 7: this session has 2, 0 to 1",
+    "session.debug(7)": "there is no rank 7: this session has 2 ranks, 0 to 1",
     "session.debug(True)": "there is no rank True",
     "with Session(2) as other: other.debug()": "this session has had no run yet",
     "import threading; threading.Thread(target=in_thread).start()": None,

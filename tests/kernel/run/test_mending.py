@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import Session, report
 from notebook_launcher.kernel.ranks import describe_restart
@@ -31,9 +32,10 @@ def test_notice_after_a_stop_with_nccl_names_what_would_have_kept_the_memory(cap
 
     with Session(1) as session:
         session.run(int)
-        tree = session._ranks.tree
-        assert tree is not None
-        object.__setattr__(tree.setup, "backend", "nccl")  # The rank has gloo's group; the kernel's words are tried.
+        tree: Any = session._ranks.tree
+        tree.setup = dataclasses.replace(
+            tree.setup, backend="nccl"
+        )  # The rank has gloo's group; the kernel's words are tried.
         run = session.launch(hold)
         while not run.metrics:
             assert not run.wait(0.01), run.exception()

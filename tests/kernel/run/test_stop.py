@@ -291,7 +291,7 @@ def test_run_handle_gives_state_and_waits(kernel: Kernel) -> None:
         )
     assert "['running', 'running'] True False" in outcome.stdout
     assert re.search(r"the run is still running after 0.01 s \(.*\): .* or stop\(\) to end it", outcome.stdout)
-    assert "there is no rank 2: this run has 2, 0 to 1" in outcome.stdout
+    assert "there is no rank 2: this run has 2 ranks, 0 to 1" in outcome.stdout
     assert "{'loss': 1.0} 0" in outcome.stdout
     assert "<Run of cooperative on 2 ranks: stopped," in outcome.stdout
 

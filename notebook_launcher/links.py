@@ -1,7 +1,8 @@
-"""A link: records between the kernel and an agent, over a pair of descriptors.
+"""A link: records over a pair of descriptors, between the kernel and an agent, or a host and its client.
 
-Every record is a pickle after its length. Both ends belong to one program that the kernel started, so nothing of other
-origin is unpickled.
+Every record is a pickle after its length, and unpickling can run any code. So both ends are of one user: an agent is a
+program that the kernel started, and a host and its client ask the system for the other end's user before the first
+record (`detached/door.py`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,371 @@
+"""One call on a process tree that is made up and a clock that stands still: when a call is stopped, and how."""
+
+from __future__ import annotations
+
+import math
+import signal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import LaunchConfig, board_layout, messages
+from notebook_launcher.engines.board import Board
+from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost
+from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.kernel.run import attempt as attempt_module
+from notebook_launcher.kernel.run import rank_requests
+from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SESSION_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
+from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GROUP = messages.GroupState(is_kept=True, num_calls={})
+LOST_PEER = messages.ExceptionReport(
+    type_name="RuntimeError",
+    message="Connection closed by peer [127.0.0.1]:28912",
+    frames=(messages.Frame(filename="/x/torch/distributed/distributed_c10d.py", lineno=1, name="all_reduce"),),
+)
+BOOM = messages.ExceptionReport(type_name="ValueError", message="boom", frames=())
+
+
+class Tree:
+    """A tree whose ranks do nothing; `log` is all that it was told, `sent` the records of each rank."""
+
+    def __init__(self, num_processes: int = 3, *, many_calls: bool = False) -> None:
+        plan = make_plan(LaunchConfig(num_processes=num_processes, devices="cpu"))
+        self.setup = plan.setup(many_calls=many_calls)
+        self.board = Board(bytearray(board_layout.BOARD_SIZE))
+        self.pids = {rank: 100 + rank for rank in range(num_processes)}
+        self.log: list[Any] = []
+        self.sent: list[tuple[int, object]] = []
+
+    def send(self, rank: int, record: object) -> None:
+        self.sent.append((rank, record))
+
+    def send_all(self, record: object, fds: Sequence[int] = ()) -> None:
+        self.sent += [(rank, (record, *fds) if fds else record) for rank in self.pids]
+
+    def signal(self, ranks: tuple[int, ...], signum: int) -> None:
+        self.log.append((ranks, signum))
+
+    def kill_supervisor(self) -> None:
+        self.log.append("supervisor")
+
+
+class Clock:
+    """The time that the attempt sees; `now` is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (attempt_module, rank_requests):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+class Call:
+    """An attempt that has begun, and the moments at which it gathered stacks before a stop."""
+
+    def __init__(self, clock: Clock, tree: Tree | None = None, **options: Any) -> None:
+        self.clock, self.tree = clock, tree or Tree()
+        made: Any = self.tree
+        call = messages.RunCall(call_id=1, generation=0)
+        self.attempt = Attempt(made, call, None, **{"deadline": None, "debug": False, **options})
+        self.attempt.begin()
+        self.tree.sent.clear()
+        self.looked: list[float] = []
+
+    def start(self) -> Call:
+        for rank in self.tree.pids:
+            self.attempt.fold(FromRank(rank, messages.CallStarted(call_id=1), []))
+        return self
+
+    def give_value(self, rank: int, call_id: int = 1) -> None:
+        record = messages.Returned(call_id=call_id, time=self.clock.now, peak_rss=0, group=GROUP)
+        self.attempt.fold(FromRank(rank, record, []))
+
+    def fail(self, rank: int, report: messages.ExceptionReport = BOOM) -> None:
+        record = messages.Raised(
+            call_id=1, time=self.clock.now, peak_rss=0, stage="function", report=report, group=GROUP
+        )
+        self.attempt.fold(FromRank(rank, record, []))
+
+    def lose(self, rank: int) -> None:
+        exited = messages.RankExited(
+            rank=rank, pid=self.tree.pids.pop(rank), exitcode=-9, time=self.clock.now, peak_rss=0, oom=False
+        )
+        self.attempt.fold(RankLost(exited))
+
+    def act(self, seconds: float = 0.0) -> list[Any]:
+        """Let time pass, let the attempt act, and return the signals that it sends."""
+        self.clock.now += seconds
+        self.attempt.act(lambda: self.looked.append(self.clock.now))
+        told, self.tree.log = self.tree.log, []
+        return told
+
+    def asked_to_leave(self) -> list[int]:
+        return [rank for rank, record in self.tree.sent if isinstance(record, messages.LeaveGroup)]
+
+
+# A failure.
+
+
+def test_call_and_its_parcel_go_to_every_rank_once(clock: Clock) -> None:
+    tree: Any = Tree(2)
+    call = messages.RunCall(call_id=1, generation=0)
+    tree.board.ask_to_stop(together=False)
+    Attempt(tree, call, 7, deadline=None, debug=False).begin()
+    assert tree.sent == [(0, (call, 7)), (1, (call, 7))]
+    assert not any(tree.board.page)
+
+
+def test_attempt_without_failures_settles_once_every_rank_has_returned(clock: Clock) -> None:
+    call = Call(clock).start()
+    assert call.attempt.next_deadline() is None
+    for rank in (0, 1):
+        call.give_value(rank)
+    assert not call.attempt.settled
+    assert call.attempt.state.running == {2}
+    call.give_value(2, call_id=7)  # Of another call.
+    assert not call.attempt.settled
+    call.give_value(2)
+    assert (call.attempt.settled, call.attempt.is_ending, call.attempt.rung) == (True, False, None)
+
+
+@pytest.mark.parametrize(("report", "grace"), [(BOOM, SURE_GRACE), (LOST_PEER, VICTIM_GRACE)])
+def test_failure_stops_the_others_after_a_grace_and_climbs_the_ladder(
+    clock: Clock, report: messages.ExceptionReport, grace: float
+) -> None:
+    call = Call(clock).start()
+    call.fail(1, report)
+    assert call.attempt.is_ending
+    assert call.attempt.next_deadline() == clock.now + grace
+    assert call.act(grace - 0.01) == []
+    assert call.act(0.01) == [((0, 2), signal.SIGINT)]
+    assert bool(call.looked) == (report is LOST_PEER)  # Stacks are of use where no rank is to blame yet.
+    assert call.act() == []
+    assert call.asked_to_leave() == [1]
+    assert call.attempt.next_deadline() == clock.now + FAILURE_BUDGETS[Rung.INTERRUPT]
+    call.fail(0)
+    assert call.act(FAILURE_BUDGETS[Rung.INTERRUPT]) == [((2,), signal.SIGTERM)]
+    assert call.act(FAILURE_BUDGETS[Rung.TERMINATE]) == [((2,), signal.SIGKILL)]
+    assert call.act(1000) == []
+    call.lose(2)
+    assert (call.attempt.settled, call.attempt.rung) == (True, Rung.KILL)
+    assert [call.attempt.state.outcomes[rank].after_stop for rank in range(3)] == [True, False, True]
+
+
+def test_a_sure_failure_shortens_the_grace_of_a_likely_consequence(clock: Clock) -> None:
+    call = Call(clock).start()
+    call.fail(1, LOST_PEER)
+    clock.now += 0.1
+    call.fail(0)
+    assert call.attempt.next_deadline() == clock.now + SURE_GRACE
+    assert call.act(SURE_GRACE) == [((2,), signal.SIGINT)]
+    assert call.looked == []
+
+
+def test_rank_that_could_not_be_started_fails_the_call(clock: Clock) -> None:
+    call = Call(clock)
+    lost = messages.RankNotStarted(rank=1, errno=11, message="no room")
+    call.attempt.fold(lost)
+    assert call.attempt.state.not_started == lost
+    assert call.act(SURE_GRACE) == [((0, 2), signal.SIGINT)]
+
+
+@pytest.mark.parametrize("event", [SupervisorLost(""), NodeLost("node 1", (1, 2), "it is silent")])
+def test_lost_tree_settles_the_call_at_once(clock: Clock, event: Any) -> None:
+    call = Call(clock).start()
+    call.attempt.fold(event)
+    assert call.attempt.settled
+    assert call.attempt.state.failed
+
+
+# A stop.
+
+
+def test_stop_interrupts_ranks_that_read_no_board_and_asks_others_first(clock: Clock) -> None:
+    call = Call(clock).start()
+    call.attempt.stop()
+    assert call.act() == [((0, 1, 2), signal.SIGINT)]
+    asked = Call(clock).start()
+    asked.tree.board.page[board_layout.COOPERATIVE + 1] = 1
+    asked.attempt.stop()
+    assert asked.act() == []
+    assert asked.tree.board.page[board_layout.STOP_FLAG] == board_layout.STOP_EACH
+    assert asked.attempt.rung is Rung.ASK
+    assert asked.act(USER_BUDGETS[Rung.ASK]) == [((0, 1, 2), signal.SIGINT)]
+    assert asked.act(USER_BUDGETS[Rung.INTERRUPT]) == [((0, 1, 2), signal.SIGTERM)]
+    assert asked.act(USER_BUDGETS[Rung.TERMINATE]) == [((0, 1, 2), signal.SIGKILL)]
+
+
+def test_stop_at_once_kills_and_a_rank_that_was_killed_settles_when_it_exits(clock: Clock) -> None:
+    call = Call(clock).start()
+    call.attempt.stop(at_once=True)
+    assert call.act() == [((0, 1, 2), signal.SIGINT), ((0, 1, 2), signal.SIGKILL)]
+    for rank in range(3):
+        call.give_value(rank)
+    assert not call.attempt.settled
+    for rank in range(3):
+        call.lose(rank)
+    assert call.attempt.settled
+
+
+def test_kill_before_any_rank_is_up_ends_the_supervisor(clock: Clock) -> None:
+    call = Call(clock)
+    call.tree.pids.clear()
+    call.attempt.stop(at_once=True)
+    assert "supervisor" in call.act()
+
+
+def test_session_kills_one_rank_in_place_of_terminating_all(clock: Clock) -> None:
+    call = Call(clock, Tree(many_calls=True)).start()
+    call.attempt.stop()
+    call.act()
+    assert call.act(USER_BUDGETS[Rung.INTERRUPT]) == [((0,), signal.SIGKILL)]
+
+
+def test_stop_after_the_step_sends_no_signal(clock: Clock) -> None:
+    call = Call(clock).start()
+    assert not call.attempt.requests.ask_to_stop(call.attempt.state.unsettled)
+    call.tree.board.page[board_layout.COOPERATIVE] = 1
+    assert call.attempt.requests.ask_to_stop(call.attempt.state.unsettled)
+    assert call.tree.board.page[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER
+    assert (call.act(1000), call.attempt.rung) == ([], Rung.ASK)
+    call.fail(0)
+    assert call.attempt.state.outcomes[0].after_stop
+    assert call.act(1000) == []
+
+
+# Ranks that leave the process group.
+
+
+def test_rank_that_has_returned_leaves_the_group_while_others_run(clock: Clock) -> None:
+    call = Call(clock).start()
+    call.give_value(1)
+    assert call.attempt.next_deadline() == clock.now + RETURN_GRACE
+    call.act(RETURN_GRACE)
+    assert call.asked_to_leave() == [1]
+    assert not call.attempt.state.kept_group
+
+
+def test_rank_of_a_session_leaves_the_group_only_in_a_stop(clock: Clock) -> None:
+    call = Call(clock, Tree(many_calls=True)).start()
+    call.give_value(1)
+    assert call.attempt.next_deadline() is None
+    call.attempt.stop()
+    call.act(SESSION_GRACE)
+    assert call.asked_to_leave() == [1]
+    assert call.tree.sent == [(1, messages.LeaveGroup())]
+
+
+def test_nobody_leaves_once_every_rank_has_settled(clock: Clock) -> None:
+    call = Call(clock).start()
+    for rank in range(3):
+        call.give_value(rank)
+    call.act(RETURN_GRACE)
+    assert call.asked_to_leave() == []
+    assert call.attempt.state.kept_group
+
+
+# The debugger.
+
+
+def test_debugger_holds_the_other_ranks_and_the_clock_until_it_is_left(clock: Clock) -> None:
+    call = Call(clock, debug=True, deadline=clock.now + 10).start()
+    call.fail(1, LOST_PEER)
+    call.fail(2)
+    assert call.attempt.failure_to_debug() is None
+    assert call.act(SURE_GRACE) == []
+    failure = call.attempt.failure_to_debug()
+    assert failure is not None
+    assert failure.rank == 2
+    assert call.attempt.failure_to_debug() is None
+    call.attempt.begin_debugging(2)
+    assert call.tree.sent[-1] == (2, messages.DebugFailure())
+    assert call.act(1000) == []
+    assert (call.attempt.is_ending, call.attempt.settled, call.attempt.next_deadline()) == (True, False, None)
+    call.attempt.end_debugging(0)  # Of another rank.
+    assert call.act() == []
+    call.attempt.end_debugging(2)
+    assert call.act() == [((0,), signal.SIGINT)]
+    assert not call.attempt.timed_out
+
+
+# The time limits.
+
+
+def test_run_that_takes_too_long_is_stopped_and_looked_at_first(clock: Clock) -> None:
+    call = Call(clock, deadline=clock.now + 10).start()
+    assert call.attempt.next_deadline() == clock.now + 10
+    assert call.act(9.9) == []
+    assert call.act(0.1) == [((0, 1, 2), signal.SIGINT)]
+    assert (call.looked, call.attempt.timed_out, call.attempt.went_idle) == ([clock.now], True, False)
+    assert call.attempt.next_deadline() == clock.now + USER_BUDGETS[Rung.INTERRUPT]
+
+
+def test_clock_of_the_time_limit_stands_still_while_input_or_a_pause_holds_the_ranks(clock: Clock) -> None:
+    call = Call(clock, deadline=clock.now + 10).start()
+    call.attempt.hold_clock(held=True)
+    clock.now += 100
+    assert call.attempt.next_deadline() is None
+    call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="pause", values={}))
+    call.attempt.hold_clock(held=False)  # The input is answered, and the pause goes on.
+    assert call.act(100) == []
+    call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="resume", values={}))
+    assert call.attempt.next_deadline() == clock.now + 10
+    assert call.act(10) == [((0, 1, 2), signal.SIGINT)]
+
+
+def test_run_goes_idle_only_once_a_rank_runs_the_function(clock: Clock) -> None:
+    call = Call(clock, idle_timeout=5.0)
+    assert (call.act(1000), call.attempt.next_deadline()) == ([], None)
+    call.start()
+    assert call.act(4.9) == []
+    call.attempt.note_activity()
+    assert call.act(4.9) == []
+    assert call.act(0.1) == [((0, 1, 2), signal.SIGINT)]
+    assert (call.attempt.timed_out, call.attempt.went_idle) == (True, True)
+
+
+# The ladder, and changes.
+
+
+def test_ladder_ends_on_its_last_rung() -> None:
+    ladder = Ladder.start(0.0, USER_BUDGETS, can_ask=True)
+    seen = [(ladder.rung, ladder.deadline)]
+    for now in (0.5, 1.5, 2.0, 3.0):
+        ladder.climb(now)
+        seen.append((ladder.rung, ladder.deadline))
+    assert seen == [
+        (Rung.ASK, 0.5),
+        (Rung.INTERRUPT, 1.5),
+        (Rung.TERMINATE, 2.0),
+        (Rung.KILL, math.inf),
+        (Rung.KILL, math.inf),
+    ]
+    assert Rung.ASK.signum is None
+
+
+def test_changes_reach_all_ranks_before_the_board_announces_them(clock: Clock) -> None:
+    call = Call(clock, Tree(2)).start()
+    requests, page = call.attempt.requests, call.tree.board.page
+    assert not requests.ask_to_change("pause")
+    page[board_layout.HAS_SAFEPOINT] = 1
+    assert requests.ask_to_change("set", {"lr": 0.1})
+    assert call.tree.sent == [(rank, messages.Change(number=1, action="set", values={"lr": 0.1})) for rank in range(2)]
+    assert page[board_layout.CHANGES_ASKED] == 1
+    assert requests.ask_to_save()
+    assert page[board_layout.SAVES_ASKED] == 1
+    call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="pause", values={}))
+    assert requests.ask_to_save()  # Paused ranks read their channels, not the board.
+    assert (page[board_layout.SAVES_ASKED], page[board_layout.CHANGES_ASKED]) == (1, 2)
