@@ -244,7 +244,7 @@ class Weighing:
         else:
             window.close(self._num_data_ranks)
         block = self._gradient_state.block
-        assert block is not None  # The window is that of a block.
+        assert block is not None  # Every window here belongs to a block.
         named = (parameter for member in block.members for parameter in member.parameters())
         rescale([*named, *window.outside(window.joined)] if window.joined else named, window.correction)
 
