@@ -67,7 +67,7 @@ class OpenFolder:
     @property
     def size(self) -> int:
         """Bytes of the files that grow."""
-        return sum(part.size for part in (self._metrics, self._pictures, *self._logs))
+        return self._metrics.size + self._pictures.size + sum(log.size for log in self._logs)
 
     def write_origin(self, snapshot: RunSnapshot, origin: Callable[[Path], LateFiles] | None) -> None:
         """Write the options, and the files of the run's origin that are there at once."""
