@@ -64,7 +64,7 @@ def targets_of(
         wrapping: One of `ONE_MODEL` or `TWO_MODELS`.
         prepared: The prepared models.
         parts: The same models before.
-        holders: What else holds parameters: `own module`, `compiled` and `optimizer`.
+        holders: Other objects that hold parameters: `own module`, `compiled` and `optimizer`.
     """
     fixed = {
         "prepared": prepared,
