@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from notebook_launcher import Accelerator, launch, notebook_launch, open_run, re
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_change, check_change, read_wanted
 from notebook_launcher.training.requests.steering import scale_rates
-from notebook_launcher.widgets import Monitor
+from notebook_launcher.widgets.monitor.feed import Feed
+from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -209,9 +211,10 @@ def test_factor_of_a_setting_that_is_none_is_refused_in_code_and_in_the_monitor(
     words = r"max_grad_norm='x2' is a factor, but max_grad_norm is none, and has no value\. Give a number"
     with pytest.raises(ValueError, match=words):
         run.set(lr="x0.5", max_grad_norm="x2")
-    monitor = Monitor(run)
-    monitor._set("max_grad_norm", "x2")
-    (answer,) = monitor._feed.update()["answers"]  # type: ignore[index] # there is news
+    feed = Feed(run, can_act=True)
+    typed = {"name": "max_grad_norm", "value": "x2"}
+    PageRequests(run, feed, threading.RLock()).carry_out("set", typed, lambda: None)
+    (answer,) = until(lambda: (feed.update() or {}).get("answers"), run)
     assert answer["name"] == "max_grad_norm"
     assert re.match(words, answer["problem"])
     run.set(max_grad_norm=2.0)
@@ -219,7 +222,6 @@ def test_factor_of_a_setting_that_is_none_is_refused_in_code_and_in_the_monitor(
     run.set(max_grad_norm="x2")
     until(lambda: len(run.changes) == 3, run)
     assert [change.after for change in run.changes] == [None, 2.0, 4.0]
-    monitor.close()
 
 
 @pytest.mark.parametrize(("wanted", "after"), [(3, 3), ("x0.5", 2.0), (" *1e-1", 0.4), ("x 2", 8.0)])
