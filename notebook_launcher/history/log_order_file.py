@@ -31,19 +31,22 @@ class LogOrderFile:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOG_ORDER
-        self._size = 0
+        self.size = 0
+        """Bytes that were written to the file."""
         self._ends: dict[int, int] = {}
         """By rank: the position up to which its output is in the file."""
 
     def write(self, reader: RunReader) -> None:
         """Append the pieces of output since the last call; raises `OSError`."""
+        if self.size > MAX_BYTES:
+            return
         news = [(rank, end) for rank, end in reader.log_order(MOST_PIECES) if end > self._ends.get(rank, 0)]
-        if not news or self._size > MAX_BYTES:
+        if not news:
             return
         data = "".join(f"{rank} {end}\n" for rank, end in news).encode("ascii")
         append(self._path, data)
         self._ends.update(news)
-        self._size += len(data)
+        self.size += len(data)
 
 
 def read_log_order(folder: Path, num_pieces: int) -> list[tuple[int, int]]:
