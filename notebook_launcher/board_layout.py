@@ -1,11 +1,11 @@
-"""The layout of the board: a page of memory that the kernel and all ranks map.
+"""The layout of the board: two pages of memory that the kernel and all ranks map.
 
 A rank looks at it at every step, which must cost nanoseconds. `engines/board.py` is the kernel's end.
 """
 
 from __future__ import annotations
 
-BOARD_SIZE = 4096
+BOARD_SIZE = 8192
 
 STOP_FLAG = 0
 STOP_EACH, STOP_TOGETHER = 1, 2
@@ -25,6 +25,11 @@ CHANGE_CHOICE = slice(40, 56)
 """The same pair for the update after which all ranks carry out the changes."""
 COOPERATIVE = 64
 """Rank r sets byte COOPERATIVE + r once it reads the board."""
-MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 2
+MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 4
 ACTIVITY = COOPERATIVE + MAX_RANKS
 """Byte ACTIVITY + r has the activity of rank r: COMPUTING, WAITING or SAVING of `context`."""
+FORWARDS = ACTIVITY + MAX_RANKS
+"""Byte FORWARDS + r counts the forwards of sharded models that rank r has begun in this call, from 1 to 255 and from 1
+again; 0: none, or the rank is on another machine. `training.parallelism.forward_marks` reads and writes it."""
+STEPS = FORWARDS + MAX_RANKS
+"""Byte STEPS + r has the optimizer steps of rank r before its last such forward, modulo 256."""

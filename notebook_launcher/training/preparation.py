@@ -167,12 +167,13 @@ class Preparation:
         if self.compares:
             groups = list(parameter_groups(model))
             ranks = torch.distributed.get_process_group_ranks(self.sharding.layout.shard_group)
-            gradient_state = self.gradient_state
+            gradient_state, updates = self.gradient_state, self.updates
             check_forwards(
                 model,
                 ranks,
                 gathers_all=lambda: all(group.is_sharded for group in groups),
                 is_in_block=lambda: gradient_state.block is not None,
+                count_steps=lambda: updates.num_steps,
             )
         if self.ddp_handler.broadcast_buffers:
             self.prepared.members.share_buffers(model)

@@ -100,7 +100,9 @@ def test_ipykernel_interrupt_stops_the_run(kernel: Kernel) -> None:
 
 
 def test_ipykernel_interrupt_of_an_await_stops_the_run(kernel: Kernel) -> None:
-    cell = kernel.start(f"{WAIT}run = launch(wait, 2)\nprint('begun')\nawait run")
+    # The loop prints once the cell awaits. Before that, an interrupt may hit IPython, which compiles each statement.
+    begun = "import asyncio; asyncio.get_running_loop().call_soon(print, 'begun')"
+    cell = kernel.start(f"{WAIT}run = launch(wait, 2)\n{begun}\nawait run")
     kernel.wait(cell, until=lambda outcome: outcome.done or {"up", "begun"} <= set(outcome.stdout.split()))
     kernel.interrupt()
     assert kernel.wait(cell).error is not None

@@ -2,16 +2,18 @@
 
 A forward of a sharded model gathers its parameters from all ranks, and gathers pair in order. A forward that rank 0
 runs alone therefore pairs with the next one of its peers, and succeeds; all later collectives are out of step, and the
-ranks hang or end in gloo's abort. Two things give it away, without a collective and without a wait:
+ranks hang or end in gloo's abort. Three things give it away, without a collective and without a wait:
 
 - Its peer has another mode: an evaluation under `no_grad`, or a forward and backward outside `accumulate`, meets a
   training step. A rank writes the number of a forward at which the mode changes, and reads the peers' numbers after it.
   Who has come out of a gather knows that every peer has entered it, and so has written. Forwards that follow one of the
   same mode write nothing.
+- A peer has another number of forwards or optimizer steps behind it: rank 0 repeats its first micro-batch while its
+  peer, after an update, begins the second. `forward_marks.py` compares the numbers, on one machine.
 - A peer waits already in a call that all ranks make, such as `save_model`. Each rank marks on the launcher's page that
   it waits, so looking takes nanoseconds. A peer that comes there later prints its notice after 10 s instead.
 
-Both hold only for a forward that gathers: units that kept their parameters after the last one are left out.
+All hold only for a forward that gathers: units that kept their parameters after the last one are left out.
 """
 
 from __future__ import annotations
@@ -22,23 +24,37 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
+from notebook_launcher.training.parallelism.forward_marks import ForwardMarks
 from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
 from notebook_launcher.training.rank_check.bulletin import Bulletin
-from notebook_launcher.units import rank_list
+from notebook_launcher.units import plural, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from notebook_launcher.training.parallelism.forward_marks import Drift
+
 __all__ = ["check_forwards"]
 
 TOPIC = "forwards"
+SOME_RANKS = (
+    "some ranks ran a forward that others did not. A sharded model gathers its parameters from all ranks in each forward. "
+    "Run it on every rank and as often on each, not inside `if accelerator.is_main_process`. To evaluate on one rank, load "
+    "accelerator.get_state_dict(model), which every rank must call, into a model that is not sharded."
+)
+"""The cause and the way out, at the end of a message."""
 Mode = Literal["under no_grad()", "with gradients", "with gradients inside accumulate()"]
 Change = tuple[int, Mode]
 """The number of a forward at which the mode changed, and the mode since."""
 
 
 def check_forwards(
-    model: torch.nn.Module, ranks: Iterable[int], gathers_all: Callable[[], bool], is_in_block: Callable[[], bool]
+    model: torch.nn.Module,
+    ranks: Iterable[int],
+    *,
+    gathers_all: Callable[[], bool],
+    is_in_block: Callable[[], bool],
+    count_steps: Callable[[], int],
 ) -> None:
     """Check each forward of a sharded model from now on.
 
@@ -47,8 +63,10 @@ def check_forwards(
         ranks: The ranks that share it out; replicas run at their own pace.
         gathers_all: Returns True before a forward if all parameters are shared out, so that the forward gathers.
         is_in_block: Returns True inside `accumulate`.
+        count_steps: Returns the number of steps that prepared optimizers have made.
     """
-    check = _ForwardCheck([rank for rank in ranks if rank != dist.get_rank()], gathers_all, is_in_block)
+    peers = [rank for rank in ranks if rank != dist.get_rank()]
+    check = _ForwardCheck(peers, ForwardMarks(peers, count_steps), gathers_all, is_in_block)
     # Before the hook of `fully_shard`, which gathers.
     model.register_forward_pre_hook(check.before, prepend=True)
     model.register_forward_hook(check.after)
@@ -57,8 +75,15 @@ def check_forwards(
 class _ForwardCheck:
     """Counts a model's forwards, and compares them with the peers'."""
 
-    def __init__(self, peers: list[int], gathers_all: Callable[[], bool], is_in_block: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        peers: list[int],
+        marks: ForwardMarks,
+        gathers_all: Callable[[], bool],
+        is_in_block: Callable[[], bool],
+    ) -> None:
         self._peers = peers
+        self._marks = marks
         self._gathers_all = gathers_all
         self._is_in_block = is_in_block
         self._bulletin = Bulletin(dist.get_rank(), dist.get_world_size())
@@ -67,7 +92,9 @@ class _ForwardCheck:
         self._mode: Mode | None = None
         """The mode of the last forward; None before the first one."""
         self._compares = False
-        """True if the forward that runs is compared with the peers' when it is over."""
+        """True if the mode of the forward that runs is compared with the peers' when it is over."""
+        self._gathers = False
+        """True if the forward that runs gathers all parameters."""
         self._bulletin.write(self, TOPIC, [0, None])  # in the order of `prepare`, the same on all ranks
 
     def __reduce__(self) -> tuple[type[_Unchecked], tuple[()]]:
@@ -75,21 +102,25 @@ class _ForwardCheck:
 
     def before(self, model: torch.nn.Module, _args: Any) -> None:
         self._num_forwards += 1
-        self._refuse_while_peers_wait(model)
+        self._gathers = self._gathers_all()
+        if self._gathers:
+            self._refuse_while_peers_wait(model)
+            self._marks.begin()
         mode = self._present_mode()
         if mode != self._mode:
             self._mode = mode
-            self._compares = self._bulletin.write(self, TOPIC, [self._num_forwards, mode]) and self._gathers_all()
+            self._compares = self._bulletin.write(self, TOPIC, [self._num_forwards, mode]) and self._gathers
 
     def after(self, model: torch.nn.Module, _args: Any, _output: Any) -> None:
-        if not self._compares or self._mode is None:
-            return
-        self._compares = False
-        mine = (self._num_forwards, self._mode)
-        theirs = self._bulletin.read(self, TOPIC, self._peers)
-        odd = {rank: mode for rank, (number, mode) in theirs.items() if number <= mine[0] and mode != self._mode}
-        if odd:
-            raise RuntimeError(_explain_mode(_name(model), mine, odd))
+        if self._compares and self._mode is not None:
+            self._compares = False
+            mine = (self._num_forwards, self._mode)
+            theirs = self._bulletin.read(self, TOPIC, self._peers)
+            odd = {rank: mode for rank, (number, mode) in theirs.items() if number <= mine[0] and mode != self._mode}
+            if odd:
+                raise RuntimeError(_explain_mode(_name(model), mine, odd))
+        if self._gathers and (drift := self._marks.compare()) is not None:
+            raise RuntimeError(_explain_drift(_name(model), self._num_forwards, drift))
 
     def _present_mode(self) -> Mode:
         if not torch.is_grad_enabled():
@@ -99,7 +130,7 @@ class _ForwardCheck:
     def _refuse_while_peers_wait(self, model: torch.nn.Module) -> None:
         rank = context.current()
         waiting = [] if rank is None else [peer for peer in rank.waiting_peers() if peer in self._peers]
-        if waiting and self._gathers_all() and (ahead := find_ahead(waiting)):
+        if waiting and (ahead := find_ahead(waiting)):
             raise RuntimeError(_explain_wait(_name(model), ahead))
 
 
@@ -121,11 +152,18 @@ def _explain_mode(name: str, mine: Change, odd: Mapping[int, Mode]) -> str:
         f"{other} on {rank_list([rank for rank, each in odd.items() if each == other])}"
         for other in dict.fromkeys(odd.values())
     )
+    return f"Forward {number} of {name} ran {mode} on rank {dist.get_rank()} and {others}: {SOME_RANKS}"
+
+
+def _explain_drift(name: str, number: int, drift: Drift) -> str:
+    mine = f"Forward {number} of {name}"
+    if drift.fewer_forwards:
+        others = f"{rank_list(drift.fewer_forwards)} had not begun it"
+        return f"{mine} ran on rank {dist.get_rank()}, and {others}: {SOME_RANKS}"
+    others = " and ".join(f"{steps} on rank {rank}" for rank, steps in drift.steps.items())
     return (
-        f"Forward {number} of {name} ran {mode} on rank {dist.get_rank()} and {others}: some ranks ran a forward that "
-        "others did not. A sharded model gathers its parameters from all ranks in each forward. Run it on every rank "
-        "and as often on each, not inside `if accelerator.is_main_process`. To evaluate on one rank, load "
-        "accelerator.get_state_dict(model), which every rank must call, into a model that is not sharded."
+        f"{mine} began after {plural(drift.num_steps, 'optimizer step')} on rank {dist.get_rank()} and {others}: "
+        f"{SOME_RANKS}"
     )
 
 

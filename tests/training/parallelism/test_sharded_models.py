@@ -394,6 +394,33 @@ def test_what_one_rank_does_alone_with_a_sharded_model_is_named_at_once(act, pee
         notebook_launch(act_alone, 2, args=(act, peers), devices="cpu", output="none")
 
 
+def act_alone_in_a_plain_loop(act: str) -> None:
+    """Let rank 0 compute once more than its peers, or leave out a step, in a loop without `accumulate`."""
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
+    net: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for number in range(4):
+        is_alone = number == 1 and accelerator.is_main_process
+        if is_alone and act != "no step":
+            loss = net(torch.ones(1, 2)).sum()
+            if act == "forward and backward":
+                accelerator.backward(loss)
+        accelerator.backward(net(torch.ones(1, 2)).sum())
+        if not (is_alone and act == "no step"):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("act", ["forward", "forward and backward", "no step"])
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_a_sharded_forward_that_one_rank_alone_makes_without_accumulate_is_named_at_once(act, num_processes):
+    message = r"Forward \d of Sequential .*on rank \d.*: some ranks ran a forward that others did not"
+    with pytest.raises(RuntimeError, match=message):
+        notebook_launch(act_alone_in_a_plain_loop, num_processes, args=(act,), devices="cpu", output="none")
+
+
 def misuse_precisions() -> None:
     from notebook_launcher import Accelerator
 

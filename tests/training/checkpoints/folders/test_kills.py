@@ -346,3 +346,79 @@ print(json.dumps({"found": found, "calls": number}))
 @shards_on_cpus
 def test_sharded_state_is_the_old_one_or_the_new_one(tmp_path):
     check(run(PARTS, tmp_path / "parent" / "folder"), at_least=20)
+
+
+PARTS_OF_RANKS = """
+import itertools, shutil
+import torch
+import torch.distributed as dist
+from notebook_launcher.training.accelerator import Accelerator
+from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
+
+torch.set_num_threads(1)
+target, victims = Path(sys.argv[1]), json.loads(sys.argv[2])
+scratch, numbers = target.parents[1], itertools.count()
+
+def make(number):
+    model = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.constant_(model.weight, number)
+    return model, torch.optim.SGD(model.parameters(), lr=0.25 * number)
+
+def rank_of(rank, number, last_call, store):
+    """Save as one of two ranks that share a model out."""
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
+    model, optimizer = accelerator.prepare(*make(number))
+    if rank in victims:
+        die_before(last_call)
+    accelerator.save_state(target, state_dict_type="SHARDED_STATE_DICT")
+
+def save(number, last_call):
+    """Save on two ranks, of which the victims are killed before a call; return whether any was."""
+    store, children = str(scratch / f"store {next(numbers)}"), []
+    for rank in range(2):
+        children.append(os.fork())
+        if children[-1] == 0:
+            status = 1  # what a peer's death leads to
+            try:
+                rank_of(rank, number, last_call, store)
+                status = 0
+            finally:
+                os._exit(status)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert all(end == 0 for end in ends) or -signal.SIGKILL in ends, ends
+    return any(ends)
+
+def load():
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(*make(3))
+    accelerator.load_state(target)
+    (number,) = {*model.weight.flatten().tolist(), optimizer.param_groups[0]["lr"] / 0.25}
+    return {1: "old", 2: "new"}[number]
+
+found, number, kept = [], 0, scratch / "kept"
+target.parent.mkdir(parents=True)
+assert not save(1, 10**6)
+assert (target / "pytorch_model_fsdp_0" / ".metadata").exists()
+shutil.copytree(target, kept)
+while True:
+    shutil.rmtree(target.parent)
+    shutil.copytree(kept, target)
+    was_killed = save(2, number)
+    found.append(load())
+    assert not save(2, 10**6)
+    assert load() == "new", number
+    left = sorted(path.name for path in target.parent.iterdir())
+    assert left == [target.name] and not list(target.glob(".[!m]*")), (number, left)
+    if not was_killed:
+        break
+    number += 2  # every other call: each takes two saves on two ranks
+print(json.dumps({"found": found, "calls": number}))
+"""
+
+
+@pytest.mark.slow
+@shards_on_cpus
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1]], ids=["the rank that publishes", "its peer", "both"])
+def test_sharded_state_of_two_ranks_is_the_old_one_or_the_new_one(tmp_path, victims):
+    check(run(PARTS_OF_RANKS, tmp_path / "parent" / "folder", json.dumps(victims)), at_least=6)
