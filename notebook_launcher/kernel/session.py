@@ -163,7 +163,7 @@ class Session(SessionCells):
             check_answers("session.debug()")
             self._is_debugging = True
             try:
-                PostMortem(self._ranks, *frames).run()
+                PostMortem(self._ranks, *frames, cell.make_sink()).run()
             finally:
                 self._is_debugging = False
 
