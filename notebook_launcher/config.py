@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import accelerate_yaml, engine_choice, option_checks
+from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import NUMBERS
-from notebook_launcher.settings.training_settings import PRECISIONS, TrainingSettings
+from notebook_launcher.settings.training_settings import TrainingSettings
 from notebook_launcher.text import type_of
 
 if TYPE_CHECKING:
@@ -23,23 +24,10 @@ if TYPE_CHECKING:
     from notebook_launcher.settings.accelerate_yaml import AccelerateFile
 
 __all__ = [
-    "BACKENDS",
-    "COMM_HOOKS",
-    "OUTPUTS",
-    "PREEMPTIONS",
-    "RESUMES",
-    "START_METHODS",
     "LaunchConfig",
     "changed_options",
     "load_accelerate_file",
 ]
-
-BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl")
-COMM_HOOKS = ("no", "fp16", "bf16", "power_sgd", "batched_power_sgd")
-START_METHODS = ("forkserver", "fork", "spawn")
-OUTPUTS = ("all", "rank0", "none")
-RESUMES = ("checkpoint",)
-PREEMPTIONS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 
 _OWN_RENDEZVOUS = "The launcher binds a port of its own, so none of Accelerate's settings for it are needed."
 HINTS = {
@@ -161,14 +149,8 @@ class LaunchConfig:
             put(name, option_checks.check_number(name, getattr(self, name), number))
         engine_choice.check_spread(self.num_processes, self.nodes, self.processes_per_node, self.engine)
         put("devices", option_checks.check_devices(self.devices))
-        option_checks.check_choice("backend", self.backend, BACKENDS, or_none=True)
-        option_checks.check_choice("mixed_precision", self.mixed_precision, PRECISIONS, or_none=True)
-        option_checks.check_choice("comm_hook", self.comm_hook, COMM_HOOKS, or_none=True)
-        option_checks.check_choice("start_method", self.start_method, START_METHODS)
-        option_checks.check_choice("output", self.output, OUTPUTS)
-        option_checks.check_choice("resume", self.resume, RESUMES, or_none=True)
-        option_checks.check_choice("preemption_signal", self.preemption_signal, PREEMPTIONS, or_none=True)
-        option_checks.check_choice("display", self.display, OUTPUTS)
+        for name, choices in CHOICES.items():
+            option_checks.check_choice(name, getattr(self, name), choices)
         option_checks.check_monitor(self.monitor)
         for name in ("check_ranks", "check_collectives", "debug", "detached"):
             option_checks.check_option_switch(name, getattr(self, name))

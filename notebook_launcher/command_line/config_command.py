@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.launch_options import devices_of
 from notebook_launcher.command_line.questions_asked import ask_choice, ask_text
-from notebook_launcher.config import (
-    BACKENDS,
-    COMM_HOOKS,
-    OUTPUTS,
-    PREEMPTIONS,
-    RESUMES,
-    START_METHODS,
-    LaunchConfig,
-    load_accelerate_file,
-)
+from notebook_launcher.config import LaunchConfig, load_accelerate_file
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import accelerate_yaml
+from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import NUMBERS
-from notebook_launcher.settings.training_settings import PRECISIONS
 
 if TYPE_CHECKING:
     import argparse
@@ -29,16 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
-CHOICES = {
-    "mixed_precision": ("from the environment", *PRECISIONS),
-    "backend": (*BACKENDS, "none"),
-    "start_method": START_METHODS,
-    "output": OUTPUTS,
-    "comm_hook": ("no", *(hook for hook in COMM_HOOKS if hook != "no")),
-    "resume": ("none", *RESUMES),
-    "preemption_signal": ("none", *PREEMPTIONS),
-}
-"""Options with a menu; the others are typed."""
 QUESTIONS = {
     "engine": "Machines: this machine, slurm, or ssh and names of hosts",
     "num_processes": "Processes",
@@ -104,13 +85,12 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
     """Return the options with the answer to one question."""
     now, question = getattr(config, name), QUESTIONS.get(name, name)
     if name in CHOICES:
-        shown = "none" if name == "backend" and now is None else CHOICES[name][0] if now is None else str(now)
-        chosen: Any = ask_choice(question, CHOICES[name], shown)
-        if chosen == "none" or (name == "mixed_precision" and chosen == CHOICES[name][0]):
-            chosen = None
-        if name == "comm_hook" and chosen == "no" and now is None:
-            chosen = None
-        return dataclasses.replace(config, **{name: chosen})
+        choices = CHOICES[name]
+        shown: Any = choices.none if now is None else now
+        chosen = ask_choice(question, _menu(name), shown)
+        # Enter changes nothing, also where a word and None mean the same.
+        value: Any = now if chosen == shown else chosen if chosen in choices.words else None
+        return dataclasses.replace(config, **{name: value})
 
     def read(text: str) -> LaunchConfig:
         from notebook_launcher.widgets.launching import typed
@@ -122,6 +102,13 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
             raise ValueError(error) from None
 
     return ask_text(question, read, config, _shown(name, now))
+
+
+def _menu(name: str) -> list[str]:
+    """Return the choices of an option in words; the default comes first."""
+    choices = CHOICES[name]
+    none = [] if choices.none is None or choices.none in choices.words else [choices.none]
+    return [*choices.words, *none] if LaunchConfig.__dataclass_fields__[name].default else [*none, *choices.words]
 
 
 def _shown(name: str, value: Any) -> str:

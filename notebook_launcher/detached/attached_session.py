@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.answers import check_answers
-from notebook_launcher.kernel.argument_text import describe_arguments
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display import cell
@@ -169,15 +167,10 @@ class AttachedSession(SessionCells):
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> AttachedCall:
         call = checks.check_call(fn, args, kwargs, launcher="session.run(fn" if in_cell else "session.launch(fn")
-        displays = scope.displays
-        if scope.arguments is None:
-            scope = dataclasses.replace(
-                scope, name=scope.name or checks.name_of(fn), arguments=describe_arguments(*call)
-            )
-        begin = Begin(scope=scope, source=source_of(fn), places=cells.places())
+        begin = Begin(scope=scope.describe(call), source=source_of(fn), places=cells.places())
         with contextlib.closing(travel.pack_call(call)) as parcel, self._connected() as connection:
             ready = connection.hand_over(begin, parcel.fileno())
-        self._latest = AttachedCall(Path(ready.folder), self._config, displays, self._magic.install)
+        self._latest = AttachedCall(Path(ready.folder), self._config, scope.displays, self._magic.install)
         return self._latest
 
     @property

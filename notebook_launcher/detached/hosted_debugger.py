@@ -31,7 +31,8 @@ class HostedDebugger:
         self._journal = Journal()
         self._questions = HostQuestions(self._journal.asked)
         self._journal.pending = self._questions.pending
-        self._debugger = PostMortem(ranks, data, rank, sink=self._journal, questions=self._questions)
+        self._debugger = PostMortem(ranks, data, rank, self._journal)
+        self._questions.connect(self._debugger.reply, self._debugger.waits_for)
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="notebook-launcher debugger", daemon=True)
         self._thread.start()

@@ -19,7 +19,11 @@ from notebook_launcher.detached.requests import Answered, Ask, Follow, RequestRe
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
 from notebook_launcher.kernel.hosting import Hosting
+from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.kernel.origin import Origin, describe_environment
+from notebook_launcher.kernel.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.run.handle import Run
+from notebook_launcher.kernel.run.thread import RunThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -72,18 +76,29 @@ class HostedRun:
         """Set once no client is expected to come for the results."""
         self.folder = Path()
         self.began = time.time()
-        hosting = Hosting(
-            begin_in=self._open_door,
-            sink=self._journal,
-            keep_value=self._kept.keep_value,
-            keep_exception=self._kept.keep_exception,
-            source=source,
-            environment=environment,
-            questions=self._questions,
-        )
         if scope.displays is not None:
             scope = dataclasses.replace(scope, displays=functools.partial(self._journal.divert, scope.displays))
-        self.run = Run.start_hosted(ranks, scope, parcel, hosting)
+        ranks.start()
+        hosting = self._hosting(source, environment)
+        thread = RunThread(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
+        thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
+        self._questions.connect(thread.command, thread.waits_for)
+        self._open_door(thread.make_folder())
+        thread.begin()
+        self.run = Run(thread)
+
+    def _hosting(self, source: str, environment: Mapping[str, Any] | None) -> Hosting:
+        """Return the hosting of a run whose function only its ranks unpack."""
+        return Hosting(
+            sink=self._journal,
+            take_value=self._kept.keep_value,
+            take_exception=self._kept.keep_exception,
+            questions=self._questions,
+            can_ask=True,
+            is_raised=False,
+            make_origin=lambda: Origin(source, describe_environment() if environment is None else environment),
+            logs_at="attach({id!r}).logs(rank)",
+        )
 
     def _open_door(self, folder: Path) -> None:
         self.folder = self._kept.folder = folder

@@ -20,13 +20,10 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
-from notebook_launcher.kernel.failures.post_mortem import frames_to_debug
 from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
-from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run.exits import EXIT_BUDGET
-from notebook_launcher.kernel.run.handle import data_of
 from notebook_launcher.kernel.run.snapshots import config_as_json
+from notebook_launcher.kernel.session_runs import SessionRuns
 from notebook_launcher.travel import cells
 from notebook_launcher.units import format_seconds
 
@@ -53,19 +50,13 @@ class SessionHost:
     """
 
     def __init__(self, order: SessionOrder) -> None:
-        self._ranks = Ranks(order.plan, many_calls=True)
-        self._lock = threading.Lock()
-        """Held while a call is begun, so that two clients cannot begin one each."""
+        self._runs = SessionRuns(order.plan)
         self._call: HostedRun | None = None
         """The latest call."""
         self._caller = 0
         """Process number of the client that began it."""
         self._debugger: HostedDebugger | None = None
         """The latest debugger."""
-        self._has_forgotten = False
-        """True if the ranks have released the frames of the latest call."""
-        self._is_closed = False
-        """True once no call may begin any more."""
         self._ended = threading.Event()
         """Set once every rank is gone."""
         self._wishes: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -79,7 +70,7 @@ class SessionHost:
         self._clients = Clients(sock, self._answer)
         self._doorway = door.Doorway(self.folder, SESSION_SOCKET)
         try:
-            self._ranks.start()
+            self._runs.ranks.start()
         except BaseException:
             self._clients.close()
             run_folders.remove(self.folder)
@@ -92,7 +83,7 @@ class SessionHost:
     def serve(self) -> None:
         """Serve clients until the session is closed."""
         signal.signal(signal.SIGTERM, lambda *_: self._wishes.put("close"))
-        on_preemption(self._ranks.plan.config, lambda: self._wishes.put("save"))
+        on_preemption(self._runs.plan.config, lambda: self._wishes.put("save"))
         self._clients.serve()
         wish = ""
         while not wish and not self._is_forgotten() and not self._doorway.is_gone:
@@ -102,30 +93,24 @@ class SessionHost:
         self._end(saves=wish == "save")
 
     def _is_forgotten(self) -> bool:
-        limit = self._ranks.plan.config.idle_timeout or MAX_IDLE
-        with self._lock:
-            if self._is_busy() or self._is_debugging():
+        limit = self._runs.plan.config.idle_timeout or MAX_IDLE
+        with self._runs.lock:
+            if self._runs.is_busy or self._is_debugging():
                 self._last_used = time.monotonic()
             return time.monotonic() - self._last_used > limit
 
     def _end(self, *, saves: bool) -> None:
-        with self._lock:
-            self._is_closed = True
+        with self._runs.lock:
+            self._runs.is_closed = True
             call = self._call
         if self._is_debugging() and self._debugger is not None:
             self._debugger.interrupt(again=True)
             self._debugger.end()
-        if call is not None:
-            if saves and self._is_busy():
-                call.save_and_stop()
-                while self._wishes.empty() and not call.run.wait(AWAKE_EVERY):  # Another signal does not wait.
-                    pass
-            call.run.stop()
-        deadline = time.monotonic() + EXIT_BUDGET
-        for events in self._ranks.finish(lambda: deadline):
-            if call is not None:
-                call.run.show_late_output(events)
-        self._ranks.close()
+        if saves and call is not None and self._runs.is_busy:
+            call.save_and_stop()
+            while self._wishes.empty() and not call.run.wait(AWAKE_EVERY):  # Another signal does not wait.
+                pass
+        self._runs.end()
         self._gpus.close()
         run_folders.remove(self.folder)
         self._ended.set()
@@ -158,10 +143,11 @@ class SessionHost:
         parcel = AnonymousFile.of(caller.take_descriptor())
         cells.install_places(request.places)
         try:
-            with self._lock:
+            with self._runs.lock:
                 self._check_free()
-                call = HostedRun(self._ranks, request.scope, parcel, request.source)
-                self._call, self._caller, self._has_forgotten = call, caller.pid, False
+                call = HostedRun(self._runs.ranks, request.scope, parcel, request.source)
+                self._runs.note(call.run)
+                self._call, self._caller = call, caller.pid
         except BaseException:
             parcel.close()
             raise
@@ -172,9 +158,9 @@ class SessionHost:
         return HostReady(run_id=call.run.id, folder=str(call.folder))
 
     def _check_free(self) -> None:
-        if self._is_closed:
+        if self._runs.is_closed:
             raise CallOrderError("the session is closed. Open a new one: Session(4, name=..., detached=True)")
-        if self._is_busy() and (call := self._call) is not None:
+        if self._runs.is_busy and (call := self._call) is not None:
             raise CallOrderError(
                 f"the session is busy with {call.run.name} ({call.run.id}), which process {self._caller} began "
                 f"{format_seconds(time.time() - call.began)} ago. Wait for it (session.latest.wait()), or stop it "
@@ -198,17 +184,12 @@ class SessionHost:
             run_folders.remove(call.folder)
         self._leaving.pop(threading.current_thread(), None)
 
-    def _is_busy(self) -> bool:
-        return self._call is not None and not self._call.run.wait(0)
-
     def _debug(self, rank: int | None) -> None:
         """Open a debugger; where one is open, the client joins it."""
-        with self._lock:
+        with self._runs.lock:
             if not self._is_debugging():
                 self._check_free()
-                data = None if self._call is None else data_of(self._call.run)
-                frames = frames_to_debug(data, rank, has_forgotten=self._has_forgotten)
-                self._debugger = HostedDebugger(self._ranks, *frames)
+                self._debugger = HostedDebugger(self._runs.ranks, *self._runs.frames_to_debug(rank))
 
     def _answer_in_debugger(self, request: Follow | Ask) -> object:
         debugger = self._debugger
@@ -228,32 +209,27 @@ class SessionHost:
         return self._debugger is not None and not self._debugger.is_over
 
     def _forget(self) -> None:
-        with self._lock:
+        with self._runs.lock:
             self._check_free()
-            self._has_forgotten = True
-            self._ranks.forget_failures()
+            self._runs.forget_failures()
 
     def _state(self) -> SessionState:
-        with self._lock:
+        with self._runs.lock:
             self._last_used = time.monotonic()
-            plan, call = self._ranks.plan, self._call
-            is_busy = self._is_busy()
-            has_failed = not is_busy and call is not None and call.run.exception() is not None
+            plan, call, is_debugging = self._runs.plan, self._call, self._is_debugging()
             return SessionState(
                 config=plan.config,
                 num_processes=plan.num_processes,
                 summary=plan.summary,
                 started=self._started,
                 latest="" if call is None else str(call.folder),
-                is_busy=is_busy or self._is_debugging(),
-                is_at_rest=not (
-                    is_busy or self._is_debugging() or has_failed or self._is_closed or self._ranks.tree is None
-                ),
+                is_busy=self._runs.is_busy or is_debugging,
+                is_at_rest=self._runs.is_at_rest and not is_debugging,
             )
 
     def _snapshot(self) -> RunSnapshot:
         """Return the session as `runs()` shows it: a run that lasts until the session is closed."""
-        plan, tree = self._ranks.plan, self._ranks.tree
+        plan, tree = self._runs.plan, self._runs.ranks.tree
         pids = {} if tree is None else dict(tree.pids)
         ranks = tuple(
             RankSnapshot(

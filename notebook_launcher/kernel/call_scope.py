@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from notebook_launcher import messages
+from notebook_launcher.kernel.argument_text import describe_arguments
+from notebook_launcher.kernel.checks import name_of
+
+if TYPE_CHECKING:
+    from notebook_launcher.travel import FunctionCall
 
 __all__ = ["EVERYWHERE", "CallScope", "TakesDisplay"]
 
@@ -37,6 +42,11 @@ class CallScope:
     """Messages of the page to widgets, to be handled before the call."""
     is_aside: bool = False
     """True for a call that only serves widgets: it has no view and no folder, and the ranks keep the last failure."""
+
+    def describe(self, call: FunctionCall, name: str | None = None) -> CallScope:
+        """Return the scope with a name and arguments for readers: its own, else the given name, else the call's."""
+        arguments = describe_arguments(*call) if self.arguments is None else self.arguments
+        return dataclasses.replace(self, name=self.name or name or name_of(call.fn), arguments=arguments)
 
     def includes(self, rank: int) -> bool:
         """Return True if the rank calls the function."""

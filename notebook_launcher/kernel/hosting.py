@@ -1,4 +1,4 @@
-"""Parts of a run that differ in a host, a process that conducts the run for kernels which come and go."""
+"""The process that conducts a run, as the run's thread sees it: a kernel, or a host."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from notebook_launcher import travel
+from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.origin import Origin, describe_environment, source_of
 from notebook_launcher.messages import ExceptionReport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from notebook_launcher.kernel.display.cell import Sink
-    from notebook_launcher.kernel.run.questions import Answer, Question
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.kernel.run.questions import Question
 
 __all__ = ["Hosting", "TakesQuestions", "UnpacksException"]
 
@@ -22,30 +22,51 @@ UnpacksException: TypeAlias = Callable[[int, ExceptionReport], BaseException | N
 
 
 class TakesQuestions(Protocol):
-    """Protocol of the place where a hosted run's questions wait."""
-
-    def connect(self, reply: Callable[[Answer], object], waits_for: Callable[[Question], bool]) -> None:
-        """Set the receiver of answers, and the test of whether a rank still waits for one."""
+    """Protocol of the place where a run's questions wait."""
 
     def put(self, question: Question) -> None:
-        """Keep a question until a client answers it."""
+        """Keep a question until the user, or a client of a host, answers it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """The destination of a hosted run's output and values, which must exist while no client is attached."""
+    """Destination of a run's output, values and questions, which a kernel and a host choose differently."""
 
-    begin_in: Callable[[Path], object]
-    """Called with the run's folder before the run begins."""
-    sink: Sink
-    """Takes the output in place of a cell."""
-    keep_value: Callable[[int], Any]
-    """Moves a value's parcel to the run's folder, unopened: the value's classes belong to a notebook."""
-    keep_exception: UnpacksException
-    """Moves an exception's parcel to the run's folder, and returns a stand-in."""
-    source: str
-    """Source of the function, as the kernel that launched it read it."""
-    environment: Mapping[str, Any] | None
-    """Versions, commit and variables of that kernel (`describe_environment`); None: the host's own."""
+    sink: cell.Sink
+    """Takes the output: a cell, or a host's journal."""
+    take_value: Callable[[int], Any]
+    """Returns the value in a parcel, whose descriptor it closes. A host, which has no class of the notebook, moves the
+    parcel to the run's folder unopened, and returns a stand-in."""
+    take_exception: UnpacksException
+    """Returns the exception in a parcel, or in a host a stand-in."""
     questions: TakesQuestions
-    """Keeps what ranks ask the user until a client answers."""
+    """Takes what ranks ask the user."""
+    can_ask: bool
+    """True if the user can answer: a cell waits for the run, or clients may attach to it."""
+    is_raised: bool
+    """True if a cell raises the exception with which the run fails."""
+    make_origin: Callable[[], Origin]
+    """Returns the files of the run's folder about the run's origin."""
+    logs_at: str
+    """An expression for a rank's output, in which `{id!r}` stands for the run's identifier."""
+
+    @classmethod
+    def of_kernel(cls, function: object, config: LaunchConfig, questions: TakesQuestions, *, in_cell: bool) -> Hosting:
+        """Return the hosting of this kernel, in the thread whose cell gets the output.
+
+        Args:
+            function: The function of the run.
+            config: The run's options.
+            questions: Takes what ranks ask the user.
+            in_cell: True if a cell waits for the run.
+        """
+        return cls(
+            sink=cell.make_sink(),
+            take_value=travel.unpack_value,
+            take_exception=lambda fd, _report: travel.unpack_exception(fd),
+            questions=questions,
+            can_ask=in_cell,
+            is_raised=in_cell,
+            make_origin=lambda: Origin(source_of(function), describe_environment()),
+            logs_at="open_run({id!r}).logs(rank)" if in_cell and config.runs_folder else "run.logs(rank)",
+        )

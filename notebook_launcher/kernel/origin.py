@@ -40,17 +40,12 @@ class Origin:
     20,000 files, during which the ranks' records would wait.
 
     Args:
-        function: The function of the run.
-        source: Its source; None: it is looked up.
-        environment: Result of `describe_environment` in the kernel that launched it; None: this process is the kernel.
+        source: Result of `source_of` for the function, in the kernel that launched it; empty if it has none.
+        environment: Result of `describe_environment` in that kernel.
     """
 
-    def __init__(
-        self, function: Any, *, source: str | None = None, environment: Mapping[str, Any] | None = None
-    ) -> None:
-        self._environment = describe_environment() if environment is None else dict(environment)
-        if source is None:
-            source = source_of(function)
+    def __init__(self, source: str, environment: Mapping[str, Any]) -> None:
+        self._environment = dict(environment)
         self.files = {ENVIRONMENT: self._encoded(), **({SOURCE: source} if source else {})}
         """Files that are known at once, by name."""
         self._git: GitChanges | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,12 @@ from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
-from notebook_launcher.kernel.failures.post_mortem import PostMortem, frames_to_debug
+from notebook_launcher.kernel.failures.post_mortem import PostMortem
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run.exits import EXIT_BUDGET
-from notebook_launcher.kernel.run.handle import Run, data_of
+from notebook_launcher.kernel.run.handle import Run
+from notebook_launcher.kernel.session_runs import SessionRuns
 from notebook_launcher.travel.rank_function import RankFunction
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.comms.rank_comms import RankComms
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run.data import RunData
 
 __all__ = ["Session"]
 
@@ -76,52 +74,42 @@ class Session(SessionCells):
     def __init__(self, num_processes: int | None = None, *, config: LaunchConfig | None = None, **options: Any) -> None:
         del num_processes, config, options  # `__new__` has made the options of them.
         super().__init__()
-        self._ranks = Ranks(make_plan(self._built), many_calls=True)
-        """The processes of all runs."""
-        self._lock = threading.Lock()
-        """Held while a run is started, so that two threads cannot start one each, and while the debugger is open."""
+        self._runs = SessionRuns(make_plan(self._built))
+        """The ranks and the latest run; the lock is also held while the debugger is open."""
         self._is_debugging = False
         """True while the debugger is open."""
-        self._run: Run | None = None
-        """The latest run."""
-        self._closed = False
-        """True once no run may be started any more."""
-        self._has_forgotten = False
-        """True if the ranks have released the frames of the last run."""
-        self._in_haste = False
-        """True after an interrupt of `close`: ranks get no time for their exit handlers."""
         self._claim = threading.Lock()
         """Held by the one thread that ends the session."""
         self._ended: Latch[None] = Latch()
         """Set once every process of the session is gone."""
         self._aside: Run | None = None
         """The latest call that only served widgets."""
-        self._ranks.comms.serve = weakref.WeakMethod(self._serve_widgets)
+        self._runs.ranks.comms.serve = weakref.WeakMethod(self._serve_widgets)
         self._magic = DebugMagic(weakref.WeakMethod(self._debug_own))
         """`%debug`, from the first failure on."""
         # A session that is garbage-collected ends its ranks.
-        weakref.finalize(self, Ranks.close, self._ranks)
+        weakref.finalize(self, Ranks.close, self._runs.ranks)
         weakref.finalize(self, DebugMagic.remove, self._magic)
 
     @property
     def num_processes(self) -> int:
         """Number of ranks."""
-        return self._ranks.plan.num_processes
+        return self._runs.plan.num_processes
 
     @property
     def config(self) -> LaunchConfig:
         """The options of all runs."""
-        return self._ranks.plan.config
+        return self._runs.plan.config
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "busy" if self._is_busy() else "open"
-        return f"<Session of {self._ranks.plan.summary}: {state}>"
+        state = "closed" if self._runs.is_closed else "busy" if self._is_busy() else "open"
+        return f"<Session of {self._runs.plan.summary}: {state}>"
 
     def __enter__(self) -> Session:
         self._check_open()
         if self.config.start_method != "fork":
             # Ranks that are forked from the kernel start with the first call instead, so that they inherit it.
-            self._ranks.start()
+            self._runs.ranks.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,18 +146,19 @@ class Session(SessionCells):
         """
         checks.check_not_in_rank("Session.debug")
         with self._exclusively():
-            data = self._idle_data("session.debug()")
-            frames = frames_to_debug(data, rank, has_forgotten=self._has_forgotten)
+            self._check_idle("session.debug()")
+            frames = self._runs.frames_to_debug(rank)
             check_answers("session.debug()")
             self._is_debugging = True
             try:
-                PostMortem(self._ranks, *frames).run()
+                PostMortem(self._runs.ranks, *frames, cell.make_sink()).run()
             finally:
                 self._is_debugging = False
 
     def _debug_own(self, error: BaseException) -> bool:
         """Open the debugger if the last run raised this exception; return False if it did not."""
-        if self._run is None or not self._run.wait(0) or self._run.exception() is not error:
+        latest = self._runs.latest
+        if latest is None or not latest.wait(0) or latest.exception() is not error:
             return False
         self.debug()
         return True
@@ -177,9 +166,8 @@ class Session(SessionCells):
     def forget(self) -> None:
         """Release what the ranks keep for `debug`: the frames of the last run, with their tensors. Idempotent."""
         with self._exclusively():
-            self._idle_data("session.forget()")
-            self._has_forgotten = True
-            self._ranks.forget_failures()
+            self._check_idle("session.forget()")
+            self._runs.forget_failures()
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -188,29 +176,29 @@ class Session(SessionCells):
             raise CallOrderError(
                 "the session is busy with its debugger. Leave the debugger first: type q at its prompt."
             )
-        with self._lock:
+        with self._runs.lock:
             yield
 
-    def _idle_data(self, what: str) -> RunData | None:
-        """Return the data of the last run, which must be over; None if there was no run."""
+    def _check_idle(self, what: str) -> None:
+        """Raise `CallOrderError` while a run goes on, and once the session is closed."""
         self._check_open()
         if self._is_busy():
             raise CallOrderError(
-                f"the session is busy with {self._run!r}. {what} works once the run is over: run.wait(), or run.stop()."
+                f"the session is busy with {self._runs.latest!r}. {what} works once the run is over: run.wait(), or "
+                "run.stop()."
             )
-        return None if self._run is None else data_of(self._run)
 
     def close(self) -> None:
         """Stop a run that goes on and end the ranks, without delay after an interrupt; idempotent."""
-        with self._lock:
-            self._closed = True
+        with self._runs.lock:
+            self._runs.is_closed = True
         try:
             self._await_end()
         except BaseException:
-            self._in_haste = True
-            if self._run is not None:
-                self._run.stop(wait=False, at_once=True)
-            self._ranks.wake()
+            self._runs.in_haste = True
+            if (latest := self._runs.latest) is not None:
+                latest.stop(wait=False, at_once=True)
+            self._runs.ranks.wake()
             self._await_end()
             raise
 
@@ -230,16 +218,10 @@ class Session(SessionCells):
         if not self._claim.acquire(blocking=False):
             return  # A `close` that was interrupted has already begun this.
         try:
-            if self._run is not None:
-                self._run.stop()
-            deadline = time.monotonic() + EXIT_BUDGET
-            for events in self._ranks.finish(lambda: 0.0 if self._in_haste else deadline):
-                if self._run is not None:
-                    self._run.show_late_output(events)
+            self._runs.end()
         finally:
             try:
                 self._magic.remove()
-                self._ranks.close()
             finally:
                 self._ended.set()
 
@@ -248,24 +230,25 @@ class Session(SessionCells):
             self._check_open()
             if self._is_busy():
                 raise CallOrderError(
-                    f"the session is busy with {self._run!r}. Wait for it (run.wait()), or stop it (run.stop())."
+                    f"the session is busy with {self._runs.latest!r}. Wait for it (run.wait()), or stop it "
+                    "(run.stop())."
                 )
-            self._has_forgotten = False
-            self._run = Run.start(self._ranks, fn, args, kwargs, in_cell=in_cell, scope=scope)
+            run = Run.start(self._runs.ranks, fn, args, kwargs, in_cell=in_cell, scope=scope)
+            self._runs.note(run)
             magic = self._magic
-            self._run.add_done_callback(lambda run: None if run.exception() is None else magic.install())
-            return self._run
+            run.add_done_callback(lambda run: None if run.exception() is None else magic.install())
+            return run
 
     def _serve_widgets(self) -> None:
         """Have the ranks handle what the page has sent to their widgets since the last run; in the main thread."""
-        comms = self._ranks.comms
-        while not self._closed and (found := self._begin_serving(comms)) is not None:
+        comms = self._runs.ranks.comms
+        while not self._runs.is_closed and (found := self._begin_serving(comms)) is not None:
             with contextlib.suppress(Exception, KeyboardInterrupt):
                 found.wait_in_cell()  # Errors of callbacks are printed in the rank.
 
     def _begin_serving(self, comms: RankComms) -> Run | None:
-        with self._lock:
-            if self._ranks.tree is None or self._is_busy() or (found := comms.take_waiting()) is None:
+        with self._runs.lock:
+            if self._runs.ranks.tree is None or self._is_busy() or (found := comms.take_waiting()) is None:
                 return None
             rank, records = found
             scope = CallScope(
@@ -280,18 +263,16 @@ class Session(SessionCells):
             )
             with cell.answering(comms.cell_message):
                 turn = RankFunction(WIDGETS, "nothing")
-                self._aside = Run.start(self._ranks, turn, (), None, in_cell=True, scope=scope)
+                self._aside = Run.start(self._runs.ranks, turn, (), None, in_cell=True, scope=scope)
             return self._aside
 
     @property
     def _is_at_rest(self) -> bool:
-        if self._closed or self._ranks.tree is None or self._is_busy():
-            return False
-        return self._run is None or self._run.exception() is None
+        return not self._is_busy() and self._runs.is_at_rest
 
     def _is_busy(self) -> bool:
-        return any(run is not None and not run.wait(0) for run in (self._run, self._aside))
+        return self._runs.is_busy or (self._aside is not None and not self._aside.wait(0))
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._runs.is_closed:
             raise CallOrderError("the session is closed. Open a new one: with Session(...) as session: ...")

@@ -25,7 +25,7 @@ from notebook_launcher.settings.accelerate_sections import (
     sections_of,
     variables_of,
 )
-from notebook_launcher.settings.training_settings import PRECISIONS
+from notebook_launcher.settings.option_choices import CHOICES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -174,7 +174,7 @@ def _check_kind(file: Path, values: Mapping[str, Any]) -> None:
     elif kind not in SUPPORTED:
         why = f"distributed_type: {kind}, and {INSTEAD.get(kind, 'ranks run on CPUs or NVIDIA GPUs')}"
     elif values.get("mixed_precision") == "fp8":
-        why = f"mixed_precision: fp8, and it can be {', '.join(PRECISIONS)}"
+        why = f"mixed_precision: fp8, and it can be {', '.join(CHOICES['mixed_precision'].words)}"
     if why:
         raise ConfigError(
             f"{file} cannot be launched from a notebook: it has {why}. Use `accelerate launch`, or another file."

@@ -14,6 +14,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.text import type_of, unknown
 
 if TYPE_CHECKING:
+    from notebook_launcher.settings.option_choices import OptionChoices
     from notebook_launcher.settings.option_numbers import OptionNumber
 
 __all__ = [
@@ -94,11 +95,12 @@ def _positive(name: str, value: object, number: OptionNumber) -> float:
     return limit
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...], *, or_none: bool = False) -> None:
+def check_choice(name: str, value: object, choices: OptionChoices) -> None:
     """Raise `ConfigError` if an option is none of its choices."""
-    if (or_none and value is None) or (isinstance(value, str) and value in choices):
+    takes_none = choices.none is not None
+    if (takes_none and value is None) or (isinstance(value, str) and value in choices.words):
         return
-    raise ConfigError(unknown(name, value, choices, more=" or None" if or_none else ""), field=name)
+    raise ConfigError(unknown(name, value, choices.words, more=" or None" if takes_none else ""), field=name)
 
 
 def check_option_switch(name: str, value: object) -> None:

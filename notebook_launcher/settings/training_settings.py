@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+from notebook_launcher.settings.option_choices import CHOICES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "PRECISIONS",
     "PRECISION_VARIABLE",
     "STEPS_VARIABLE",
     "SettingName",
@@ -24,7 +25,6 @@ SettingName = Literal[
 ]
 """A field of `TrainingSettings`."""
 
-PRECISIONS = ("no", "fp16", "bf16")
 PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 STEPS_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 
@@ -53,7 +53,7 @@ class TrainingSettings:
             precision = environ.get(PRECISION_VARIABLE, "no").lower()
         return dataclasses.replace(
             self,
-            mixed_precision=precision if precision in PRECISIONS else None,
+            mixed_precision=precision if precision in CHOICES["mixed_precision"].words else None,
             gradient_accumulation_steps=steps,
             comm_hook=self.comm_hook or "no",
         )

@@ -274,7 +274,7 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        self.gradient_state.set_num_steps(steps)
+        self.gradient_state.num_steps = steps
 
     @property
     def sync_gradients(self) -> bool:
@@ -589,6 +589,7 @@ class Accelerator:
         self._prepared.clear()
         self._updates.clear()
         self.gradient_state.forget_windows()
+        self._micro_batches.forget_blocks()
         released = device_memory.release_memory(*objects)
         gc.collect()
         return list(released)

@@ -315,7 +315,7 @@ def test_runs_of_a_kernel_cannot_be_attached_to(home: Path) -> None:
 
 
 def test_an_attached_run_has_what_a_run_has() -> None:
-    not_for_clients = {"start", "start_hosted", "outcome", "last_line", "show_late_output"}
+    not_for_clients = {"start", "outcome", "last_line", "show_late_output"}
     names = {name for name in dir(Run) if not name.startswith("_")} - not_for_clients
     assert names <= set(dir(AttachedRun))
     for name in sorted(names):

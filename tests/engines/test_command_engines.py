@@ -228,7 +228,7 @@ def test_session_whose_node_is_lost_starts_again(own_engine: Commands) -> None:
 
 
 def nodes_of_session_lost(session: Session) -> list[str]:
-    tree: Any = session._ranks.tree
+    tree: Any = session._runs.ranks.tree
     return [node.lost for node in tree._nodes if node.lost]
 
 

@@ -53,7 +53,7 @@ def test_events_are_taken_some_at_a_time_however_many_there_are() -> None:
     # Of a thousand ranks there may always be one more; stops and snapshots have to come in between.
     with Commands([[], ["env"]]) as engine, Session(2, engine=engine, output="none", monitor=False) as session:
         session.run(print)
-        tree: Any = session._ranks.tree
+        tree: Any = session._runs.ranks.tree
         for _ in range(1000):
             tree.wake()
         assert len(tree.events(0)) < 500

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from notebook_launcher import CallOrderError, LaunchConfig, Run, Session
 from notebook_launcher.kernel import session as session_module
+from notebook_launcher.kernel import session_runs
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
 from tests.support.interrupts import interrupt_at
@@ -382,7 +383,7 @@ def test_session_with_an_open_debugger_refuses_calls_of_other_threads(call, monk
                 getattr(session, call)(*([int] if call in ("run", "launch") else []))
 
         monkeypatch.setattr(session_module, "PostMortem", OpenDebugger)
-        monkeypatch.setattr(session_module, "frames_to_debug", lambda *_, **__: ())
+        monkeypatch.setattr(session_runs, "frames_to_debug", lambda *_, **__: ())
         monkeypatch.setattr(session_module, "check_answers", lambda _: None)
         with pytest.raises(
             CallOrderError, match=r"the session is busy with its debugger\. Leave the debugger first: type q"

@@ -55,7 +55,7 @@ def test_agent_refuses_an_unknown_message_for_its_ranks() -> None:
 
 def test_rank_ends_at_an_unknown_message() -> None:
     with Session(1, devices="cpu") as session:
-        tree: Any = session._ranks.tree
+        tree: Any = session._runs.ranks.tree
         tree.send(0, "hello")
         happened: list[Any] = []
         while not any(isinstance(event, RankLost) for event in happened):

@@ -7,11 +7,10 @@ import enum
 import functools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.config import BACKENDS, COMM_HOOKS, OUTPUTS, PREEMPTIONS, RESUMES
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel.argument_text import describe_value
+from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import NUMBERS
-from notebook_launcher.settings.training_settings import PRECISIONS
 from notebook_launcher.widgets.launching import typed
 from notebook_launcher.widgets.launching.parameters import MISSING
 from notebook_launcher.widgets.panel.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField
@@ -46,35 +45,30 @@ EMPTY = {
 }
 """Words for an empty field."""
 SEGMENT_FIELDS = {
-    "mixed_precision": (
-        "Mixed precision",
-        dict(zip(PRECISIONS, ("Full precision", "float16", "bfloat16"), strict=True)),
-    ),
+    "mixed_precision": ("Mixed precision", ("Full precision", "float16", "bfloat16")),
     "start_method": (
         "Start method",
-        {
-            "forkserver": "Processes are forked from a clean helper process: independent of what the kernel did before",
-            "fork": "Processes start as copies of the kernel and share its data, without pickling",
-            "spawn": "Processes start as new interpreters, which takes longest",
-        },
+        (
+            "Processes are forked from a clean helper process: independent of what the kernel did before",
+            "Processes start as copies of the kernel and share its data, without pickling",
+            "Processes start as new interpreters, which takes longest",
+        ),
     ),
-    "output": (
-        "Output in the cell",
-        dict(zip(OUTPUTS, ("Of all ranks", "Of rank 0", "None: the monitor has all logs"), strict=True)),
-    ),
+    "output": ("Output in the cell", ("Of all ranks", "Of rank 0", "None: the monitor has all logs")),
 }
-"""Label of each field, and its words with their tips."""
+"""Label of each field, and a tip for each word of the option."""
+
+
+def _same(name: str) -> dict[str, Any]:
+    """Return the words of an option, each for itself."""
+    return {word: word for word in CHOICES[name].words}
+
+
 CHOICE_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "backend": ("Backend", {**{word: word for word in BACKENDS}, "none: the function starts its own group": None}),
-    "comm_hook": ("Gradient compression", {word: word for word in COMM_HOOKS}),
-    "resume": (
-        "Restarts resume from",
-        {"the beginning": None, "the newest checkpoint": RESUMES[0]},
-    ),
-    "preemption_signal": (
-        "Save and stop at the signal",
-        {"automatic": None, **{word: word for word in PREEMPTIONS}},
-    ),
+    "backend": ("Backend", {**_same("backend"), "none: the function starts its own group": None}),
+    "comm_hook": ("Gradient compression", _same("comm_hook")),
+    "resume": ("Restarts resume from", {"the beginning": None, "the newest checkpoint": "checkpoint"}),
+    "preemption_signal": ("Save and stop at the signal", {"automatic": None, **_same("preemption_signal")}),
 }
 
 
@@ -85,7 +79,7 @@ def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> di
         reads, writes = functools.partial(typed.reads, name), functools.partial(_write, typed.default_of(name))
         fields[name] = TextField(name, label, changed, placeholder=EMPTY[name], reads=reads, writes=writes)
     for name, (label, tips) in SEGMENT_FIELDS.items():
-        segments = {word: (tip, word) for word, tip in tips.items()}
+        segments = {word: (tip, word) for word, tip in zip(CHOICES[name].words, tips, strict=True)}
         fields[name] = SegmentField(name, label, changed, choices=segments)
     for name, (label, words) in CHOICE_FIELDS.items():
         fields[name] = ChoiceField(name, label, changed, choices=list(words.items()))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import messages
 from notebook_launcher.engines.events import Output
-from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.console import Console, Status, Text
 
 if TYPE_CHECKING:
@@ -18,34 +17,35 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event, Stream
     from notebook_launcher.kernel.call_scope import TakesDisplay
+    from notebook_launcher.kernel.display.cell import Sink
 
 __all__ = ["RunOutput"]
 
 
 class RunOutput:
-    """The output of one run. Create it in the thread that launches, because the output belongs to that thread's cell.
+    """The output of one run, on its way to the sink.
 
     Args:
+        sink: Destination of the output: a cell, a terminal, or a host's journal.
         config: The run's options.
         num_processes: Number of ranks.
         kept_in: An expression for the lines that do not stay in a cell, such as `run.logs(rank)`.
         displays: Takes each rank's rich output in place of the cell, and returns False for what the cell is to show;
             None: the cell shows the displays of `LaunchConfig.display`.
-        sink: Destination of the output; None: the cell or terminal of the calling code.
         nodes: By rank: the name of its machine; empty if there is one.
     """
 
     def __init__(
         self,
+        sink: Sink,
         config: LaunchConfig,
         num_processes: int,
         *,
         kept_in: str = "run.logs(rank)",
         displays: TakesDisplay | None = None,
-        sink: cell.Sink | None = None,
         nodes: Sequence[str] = (),
     ) -> None:
-        self._sink = cell.make_sink() if sink is None else sink
+        self._sink = sink
         """The cell or terminal that gets the output."""
         self._num_processes = num_processes
         shown: Any = config.output
@@ -65,7 +65,7 @@ class RunOutput:
         """The run's last line, if the picture is to show it."""
 
     @property
-    def sink(self) -> cell.Sink:
+    def sink(self) -> Sink:
         """The cell or terminal that gets the output."""
         return self._sink
 

@@ -73,28 +73,19 @@ class PostMortem:
         ranks: The session's ranks, of which none runs a call.
         data: Run data of the run that failed.
         rank: The rank to look into.
-        sink: Takes the output in place of the calling cell, in a host.
-        questions: Takes the prompts in place of the calling thread, in a host.
+        sink: Takes the output: the cell, or a host's journal.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        data: RunData,
-        rank: int,
-        *,
-        sink: Sink | None = None,
-        questions: TakesQuestions | None = None,
-    ) -> None:
+    def __init__(self, ranks: Ranks, data: RunData, rank: int, sink: Sink) -> None:
         self._ranks = ranks
         self._data = data
         self._rank = rank
         self._over: Latch[None] = Latch()
         """Set once the debugger has ended."""
-        self._own_questions = Questions(lambda: self._over.is_set)
-        self._questions = questions or self._own_questions
+        self._questions: TakesQuestions | None = None
+        """Takes the prompts; None before the debugger is opened."""
         # One rank: the prompt names it, so its lines need no label.
-        self._output = RunOutput(LaunchConfig(display="all", monitor=False, runs_folder=None), 1, sink=sink)
+        self._output = RunOutput(sink, LaunchConfig(display="all", monitor=False, runs_folder=None), 1)
         self._thread: threading.Thread | None = None
         """The thread that reads the rank's events."""
         self._claim = threading.Lock()
@@ -113,14 +104,15 @@ class PostMortem:
             KeyboardInterrupt: The user left by an interrupt.
             CallOrderError: The rank died.
         """
-        self._own_questions.answer_all(self._begin, self._reply, self.interrupt)
+        self._questions = questions = Questions(self._over)
+        questions.answer_all(self._begin, self.reply, self.interrupt)
         if self._thread is not None:
             self._thread.join()
         self._conclude()
 
     def serve(self, questions: TakesQuestions) -> None:
         """Let clients of a host answer the prompt until one of them leaves the debugger; raises as `run` does."""
-        questions.connect(self._reply, lambda question: question.request is self._open_question)
+        self._questions = questions
         self._listen()
         self._conclude()
 
@@ -135,7 +127,12 @@ class PostMortem:
         if self._thread is None:
             threading.Thread(target=self._listen, name="notebook-launcher debugger", daemon=True).start()
 
-    def _reply(self, answer: Answer) -> None:
+    def waits_for(self, question: Question) -> bool:
+        """Return True if the rank still waits for the answer to this question."""
+        return question.request is self._open_question
+
+    def reply(self, answer: Answer) -> None:
+        """Pass an answer on to the rank."""
         self._open_question = None
         if self._ranks.tree is not None:
             self._ranks.tree.send(self._rank, answer.reply)
@@ -170,7 +167,6 @@ class PostMortem:
             self._fault = fault
         finally:
             self._over.set(None)
-            self._own_questions.close()
 
     def _handle(self, event: Event) -> bool:
         """Carry out an event; return False if the debugger has ended."""
@@ -199,6 +195,7 @@ class PostMortem:
 
     def _ask(self, request: messages.InputRequest) -> None:
         assert self._ranks.tree is not None
+        assert self._questions is not None
         if self._is_left:
             reply = messages.InputReply(text=None, reason="interrupted", number=request.number)
             self._ranks.tree.send(self._rank, reply)

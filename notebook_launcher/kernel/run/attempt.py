@@ -22,7 +22,7 @@ from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 from notebook_launcher.kernel.run.rank_requests import RankRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from notebook_launcher.engines.events import Event
     from notebook_launcher.engines.tree import Tree
@@ -52,7 +52,7 @@ class Attempt:
         self,
         tree: Tree,
         call: messages.RunCall,
-        parcel_fd: int | None,
+        fds: Sequence[int],
         *,
         deadline: float | None,
         idle_timeout: float | None = None,
@@ -74,8 +74,8 @@ class Attempt:
         self._active_at = time.monotonic()
         """Time at which a rank last sent something."""
         self._call = call
-        self._parcel_fd = parcel_fd
-        """Descriptor of the packed call; None if the ranks inherit the call by a fork."""
+        self._fds = fds
+        """Descriptors beside the record of the call (`OutgoingCall.fds`)."""
         self._deadline = deadline
         """Time at which the run is stopped, by `time.monotonic()`, as are the times below."""
         self._held_at: float | None = None
@@ -91,7 +91,7 @@ class Attempt:
     def begin(self) -> None:
         """Send the call; a rank that is not up yet finds the call in its channel."""
         self.tree.board.clear()
-        self.tree.send_all(self._call, () if self._parcel_fd is None else (self._parcel_fd,))
+        self.tree.send_all(self._call, self._fds)
 
     def forget_outcomes(self, generation: int) -> None:
         """Forget ranks that ended before the call began and have been replaced since."""

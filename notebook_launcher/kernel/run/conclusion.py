@@ -6,7 +6,6 @@ import errno
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from notebook_launcher import travel
 from notebook_launcher.errors import (
     ConfigError,
     InternalError,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
-    from notebook_launcher.messages import ExceptionReport
 
 __all__ = ["SettlesFolder", "conclude", "describe_failure", "fault_of_ours"]
 
@@ -46,25 +44,26 @@ class SettlesFolder(Protocol):
         """Return the run's folder; None if the run leaves none."""
 
 
-def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting | None = None) -> RunOutcome:
-    """Return the outcome of a run's last attempt; unpacks (in a host: keeps) and closes the attempt's parcels.
+def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> RunOutcome:
+    """Return the outcome of a run's last attempt; takes what its parcels hold, and closes them.
 
     Args:
         data: The run data.
         settle_folder: Decides whether the run gets a folder, once it is known whether it failed, and returns it.
-        hosting: Parts that differ in a host; None in a kernel.
+        hosting: Takes values and exceptions out of their parcels.
     """
     attempt, launched = data.attempt, data.launched
     assert attempt is not None
     asked_to_stop = data.commands.asked_to_stop
     outcomes = attempt.state.sorted_outcomes
-    unpack_value = travel.unpack_value if hosting is None else hosting.keep_value
-    unpack_exception = _unpack_exception if hosting is None else hosting.keep_exception
-    values, unsent = _rebuild([outcome for outcome in outcomes if data.scope.includes(outcome.rank)], unpack_value)
+    members = [outcome for outcome in outcomes if data.scope.includes(outcome.rank)]
+    values, unsent = _rebuild(members, hosting.take_value)
     failures = _failures(data, outcomes)
     last_values, victims = data.live.last_values, culprit.consequences(failures)
     seconds = time.monotonic() - launched
-    error = _error_of_attempt(attempt, data.plan, failures, data.stacks, unpack_exception, asked_to_stop=asked_to_stop)
+    error = _error_of_attempt(
+        attempt, data.plan, failures, data.stacks, hosting.take_exception, asked_to_stop=asked_to_stop
+    )
     results = Results(
         values,
         num_processes=data.plan.num_processes,
@@ -113,10 +112,6 @@ def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float, folder: P
         error.__cause__ = fault
     results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed, folder=folder)
     return RunOutcome(state="failed", results=results, error=error)
-
-
-def _unpack_exception(fd: int, _report: ExceptionReport) -> BaseException | None:
-    return travel.unpack_exception(fd)
 
 
 def _rebuild(outcomes: list[RankOutcome], unpack: Callable[[int], Any]) -> tuple[dict[int, Any], dict[int, str]]:

@@ -7,10 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.history import run_folders
-from notebook_launcher.kernel.argument_text import describe_arguments
-from notebook_launcher.kernel.checks import name_of
 from notebook_launcher.kernel.display.output import RunOutput
-from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
 from notebook_launcher.kernel.metering.usage_meter import UsageMeter
 from notebook_launcher.kernel.run.commands import CommandQueue
@@ -23,10 +20,10 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.inspection.hangs import Hang
     from notebook_launcher.kernel.inspection.stacks import Stacks
+    from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.outcome import RunOutcome
-    from notebook_launcher.travel import FunctionCall
 
 __all__ = ["RunData"]
 
@@ -63,12 +60,12 @@ class RunData:
     """Memory and utilization of the ranks' GPUs."""
     usage: UsageMeter
     """Memory and load of the ranks over time."""
+    over: Latch[None]
+    """Set when the run is over, after all other fields have their last values."""
     edits: RunEdits = dataclasses.field(default_factory=RunEdits)
     """Name, tags and notes that the user gave while it went on; any thread writes them."""
     commands: CommandQueue = dataclasses.field(default_factory=CommandQueue)
     """Commands of other threads to the run's thread."""
-    over: Latch[None] = dataclasses.field(default_factory=Latch)
-    """Set when the run is over, after all other fields have their last values."""
     attempt: Attempt | None = None
     """The present attempt at the call, with each rank's outcome; None before the first one."""
     restarts: int = 0
@@ -89,48 +86,37 @@ class RunData:
     @classmethod
     def of_call(
         cls,
-        call: FunctionCall | None,
         plan: Plan,
         scope: CallScope,
+        hosting: Hosting,
+        over: Latch[None],
         *,
         in_session: bool,
-        in_cell: bool,
-        hosting: Hosting | None = None,
     ) -> RunData:
-        """Return the data of a run that begins now, in the thread whose cell gets the output.
-
-        `call` is None in a host; `scope` describes the call there.
-        """
-        name = scope.name or plan.config.name or ("call" if call is None else name_of(call.fn))
-        arguments = dict(scope.arguments or {})
-        if scope.arguments is None and call is not None:
-            arguments = describe_arguments(*call)
+        """Return the data of a run that begins now; `scope` describes its call (`CallScope.describe`)."""
         launched, started = time.monotonic(), time.time()
-        run_id = run_folders.new_id(name, started)
-        kept_in = f"open_run({run_id!r}).logs(rank)" if in_cell and plan.config.runs_folder else "run.logs(rank)"
-        sink = None
-        if hosting is not None:
-            kept_in, sink = f"attach({run_id!r}).logs(rank)", hosting.sink
+        run_id = run_folders.new_id(scope.name, started)
         return cls(
             id=run_id,
-            name=name,
-            arguments=arguments,
+            name=scope.name,
+            arguments=dict(scope.arguments or {}),
             plan=plan,
             scope=scope,
             kind="run" if not in_session else "cell" if scope.is_brief else "call",
             launched=launched,
             started=started,
             output=RunOutput(
+                hosting.sink,
                 plan.config,
                 plan.num_processes,
-                kept_in=kept_in,
+                kept_in=hosting.logs_at.format(id=run_id),
                 displays=scope.displays,
-                sink=sink,
                 nodes=plan.node_names,
             ),
             live=LiveValues(launched, plan.num_processes),
             gpus=GpuMeter(plan.gpus),
             usage=UsageMeter(launched, plan.num_processes),
+            over=over,
         )
 
     @property

@@ -17,8 +17,10 @@ from notebook_launcher.kernel import checks, fork_check, views
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.failures import failure_display
+from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.inspection.samples import Samples
-from notebook_launcher.kernel.latch import AWAKE_EVERY
+from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.kernel.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.run import snapshots
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.commands import (
@@ -31,6 +33,7 @@ from notebook_launcher.kernel.run.commands import (
     StopCommand,
 )
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
+from notebook_launcher.kernel.run.questions import Questions
 from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.settings.changes import check_change, read_wanted
 from notebook_launcher.text import no_such_rank
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.schema import (
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
         RunPicture,
         RunState,
     )
-    from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.ranks import Ranks
@@ -84,10 +85,12 @@ def data_of(run: Run) -> RunData:
 class Run(LiveRunReader, AnyRun):
     """One launch of one function: `launch(...)` returns it at once, `await run` waits and returns the results."""
 
-    def __init__(self, thread: RunThread) -> None:
+    def __init__(self, thread: RunThread, questions: Questions | None = None) -> None:
         super().__init__(thread.data)
         self._thread = thread
         """Takes commands."""
+        self._questions = questions
+        """Questions of ranks to the user; None in a host, whose clients answer them."""
 
     @classmethod
     def start(
@@ -100,37 +103,29 @@ class Run(LiveRunReader, AnyRun):
             call = checks.check_call(fn, args, kwargs, launcher=_launcher(many_calls=ranks.many_calls, in_cell=in_cell))
         if ranks.plan.config.debug:
             check_answers("debug=True", in_cell=in_cell)
-        call_parcel = None
+        outgoing = OutgoingCall(call)
+        over: Latch[None] = Latch()
+        questions = Questions(over)
         try:
             if ranks.inherits_call:
                 ranks.plan = fork_check.adapt(ranks.plan)
                 ranks.start(call)
             else:
-                call_parcel = travel.pack_call(call, start=lambda: ranks.start(call))
-            thread = RunThread(ranks, call, call_parcel, scope, in_cell=in_cell)
+                outgoing.pack(start=lambda: ranks.start(call))
+            config = ranks.plan.config
+            hosting = Hosting.of_kernel(call.fn, config, questions, in_cell=in_cell)
+            thread = RunThread(ranks, outgoing, scope.describe(call, config.name), hosting, over)
         except BaseException:
-            if call_parcel is not None:
-                call_parcel.close()
+            outgoing.close()
             if not ranks.many_calls:
                 ranks.close()
             raise
-        # From here on the run's thread closes the parcel and the ranks.
-        run = cls(thread)
+        # From here on the run's thread closes the call and the ranks.
+        run = cls(thread, questions)
         if not in_cell:
             run._thread.begin()
             views.watch(run, run._data.output)
         return run
-
-    @classmethod
-    def start_hosted(cls, ranks: Ranks, scope: CallScope, call_parcel: AnonymousFile, hosting: Hosting) -> Run:
-        """Begin a run in a host; a kernel has checked and packed its call, and `scope` describes it."""
-        ranks.start()
-        thread = RunThread(ranks, None, call_parcel, scope, in_cell=False, hosting=hosting)
-        thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
-        hosting.questions.connect(thread.command, thread.waits_for)
-        hosting.begin_in(thread.make_folder())
-        thread.begin()
-        return cls(thread)
 
     def __repr__(self) -> str:
         data, num = self._data, self._data.plan.num_processes
@@ -482,10 +477,11 @@ class Run(LiveRunReader, AnyRun):
     def wait_in_cell(self) -> Results:
         """Begin the run, wait in the main thread and answer the ranks' questions; an interrupt stops the run."""
         thread, data = self._thread, self._data
+        assert self._questions is not None
         hidden = data.scope.is_aside
         with contextlib.closing(views.RunView(self, data.output, is_raised=True, is_hidden=hidden)) as view:
             try:
-                interrupted = thread.questions.answer_all(
+                interrupted = self._questions.answer_all(
                     thread.begin,
                     thread.command,
                     lambda again: self.stop(wait=False, at_once=again),  # A second interrupt kills the ranks.

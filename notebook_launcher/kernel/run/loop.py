@@ -32,13 +32,12 @@ from notebook_launcher.kernel.run.restarts import restart
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.recorder import Recorder
-    from notebook_launcher.kernel.hosting import TakesQuestions
+    from notebook_launcher.kernel.hosting import Hosting
+    from notebook_launcher.kernel.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.data import RunData
-    from notebook_launcher.kernel.run.questions import Questions
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
-    from notebook_launcher.travel import FunctionCall
 
 __all__ = ["RunLoop"]
 
@@ -49,32 +48,25 @@ class RunLoop:
     Args:
         data: The run data, which the loop writes.
         ranks: The ranks that serve the run.
-        call: The function and its arguments, for ranks that are started again: forked ranks inherit them, and the
-            fork server reads their code.
-        parcel_fd: Descriptor of the packed call; None if the ranks inherit the call by a fork.
-        questions: Takes what ranks ask the user.
+        call: The call. Ranks that are started again may need it once more: forked ranks inherit it, and the fork server
+            reads its code.
+        hosting: Takes what ranks ask the user.
         recorder: Writes the run's folder.
-        can_ask: True if the user can answer: a cell waits for the run, or clients may attach to it.
     """
 
     def __init__(
         self,
         data: RunData,
         ranks: Ranks,
-        call: FunctionCall | None,
-        parcel_fd: int | None,
-        questions: Questions | TakesQuestions,
+        call: OutgoingCall,
+        hosting: Hosting,
         recorder: Recorder,
-        *,
-        can_ask: bool,
     ) -> None:
         self._data = data
         self._ranks = ranks
         self._call = call
-        self._parcel_fd = parcel_fd
-        self._questions = questions
+        self._hosting = hosting
         self._recorder = recorder
-        self._can_ask = can_ask
         self._progress = ProgressLine(data)
         self._has_live = False
         """True if ranks have reported since the line of progress was updated."""
@@ -98,7 +90,7 @@ class RunLoop:
                 attempt.state.close()
                 if self._ranks.many_calls:
                     data.output.notice("the session's ranks had died and were restarted")
-                self._ranks.start(self._call)
+                self._ranks.start(self._call.call)
                 continue
             if not attempt.state.failed or data.restarts >= limit or data.commands.asked_to_stop or attempt.timed_out:
                 return
@@ -108,7 +100,7 @@ class RunLoop:
                 f"starting again ({data.restarts} of {limit} restarts)"
             )
             attempt.state.close()
-            restart(data, self._ranks, self._call)
+            restart(data, self._ranks, self._call.call)
 
     def _run_attempt(self) -> Attempt:
         attempt = self._new_attempt()
@@ -144,7 +136,7 @@ class RunLoop:
         run_call = self._ranks.next_call(
             data.scope,
             restart_count=data.restarts,
-            can_ask=self._can_ask,
+            can_ask=self._hosting.can_ask,
             widget_ranks=data.output.choose_widget_ranks(data.scope.widget_ranks),
             checkpoints=tuple(data.checkpoints),
         )
@@ -152,7 +144,7 @@ class RunLoop:
         data.attempt = Attempt(
             tree,
             run_call,
-            self._parcel_fd,
+            self._call.fds,
             deadline=deadline,
             idle_timeout=config.idle_timeout,
             debug=config.debug,
@@ -256,7 +248,7 @@ class RunLoop:
         self._data.asking.add(rank)
         attempt.hold_clock(held=True)
         self._data.output.publish(force=True)
-        self._questions.put(Question(rank, request, attempt.call_id))
+        self._hosting.questions.put(Question(rank, request, attempt.call_id))
 
     def _carry_out_commands(self, attempt: Attempt) -> None:
         for command in self._data.commands.take_all():

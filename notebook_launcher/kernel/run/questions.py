@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.kernel.display import cell
-from notebook_launcher.kernel.latch import AWAKE_EVERY
+from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,22 +40,26 @@ class Answer:
 
 
 class Questions:
-    """The questions of one run, on their way from the run's thread to the thread that waits in the cell."""
+    """The questions of one run or debugger, on their way to the thread that waits in the cell.
 
-    def __init__(self, is_over: Callable[[], bool]) -> None:
-        self._is_over = is_over
-        """Returns True once the run is over."""
+    Args:
+        over: Set when the run or debugger is over, which ends the wait.
+    """
+
+    def __init__(self, over: Latch[None]) -> None:
+        self._over = over
         self._queue: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
         """The questions that wait; None marks the end of the run."""
         self._thread_in_input: int | None = None
         """The thread that waits for the user to type; None if no thread does."""
+        over.call_when_set(self._close)
 
     def put(self, question: Question) -> None:
         """Add a question."""
         self._queue.put(question)
 
-    def close(self) -> None:
-        """End `answer_all`, once the run is over."""
+    def _close(self) -> None:
+        """End `answer_all`."""
         thread = self._thread_in_input
         if thread is not None and thread == threading.main_thread().ident:
             # Interrupts an `input()` whose answer is no longer needed.
@@ -89,8 +93,8 @@ class Questions:
                     break
                 self._answer(question, reply)
             except KeyboardInterrupt:
-                if self._is_over():
-                    continue  # `close` has sent this interrupt.
+                if self._over.is_set:
+                    continue  # `_close` has sent this interrupt.
                 stop(interrupted)
                 interrupted = True
         return interrupted
@@ -100,7 +104,7 @@ class Questions:
             wait = idle()
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=AWAKE_EVERY if wait is None else min(wait, AWAKE_EVERY))
-            if self._is_over():
+            if self._over.is_set:
                 return None  # An interrupt may have lost the end mark that `get` had already removed from the queue.
 
     def _answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
@@ -108,7 +112,7 @@ class Questions:
         text, reason = None, ""
         try:
             self._thread_in_input = threading.get_ident()
-            if self._is_over():
+            if self._over.is_set:
                 return
             text = cell.ask(request.prompt, password=request.password)
         except EOFError as error:

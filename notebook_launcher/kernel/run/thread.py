@@ -9,26 +9,25 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from notebook_launcher import travel
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.display.progress_line import QUIET
 from notebook_launcher.kernel.failures.failure_display import end_line
-from notebook_launcher.kernel.origin import Origin
 from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.run.data import RunData
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.loop import RunLoop
-from notebook_launcher.kernel.run.questions import Questions
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.kernel.call_scope import CallScope
     from notebook_launcher.kernel.hosting import Hosting
+    from notebook_launcher.kernel.latch import Latch
+    from notebook_launcher.kernel.origin import Origin
+    from notebook_launcher.kernel.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.outcome import RunOutcome
@@ -42,37 +41,26 @@ class RunThread:
 
     Args:
         ranks: The ranks that serve the run; closed at its end unless they stay for further calls.
-        call: The function and its arguments; None in a host, where only the ranks unpack them.
-        call_parcel: The packed call; None if the ranks inherit the call by a fork.
-        scope: The ranks that the call is for, and how its run is shown.
-        in_cell: True if a cell waits for the run.
-        hosting: Parts that differ in a host; None in a kernel.
+        call: The call, which is closed at the end of the run.
+        scope: The ranks that the call is for, its description, and how its run is shown.
+        hosting: Destination of the run's output, values and questions.
+        over: Latch of the run data, which is set when the run is over.
     """
 
     def __init__(
         self,
         ranks: Ranks,
-        call: travel.FunctionCall | None,
-        call_parcel: AnonymousFile | None,
+        call: OutgoingCall,
         scope: CallScope,
-        *,
-        in_cell: bool,
-        hosting: Hosting | None = None,
+        hosting: Hosting,
+        over: Latch[None],
     ) -> None:
-        self.data = data = RunData.of_call(
-            call, ranks.plan, scope, in_session=ranks.many_calls, in_cell=in_cell, hosting=hosting
-        )
+        self.data = data = RunData.of_call(ranks.plan, scope, hosting, over, in_session=ranks.many_calls)
         """All that is known of the run."""
-        over = data.over
-        self.questions = Questions(lambda: over.is_set)
-        """Questions of ranks to the user. They know `over` and not `self`, which would be a reference cycle."""
         self._ranks = ranks
         self._call = call
-        """None in a host, and once the run is over, so that a finished run keeps no data of the call."""
-        self._call_parcel = call_parcel
-        """None once the run is over, or if the ranks inherit the call."""
-        self._in_cell = in_cell
         self._hosting = hosting
+        """Deleted when the run is over, because it knows the function."""
         if not ranks.announced:
             ranks.announced = True
             data.output.headline(f"{data.name}: {data.plan.summary}")
@@ -81,10 +69,10 @@ class RunThread:
             None if scope.is_aside else data.plan.config.runs_folder,
             data.launched,
             data.output.warn,
-            origin=_begin_folder(data, None if call is None else call.fn, hosting),
+            origin=_begin_folder(data, hosting),
         )
         """Writes the run's folder; deleted when the run is over."""
-        _announce(data, call, call_parcel)
+        _announce(data, call)
         self._claim = threading.Lock()
         """Held by the first thread that was started: `begin` may start another one after an interrupt."""
         self._thread: threading.Thread | None = None
@@ -150,17 +138,7 @@ class RunThread:
         self._finish(outcome)
 
     def _run_loop(self) -> RunOutcome:
-        parcel_fd = None if self._call_parcel is None else self._call_parcel.fileno()
-        loop = RunLoop(
-            self.data,
-            self._ranks,
-            self._call,
-            parcel_fd,
-            self.questions if self._hosting is None else self._hosting.questions,
-            self._recorder,
-            can_ask=self._in_cell or self._hosting is not None,
-        )
-        loop.run()
+        RunLoop(self.data, self._ranks, self._call, self._hosting, self._recorder).run()
         outcome = conclude(self.data, self._settle_folder, self._hosting)
         unsent = outcome.results.unsent
         for reason in dict.fromkeys(unsent.values()):
@@ -184,19 +162,17 @@ class RunThread:
         finally:
             # Waiting threads must be released, whatever happens.
             self._forgotten.detach()
-            if self._call_parcel is not None:
-                self._call_parcel.close()
-            self._call = self._call_parcel = None
+            self._call.close()
             data.outcome = outcome
             data.commands.refuse_all()
             data.gpus.close()
             self._recorder.finish()
             data.over.set()
-            self.questions.close()
-            del self._recorder  # Closes the files of the logs now, and not when the run is forgotten.
+            # Closes the files of the logs, and frees the function, now and not when the run is forgotten.
+            del self._recorder, self._hosting
 
     def _last_line(self, outcome: RunOutcome) -> str:
-        line = end_line(outcome, asked_to_stop=self.data.commands.asked_to_stop, is_raised=self._in_cell)
+        line = end_line(outcome, asked_to_stop=self.data.commands.asked_to_stop, is_raised=self._hosting.is_raised)
         return f"{self.data.name}: {line}"
 
 
@@ -221,23 +197,21 @@ def live_threads() -> list[RunThread]:
     return [subject for thread in threads if (subject := thread.subject) is not None]
 
 
-def _begin_folder(data: RunData, function: object, hosting: Hosting | None) -> Callable[[Path], Origin]:
+def _begin_folder(data: RunData, hosting: Hosting) -> Callable[[Path], Origin]:
     """Return the function that begins a run's new folder: its edits go there, and the files of its origin."""
 
     def begin(folder: Path) -> Origin:
         data.edits.keep_in(folder)
-        if hosting is None:
-            return Origin(function)
-        return Origin(function, source=hosting.source, environment=hosting.environment)
+        return hosting.make_origin()
 
     return begin
 
 
-def _announce(data: RunData, call: travel.FunctionCall | None, call_parcel: AnonymousFile | None) -> None:
+def _announce(data: RunData, call: OutgoingCall) -> None:
     """Show the notices about what the call takes along: random number generators, and modules that changed."""
-    if call is not None and data.plan.num_processes > 1 and (notice := travel.describe_generators(*call)):
+    if data.plan.num_processes > 1 and (notice := call.describe_generators()):
         data.output.headline(notice)
-    if stale := travel.stale_modules(None if call_parcel is None else call_parcel.fileno()):
+    if stale := call.stale_modules():
         forked = data.plan.config.start_method == "fork"
         version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
         data.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")

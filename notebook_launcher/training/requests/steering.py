@@ -95,7 +95,7 @@ class Steering:
 
     def _change_steps(self, wanted: Wanted) -> tuple[Any, Any]:
         before = self._gradient_state.num_steps
-        self._gradient_state.set_num_steps(wanted)
+        self._gradient_state.num_steps = wanted
         return before, self._gradient_state.num_steps
 
 

@@ -79,7 +79,7 @@ class Call:
         self.clock, self.tree = clock, tree or Tree()
         made: Any = self.tree
         call = messages.RunCall(call_id=1, generation=0)
-        self.attempt = Attempt(made, call, None, **{"deadline": None, "debug": False, **options})
+        self.attempt = Attempt(made, call, (), **{"deadline": None, "debug": False, **options})
         self.attempt.begin()
         self.tree.sent.clear()
         self.looked: list[float] = []
@@ -123,7 +123,7 @@ def test_call_and_its_parcel_go_to_every_rank_once(clock: Clock) -> None:
     tree: Any = Tree(2)
     call = messages.RunCall(call_id=1, generation=0)
     tree.board.ask_to_stop(together=False)
-    Attempt(tree, call, 7, deadline=None, debug=False).begin()
+    Attempt(tree, call, (7,), deadline=None, debug=False).begin()
     assert tree.sent == [(0, (call, 7)), (1, (call, 7))]
     assert not any(tree.board.page)
 

@@ -32,7 +32,7 @@ def test_notice_after_a_stop_with_nccl_names_what_would_have_kept_the_memory(cap
 
     with Session(1) as session:
         session.run(int)
-        tree: Any = session._ranks.tree
+        tree: Any = session._runs.ranks.tree
         tree.setup = dataclasses.replace(
             tree.setup, backend="nccl"
         )  # The rank has gloo's group; the kernel's words are tried.

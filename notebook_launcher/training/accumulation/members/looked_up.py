@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -33,9 +33,6 @@ class LookedUp:
 
     owned: dict[int, Owned] = dataclasses.field(default_factory=dict)
     """By the id of an optimizer."""
-    blocks: dict[tuple[int, ...], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    """By the ids of the targets of `accumulate`: the targets, which are held so that no other object gets such an id,
-    and their `MicroBatchBlock`. Its type is not written here, because its module imports the members'."""
     covered: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)
     """By the ids of an optimizer and a window: True if the window's `accumulate` was given all of the optimizer's
     members. Looking it up takes 2 us."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["MicroBatches"]
 
 MOST_BLOCKS = 16
+"""Blocks that are kept: a loop that makes a new container for each micro-batch asks for a new one each time."""
 
 
 class MicroBatches:
@@ -75,12 +76,27 @@ class MicroBatches:
         self._num_processes = num_processes
         self._initial = InitialGradient()
         """The initial gradient of the last backward, which is used again while the factor stays."""
+        self._blocks: dict[tuple[int, ...], tuple[tuple[Any, ...], MicroBatchBlock]] = {}
+        """By the ids of the targets of `accumulate`: the targets, which are held so that no other object gets such an
+        id, and their block."""
+        self._members_version = members.version
+        """Version of the members at which the blocks were made."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_blocks": {}}  # The keys are ids, which belong to other objects in another process.
 
     def block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         """Return the context in which one micro-batch of these models is computed."""
-        known = self.members.looked_up.blocks.get(tuple(map(id, targets)))
-        block: MicroBatchBlock = self._make_block(targets) if known is None else known[1]
+        if self._members_version != self.members.version:
+            self.forget_blocks()
+        known = self._blocks.get(tuple(map(id, targets)))
+        block = self._make_block(targets) if known is None else known[1]
         return block if block.free else block.copy()
+
+    def forget_blocks(self) -> None:
+        """Forget the blocks, which hold the members that they were made for."""
+        self._blocks.clear()
+        self._members_version = self.members.version
 
     def _make_block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         members = self.members.find(targets)
@@ -92,10 +108,9 @@ class MicroBatches:
             safepoint=self.safepoint,
             warn_once=self._warn_once,
         )
-        blocks = self.members.looked_up.blocks
-        if len(blocks) >= MOST_BLOCKS:  # by a loop that makes a new container for each micro-batch
-            blocks.clear()
-        blocks[tuple(map(id, targets))] = targets, block
+        if len(self._blocks) >= MOST_BLOCKS:
+            self._blocks.clear()
+        self._blocks[tuple(map(id, targets))] = targets, block
         return block
 
     def backward(self, loss: Any, weight: Any, reduction: str, kwargs: dict[str, Any]) -> None:

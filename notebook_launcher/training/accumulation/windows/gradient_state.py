@@ -106,18 +106,20 @@ class GradientState:
         """Take over the settings of a plugin; a window that is open keeps its number of micro-batches."""
         self.plugin = plugin
         # An Accelerator has resolved the number; a plugin that `compat`'s GradientState was given may have none.
-        self.num_steps = plugin.num_steps or 1
-        """Micro-batches per update. The plugin stays as it was given when this number is set later."""
+        self._num_steps = plugin.num_steps or 1
 
-    def set_num_steps(self, steps: object) -> None:
-        """Change the number of micro-batches per update from the next window on.
-
-        The number stays a plain attribute, which each micro-batch reads.
+    @property
+    def num_steps(self) -> int:
+        """Micro-batches per update; a new number holds from the next window on, and the plugin stays as it was given.
 
         Raises:
-            ValueError: `steps` is no whole number from 1 on.
+            ValueError: The new number is no whole number from 1 on.
         """
-        self.num_steps = whole_number("gradient_accumulation_steps", steps)
+        return self._num_steps
+
+    @num_steps.setter
+    def num_steps(self, steps: object) -> None:
+        self._num_steps = whole_number("gradient_accumulation_steps", steps)
 
     @property
     def current(self) -> Window | None:
@@ -198,17 +200,17 @@ class GradientState:
         """
         loader = self.active_loaders.active
         iteration = None if loader is None else loader.iteration_token
-        may_differ = self.num_steps > 1 and self.plugin.sync_with_dataloader
+        may_differ = self._num_steps > 1 and self.plugin.sync_with_dataloader
         self.is_out_of_step = may_differ and self._is_out_of_step(window, loader)
         if loader is not None and self.active_loaders.note_micro_batch(loader) > 1:
             self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
         abandoned = self._abandoned(window, iteration)
         if window.num_batches == 0:
             self._check_alone(window)
-        window.begin_micro_batch(self.num_steps, iteration, probes)
+        window.begin_micro_batch(self._num_steps, iteration, probes)
         self.num_blocks += 1
         # A number of steps that is set inside a window holds from the next one on.
-        num_steps = self.num_steps if self._rules.nominal_divisor else window.num_steps
+        num_steps = self._num_steps if self._rules.nominal_divisor else window.num_steps
         self.sync_gradients = ends_window(
             window.num_batches,
             num_steps,

@@ -365,7 +365,7 @@ def make(number):
     return model, torch.optim.SGD(model.parameters(), lr=0.25 * number)
 
 def rank_of(rank, number, last_call, store):
-    """Save as one of two ranks that share a model out."""
+    # Saves as one of two ranks that share a model out.
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
     accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
     model, optimizer = accelerator.prepare(*make(number))
@@ -374,7 +374,7 @@ def rank_of(rank, number, last_call, store):
     accelerator.save_state(target, state_dict_type="SHARDED_STATE_DICT")
 
 def save(number, last_call):
-    """Save on two ranks, of which the victims are killed before a call; return whether any was."""
+    # Saves on two ranks, of which the victims are killed before a call, and returns whether any was.
     store, children = str(scratch / f"store {next(numbers)}"), []
     for rank in range(2):
         children.append(os.fork())
