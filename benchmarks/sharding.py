@@ -76,7 +76,7 @@ def introduction(shape: dict[str, int], sizes: dict[str, int]) -> str:
     return (
         f"A transformer of {shape['num_layers']} layers of width {shape['width']}, {megabytes(sum(sizes.values()))} MB "
         f"of fp32 parameters, with AdamW on {NUM_RANKS} ranks (CPU, gloo, plain processes), in windows of "
-        f"{shape['window']} micro-batches of 32 tokens. *Memory* is the largest resident memory of the rank with the "
+        f"{shape['window']} micro-batches of 128 tokens. *Memory* is the largest resident memory of the rank with the "
         "most, less what it had before its model; *preparing* ends before the first forward. Every rank builds the "
         "whole model first. Times and bytes are of the windows after the first; "
         "*busy* is the processor time of a rank, which other work on the machine affects less.\n"

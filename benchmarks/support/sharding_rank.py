@@ -18,7 +18,7 @@ from support.ranks import report, start_rank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VOCABULARY, LENGTH, BATCH_SIZE, HEADS = 1024, 32, 1, 8
+VOCABULARY, LENGTH, BATCH_SIZE, HEADS = 1024, 128, 1, 8
 Step = tuple["nn.Module", "Callable[[torch.Tensor, bool], None]"]
 """A contender's model, and its function for one micro-batch: tokens, and True at the end of a window."""
 

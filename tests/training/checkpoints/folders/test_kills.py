@@ -412,7 +412,7 @@ while True:
     assert left == [target.name] and not list(target.glob(".[!m]*")), (number, left)
     if not was_killed:
         break
-    number += 2  # every other call: each takes two saves on two ranks
+    number += 3  # every third call: each takes two saves on two ranks
 print(json.dumps({"found": found, "calls": number}))
 """
 
