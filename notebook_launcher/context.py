@@ -17,7 +17,7 @@ from notebook_launcher.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT,
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from notebook_launcher.messages import Change
     from notebook_launcher.settings.training_settings import SettingName, TrainingSettings
@@ -202,10 +202,17 @@ def saved_checkpoints() -> tuple[str, ...] | None:
     )
 
 
-def begin_call(call_id: int) -> None:
-    """Release the safepoint, so that an Accelerator of this call can take its place."""
+def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
+    """Note what a call needs, and release the safepoint, so that an Accelerator of this call can take its place.
+
+    Args:
+        call_id: Number of the call.
+        checkpoints: Folders of the checkpoints that the run has saved, the newest last; None: the function resumes by
+            itself.
+    """
     if _Current.context is not None:
         _Current.context.call_id = call_id
+        _Current.context.checkpoints = None if checkpoints is None else list(checkpoints)
         _Current.context.safepoint, _Current.context.waits_since = None, (-1, 0.0)
         _Current.context.tunables.clear()
 

@@ -122,8 +122,8 @@ class Agent:
                     self._signal(rank, signum)
             case node_records.BoardWrite(number=number) if number:
                 self._send(node_records.BoardWritten(self._tree, number))
-            case node_records.AskTree(number, method, args):
-                self._send(node_records.TreeAnswered(number, self._answer(method, *args)))
+            case node_records.AskStacks(number, method, args):
+                self._send(node_records.StacksAnswered(number, self._answer(method, *args)))
 
     def _start(self, tree: int, setup: messages.Setup) -> None:
         self._tree, self._ranks, self._dying = tree, setup.place.ranks, int(setup.environ.get(DYING, -1))
@@ -132,7 +132,7 @@ class Agent:
         self._later(STATE_EVERY, self._tell_state, tree)
 
     def _answer(self, method: str, ranks: Any = None) -> Any:
-        if method == "dump_stacks":
+        if method == "dump":
             wanted = self._alive if ranks is None else self._alive & set(ranks)
             return {rank: STACK.format(line=10 if rank else 12) for rank in wanted}
         return {}

@@ -18,7 +18,6 @@ import os
 import selectors
 import signal
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import board_layout, messages
@@ -27,6 +26,7 @@ from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
 from notebook_launcher.engines.gauges import Pulse, resident_memory
 from notebook_launcher.engines.rank_pipes import RankPipes
+from notebook_launcher.engines.stack_files import StackFiles
 from notebook_launcher.errors import LaunchError, ResourceError
 
 if TYPE_CHECKING:
@@ -40,10 +40,6 @@ __all__ = ["ProcessTree"]
 READ_SIZE = 1 << 20
 RECORDS_AT_ONCE = 4
 """The most records of one rank in one batch of events: a short call's begin and end come together."""
-STACKS_QUIET = 0.02
-"""Seconds without growth after which a dump of stacks counts as complete."""
-STACKS_BUDGET = 0.5
-"""Longest wait in seconds for the ranks' stacks."""
 
 
 class ProcessTree:
@@ -283,49 +279,10 @@ class ProcessTree:
                 happened += self._record(rank, *received)
         return happened
 
-    def dump_stacks(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
-        """Return the stacks of all threads of these ranks, or of every live rank, as `faulthandler` writes them.
-
-        There is no sign that a dump is complete, so it is read once it has not grown for STACKS_QUIET seconds.
-        """
-        wanted = self._pipes.keys() if ranks is None else set(ranks)
-        fds = {rank: pipes.stacks_fd for rank, pipes in self._pipes.items() if pipes.pid is not None and rank in wanted}
-        starts = {rank: self._stacks_size(rank) for rank, fd in fds.items() if fd is not None}
-        self.signal(tuple(starts), messages.DUMP_SIGNAL)
-        sizes, changed, began = dict(starts), time.monotonic(), time.monotonic()
-        while True:
-            time.sleep(STACKS_QUIET / 4)
-            now = time.monotonic()
-            new = {rank: self._stacks_size(rank) for rank in starts}
-            if new != sizes:
-                sizes, changed = new, now
-            answered = all(sizes[rank] > starts[rank] for rank in starts)
-            if now - began > STACKS_BUDGET or (answered and now - changed > STACKS_QUIET):
-                break
-        return {
-            rank: os.pread(fd, sizes[rank] - starts[rank], starts[rank]).decode(errors="replace")
-            for rank, fd in fds.items()
-            if fd is not None
-        }
-
-    def stacks_sizes(self) -> dict[int, int]:
-        """Return the number of bytes that each rank that is up has written into its file of stacks."""
-        up = {rank for rank, pipes in self._pipes.items() if pipes.pid is not None and pipes.stacks_fd is not None}
-        return {rank: self._stacks_size(rank) for rank in sorted(up)}
-
-    def request_stacks(self) -> None:
-        """Have every rank that is up write its stacks, without waiting for them; the signal would kill others."""
-        self.signal(tuple(self.stacks_sizes()), messages.DUMP_SIGNAL)
-
-    def read_stacks(self, starts: dict[int, int]) -> dict[int, str]:
-        """Return what ranks have written into their files of stacks after these positions."""
-        found = {}
-        for rank, start in starts.items():
-            pipes = self._pipes.get(rank)
-            if pipes is not None and pipes.stacks_fd is not None:
-                size = self._stacks_size(rank)
-                found[rank] = os.pread(pipes.stacks_fd, max(0, size - start), start).decode(errors="replace")
-        return found
+    @property
+    def stacks(self) -> StackFiles:
+        """The files into which the ranks write their stacks."""
+        return StackFiles(self._pipes, self.signal)  # Kept, it would make a cycle for the garbage collector.
 
     def memory(self, rank: int) -> int | None:
         """Return the resident memory of a rank in bytes; None: the rank is gone."""
@@ -337,10 +294,6 @@ class ProcessTree:
         pids = self.pids
         read = {rank: Pulse.read(pids[rank]) for rank in ranks if rank in pids}
         return {rank: pulse for rank, pulse in read.items() if pulse is not None}
-
-    def _stacks_size(self, rank: int) -> int:
-        fd = self._pipes[rank].stacks_fd
-        return 0 if fd is None else os.fstat(fd).st_size
 
     def close(self) -> None:
         """Kill the remaining processes, wait until they are reaped, and close every descriptor; idempotent."""

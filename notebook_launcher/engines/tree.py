@@ -5,14 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from notebook_launcher import messages
     from notebook_launcher.engines.board import Board
     from notebook_launcher.engines.events import Event
     from notebook_launcher.engines.gauges import Pulse
 
-__all__ = ["Tree"]
+__all__ = ["RankStacks", "Tree"]
+
+
+class RankStacks(Protocol):
+    """The stacks of a tree's ranks, which each rank writes into a file at a signal."""
+
+    def dump(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """Return the stacks of all threads of these ranks, or of every live rank, as `faulthandler` writes them."""
+        ...
+
+    def sizes(self) -> dict[int, int]:
+        """Return the number of bytes that each rank that is up has written into its file."""
+        ...
+
+    def request(self) -> None:
+        """Have every rank that is up write its stacks, without waiting for them."""
+        ...
+
+    def read(self, starts: Mapping[int, int]) -> dict[int, str]:
+        """Return what ranks have written into their files after these positions."""
+        ...
 
 
 class Tree(Protocol):
@@ -27,6 +47,11 @@ class Tree(Protocol):
     @property
     def setup(self) -> messages.Setup:
         """The settings of all ranks."""
+        ...
+
+    @property
+    def stacks(self) -> RankStacks:
+        """The files into which the ranks write their stacks."""
         ...
 
     @property
@@ -69,22 +94,6 @@ class Tree(Protocol):
 
     def drain(self, rank: int) -> list[Event]:
         """Return the rank's output that has arrived and was not read yet."""
-        ...
-
-    def dump_stacks(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
-        """Return the stacks of all threads of these ranks, or of every live rank, as `faulthandler` writes them."""
-        ...
-
-    def stacks_sizes(self) -> dict[int, int]:
-        """Return the number of bytes that each rank that is up has written into its file of stacks."""
-        ...
-
-    def request_stacks(self) -> None:
-        """Have every rank that is up write its stacks, without waiting for them."""
-        ...
-
-    def read_stacks(self, starts: dict[int, int]) -> dict[int, str]:
-        """Return what ranks have written into their files of stacks after these positions."""
         ...
 
     def memory(self, rank: int) -> int | None:

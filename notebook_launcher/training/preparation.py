@@ -173,7 +173,7 @@ class Preparation:
                 ranks,
                 gathers_all=lambda: all(group.is_sharded for group in groups),
                 is_in_block=lambda: gradient_state.block is not None,
-                count_steps=lambda: updates.num_steps,
+                count_steps=lambda: updates.steps_made,
             )
         if self.ddp_handler.broadcast_buffers:
             self.prepared.members.share_buffers(model)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from notebook_launcher import CallOrderError, LaunchConfig, Run, Session
+from notebook_launcher import CallOrderError, CaptureError, LaunchConfig, Run, Session
 from notebook_launcher.kernel import session as session_module
 from notebook_launcher.kernel import session_runs
 from notebook_launcher.kernel.plan import make_plan
@@ -390,3 +390,17 @@ def test_session_with_an_open_debugger_refuses_calls_of_other_threads(call, monk
         ):
             session.debug()
         assert list(session.run(int)) == [0]
+
+
+def test_refused_call_leaves_forgotten_frames_forgotten() -> None:
+    def divide() -> float:
+        return 1 / 0
+
+    with Session(1, output="none", devices="cpu") as session:
+        with pytest.raises(ZeroDivisionError):
+            session.run(divide)
+        session.forget()
+        with pytest.raises(CaptureError, match="lock"):
+            session.run(print, args=(threading.Lock(),))
+        with pytest.raises(CallOrderError, match=r"session\.forget\(\) has released the frames of the last run"):
+            session.debug()

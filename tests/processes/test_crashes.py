@@ -5,79 +5,99 @@ Rank 1 is the one that dies; its peers wait in a barrier, which is where the wro
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from notebook_launcher import notebook_launch
 from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER
+from tests.support.sources import cell_of
 from tests.support.warm_kernels import takes_less_than, unchanged
 
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 
-DEFINITIONS = """
+
 def rank():
-    return int(os.environ.get("RANK", -1))
+    return int(os.environ.get("RANK", "-1"))
+
 
 def die(how):
     print("last words", flush=True)
-    if how == "exception":
-        raise ValueError("boom")
-    elif how == "sys.exit":
-        sys.exit(3)
-    elif how == "sys.exit of a text":
-        sys.exit("please give a file")
-    elif how == "os._exit":
-        os._exit(4)
-    elif how == "segfault":
-        ctypes.string_at(0)
-    elif how == "SIGKILL":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif how == "stubborn":
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    match how:
+        case "exception":
+            raise ValueError("boom")
+        case "sys.exit":
+            sys.exit(3)
+        case "sys.exit of a text":
+            sys.exit("please give a file")
+        case "os._exit":
+            os._exit(4)
+        case "segfault":
+            ctypes.string_at(0)
+        case "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stubborn":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         time.sleep(60)
+
 
 class Arriving:
     def __init__(self, how):
         self.how = how
+
     def __setstate__(self, state):
         if rank() == 1:
             die(state["how"])
 
+
 class Returning:
     def __init__(self, how):
         self.how = how
+
     def __reduce__(self):
         die(self.how)
+
 
 class Loaded:
     def __init__(self, how):
         self.how = how
+
     def __len__(self):
         return 4
+
     def __getitem__(self, at):
         if rank() == 1:
             die(self.how)
         return at
 
+
 def meet():
     import torch.distributed as dist
+
     dist.barrier()
+
 
 def arriving(how, thing):
     meet()
+
 
 def function(how, _):
     if rank() == 1:
         die(how)
     meet()
 
+
 def collective(how, _):
     import threading
+
     if rank() == 1:
         # Dies while it is itself inside the barrier that all ranks but the last have entered.
         killer = threading.Timer(0.2, die, [how])
@@ -89,27 +109,32 @@ def collective(how, _):
         time.sleep(60)
     meet()
 
+
 def returning(how, _):
-    if rank() == 1:
-        return Returning(how)
-    meet()
+    return Returning(how) if rank() == 1 else meet()
+
 
 def loader(how, _):
     from torch.utils.data import DataLoader
-    list(DataLoader(Loaded(how), num_workers=1))
+
+    data: Any = Loaded(how)
+    list(DataLoader(data, num_workers=1))
     meet()
+
 
 def exiting(how, _):
     import atexit
+
     meet()
     if rank() == 1:
         atexit.register(die, how)
     return rank()
 
+
 def table(where, how, num=2, **options):
     # Made here, so that its state does the evil on arrival.
     notebook_launch(globals()[where], num, args=(how, Arriving(how) if where == "arriving" else None), **options)
-"""
+
 
 # The fork server imports more once it has been idle for 0.2 s; until then the cores are shared with that.
 PREPARED = """
@@ -119,7 +144,12 @@ while not notebook_launch(is_prepared, 1, output="none")[0]:
     time.sleep(0.3)
 """
 
-KERNEL_CODE = DEFINITIONS + PREPARED
+KERNEL_CODE = (
+    cell_of(
+        rank, die, Arriving, Returning, Loaded, meet, arriving, function, collective, returning, loader, exiting, table
+    )
+    + PREPARED
+)
 
 
 @pytest.fixture(scope="module")

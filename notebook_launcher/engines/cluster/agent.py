@@ -158,8 +158,8 @@ class Agent:
                 self._epoch = epoch
                 if number:
                     self._tell(node_records.BoardWritten(self._number, number))
-            case node_records.AskTree(number, method, args):
-                self._tell(node_records.TreeAnswered(number, getattr(tree, method)(*args)))
+            case node_records.AskStacks(number, method, args):
+                self._tell(node_records.StacksAnswered(number, getattr(tree.stacks, method)(*args)))
             case unknown:
                 raise TypeError(f"the agent got an unknown message: {unknown!r}")
 

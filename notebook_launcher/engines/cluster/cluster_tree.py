@@ -20,6 +20,7 @@ from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
 from notebook_launcher.engines.cluster.module_archive import archive_modules
+from notebook_launcher.engines.cluster.node_stacks import NodeStacks
 from notebook_launcher.engines.cluster.packed_events import unpack
 from notebook_launcher.engines.cluster.relayed_page import RelayedPage
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost, Woken
@@ -27,7 +28,7 @@ from notebook_launcher.engines.gauges import Pulse
 from notebook_launcher.machine.node_allocation import ranks_by_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from notebook_launcher.engines.cluster.node import Node
     from notebook_launcher.engines.events import Event
@@ -201,33 +202,16 @@ class ClusterTree:
             self._forget(rank)
         return [NodeLost(str(node), ranks, "\n".join(filter(None, (node.lost, node.last_words()))))]
 
-    def dump_stacks(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
-        """Return the stacks of all threads of these ranks, or of every live rank, as `faulthandler` writes them."""
-        wanted = set(self._node_of if ranks is None else ranks)
-        return self._ask("dump_stacks", {node: self._here(node, wanted) for node in self._nodes})
+    @property
+    def stacks(self) -> NodeStacks:
+        """The stacks of the ranks, which the agents read."""
+        return NodeStacks(self._ranks_of, self._ask_stacks)  # Kept, it would make a cycle for the garbage collector.
 
-    def stacks_sizes(self) -> dict[int, int]:
-        """Return the number of bytes that each rank that is up has written into its file of stacks."""
-        return self._ask("stacks_sizes", dict.fromkeys(self._nodes))
-
-    def request_stacks(self) -> None:
-        """Have every rank that is up write its stacks; this waits for the request's arrival."""
-        self._ask("request_stacks", dict.fromkeys(self._nodes))
-
-    def read_stacks(self, starts: dict[int, int]) -> dict[int, str]:
-        """Return what ranks have written into their files of stacks after these positions."""
-        here = {node: {rank: starts[rank] for rank in self._here(node, set(starts))} for node in self._nodes}
-        return self._ask("read_stacks", here)
-
-    def _here(self, node: Node, ranks: set[int]) -> list[int]:
-        return [rank for rank in self._ranks_of[node] if rank in ranks]
-
-    def _ask(self, method: Any, argument_of: dict[Node, Any]) -> dict[int, Any]:
-        """Call a method on each node's tree, and return what they answer in time, joined."""
-        asked = {node: next(_numbers) for node in argument_of if not node.lost}
+    def _ask_stacks(self, method: Any, args_of: Mapping[Node, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a method of the stacks of each node's tree, and return what they answer in time, joined."""
+        asked = {node: next(_numbers) for node in args_of if not node.lost}
         for node, number in asked.items():
-            argument = argument_of[node]
-            node.send(node_records.AskTree(number, method, () if argument is None else (argument,)), urgent=True)
+            node.send(node_records.AskStacks(number, method, args_of[node]), urgent=True)
         found: dict[int, Any] = {}
         until = time.monotonic() + ANSWER_PATIENCE
         for node, number in asked.items():
@@ -262,7 +246,7 @@ class ClusterTree:
 
 
 def _answers(number: int, record: Any) -> bool:
-    return isinstance(record, node_records.TreeAnswered) and record.number == number
+    return isinstance(record, node_records.StacksAnswered) and record.number == number
 
 
 def _file_of(blob: bytes) -> int:

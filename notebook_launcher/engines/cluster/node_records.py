@@ -1,8 +1,8 @@
 """The records that the kernel and the agent of a node send to each other, over the link between them.
 
     kernel -> agent    Join, LookForFile, Modules, StartTree, ParcelChunk, ToRank, Signal, Replace, KillSupervisor,
-                       BoardWrite, AskTree, CloseTree, Ping
-    agent -> kernel    Joined, FileSeen, Happened, BoardWritten, TreeAnswered, TreeClosed, Pong, Beat
+                       BoardWrite, AskStacks, CloseTree, Ping
+    agent -> kernel    Joined, FileSeen, Happened, BoardWritten, StacksAnswered, TreeClosed, Pong, Beat
 
 Before them, the agent describes itself in a line of text (`greeting.py`). `tree` numbers the trees of a kernel, because
 records of a tree that was closed may still be under way.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher import messages
 
 __all__ = [
-    "AskTree",
+    "AskStacks",
     "Beat",
     "BoardWrite",
     "BoardWritten",
@@ -36,9 +36,9 @@ __all__ = [
     "Pong",
     "Replace",
     "Signal",
+    "StacksAnswered",
     "StartTree",
     "ToRank",
-    "TreeAnswered",
     "TreeClosed",
 ]
 
@@ -127,11 +127,11 @@ class BoardWrite:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AskTree:
-    """Call a method of the tree that reads stacks; answered by `TreeAnswered`."""
+class AskStacks:
+    """Call a method of the tree's `StackFiles`; answered by `StacksAnswered`."""
 
     number: int
-    method: Literal["dump_stacks", "stacks_sizes", "read_stacks", "request_stacks"]
+    method: Literal["dump", "sizes", "read", "request"]
     args: tuple[Any, ...] = ()
 
 
@@ -214,8 +214,8 @@ class BoardWritten:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TreeAnswered:
-    """The answer to an `AskTree`."""
+class StacksAnswered:
+    """The answer to an `AskStacks`."""
 
     number: int
     value: Any

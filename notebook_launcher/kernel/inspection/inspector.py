@@ -49,7 +49,7 @@ class RankInspector:
         if self._hangs.next_due(now) != 0:
             return
         tree = attempt.tree
-        line = self._hangs.poll(now, lambda: tree.pulses(attempt.state.running), attempt.state.absent, tree.dump_stacks)
+        line = self._hangs.poll(now, lambda: tree.pulses(attempt.state.running), attempt.state.absent, tree.stacks.dump)
         self._data.hang = self._hangs.hang
         if line:
             self._data.output.notice(line)
@@ -61,15 +61,15 @@ class RankInspector:
 
     def read_stacks(self, attempt: Attempt) -> Stacks:
         """Have all ranks write their stacks; wait for the stacks and return them."""
-        dumps = attempt.tree.dump_stacks()
+        dumps = attempt.tree.stacks.dump()
         self._data.stacks = stacks = Stacks.parse(dumps, uses_gpu=self._data.plan.use_gpu)
         self._hangs.forgive()
         return stacks
 
     def take_sample(self, attempt: Attempt) -> dict[int, int]:
         """Have all ranks write their stacks, without waiting; return the positions in their files before that."""
-        positions = attempt.tree.stacks_sizes()
-        attempt.tree.request_stacks()
+        positions = attempt.tree.stacks.sizes()
+        attempt.tree.stacks.request()
         self._hangs.forgive()
         return positions
 

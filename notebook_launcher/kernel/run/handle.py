@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
@@ -18,16 +17,14 @@ from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.hosting import Hosting
-from notebook_launcher.kernel.inspection.samples import Samples
+from notebook_launcher.kernel.inspection.sampling import check_sampling, take_samples
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.run import snapshots
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.commands import (
     ChangeCommand,
-    EndSamplingCommand,
     ProfileCommand,
-    SampleCommand,
     SaveCommand,
     StacksCommand,
     StopCommand,
@@ -57,6 +54,7 @@ if TYPE_CHECKING:
         RunState,
     )
     from notebook_launcher.kernel.inspection.profiles import Profile
+    from notebook_launcher.kernel.inspection.samples import Samples
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
@@ -68,8 +66,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "data_of"]
 
-MAX_SAMPLING, MAX_RATE = 60.0, 100.0
-"""Seconds of sampling, and samples a second: each sample of a rank takes some kilobytes of memory."""
 MAX_PROFILED = 100
 """Updates of a profile: the trace of a large model takes a megabyte or more for each."""
 TOO_LATE = "the run has just ended: its ranks are gone"
@@ -255,18 +251,9 @@ class Run(LiveRunReader, AnyRun):
             ValueError: The duration or the rate cannot work.
             CallOrderError: The run is over, or ended meanwhile.
         """
-        if not (_is_within(seconds, MAX_SAMPLING) and _is_within(rate, MAX_RATE)):
-            msg = (
-                f"sample(seconds={seconds!r}, rate={rate!r}): seconds must be a number, more than 0 and up to "
-                f"{MAX_SAMPLING:g}, and rate more than 0 and up to {MAX_RATE:g} per second."
-            )
-            raise for_caller(ValueError(msg))
+        check_sampling(seconds, rate)
         self._check_goes_on("its ranks are gone, and so are their stacks")
-        starts, end = self._ask(SampleCommand()), time.monotonic() + seconds
-        while time.monotonic() < end and not self._data.over.wait(1 / rate):
-            self._ask(SampleCommand())
-        texts: dict[int, str] = self._ask(EndSamplingCommand(starts))
-        return Samples.parse(texts)
+        return take_samples(self._ask, self._data.over, seconds, rate)
 
     def profile(self, updates: int = 3, *, ranks: Sequence[int] = (0,)) -> Profile:
         """Profile some updates with `torch.profiler` during the training; wait for the result.
@@ -505,8 +492,3 @@ def _launcher(*, many_calls: bool, in_cell: bool) -> str:
     if many_calls:
         return "session.run(fn" if in_cell else "session.launch(fn"
     return "notebook_launch(fn, 2" if in_cell else "launch(fn, 2"
-
-
-def _is_within(value: object, most: float) -> bool:
-    """Return True if a value is a number above 0, up to a limit."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most

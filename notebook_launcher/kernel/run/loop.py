@@ -267,7 +267,7 @@ class RunLoop:
             case SampleCommand():
                 command.answer.set(self._inspector.take_sample(attempt))
             case EndSamplingCommand(starts):
-                command.answer.set(attempt.tree.read_stacks(starts))
+                command.answer.set(attempt.tree.stacks.read(starts))
             case ProfileCommand():
                 self._profiles.begin(command, attempt.requests)
             case Answer():

@@ -134,13 +134,11 @@ class _Rank:
         self._inbox.can_ask = call.can_ask
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
-        if (rank := context.current()) is not None:
-            rank.checkpoints = None if call.checkpoints is None else list(call.checkpoints)
         self._widgets.begin_call(call.widget_ranks)
         stage = _Stage()
         if not call.is_aside:
             self._forget_failure()
-        context.begin_call(call.call_id)
+        context.begin_call(call.call_id, call.checkpoints)
         # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._forget_edited_modules()

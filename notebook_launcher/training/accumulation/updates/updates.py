@@ -62,7 +62,7 @@ class Updates:
         self.max_grad_norm = max_grad_norm
         self.last_grad_norm: torch.Tensor | None = None
         """The total norm before the last clipping."""
-        self.num_steps = 0
+        self.steps_made = 0
         """Steps of all prepared optimizers so far, skipped ones included."""
         self._gradient_state = gradient_state
         self._members = members
@@ -117,7 +117,7 @@ class Updates:
         else:
             with self._weighing.in_closure():
                 outcome, skipped = optimizer.step(closure), prepared.step_was_skipped
-        self.num_steps += 1
+        self.steps_made += 1
         self._note_step()
         return outcome, skipped
 

@@ -1,0 +1,154 @@
+"""Processes that are killed while they save: before each of their calls to the file system in turn, by an audit hook.
+
+    def program(folder):
+        ...
+        return survey(begin, save, load, Path(folder))
+
+    check(run(program, tmp_path / "parent" / "folder"), at_least=20)
+
+`run` calls the program in an interpreter of its own, because an audit hook stays for as long as its process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ROOT = Path(__file__).resolve().parents[2]
+CALLS = frozenset(
+    {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.scandir", "os.listdir"}
+    | {"ctypes.dlsym", "fcntl.flock"}
+)
+NEVER = 10**6
+"""Number of a call that no save comes to."""
+
+
+def run(program: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Call a function of a test file in an interpreter of its own, with texts, and return what it returns."""
+    texts = [str(argument) for argument in arguments]
+    answer = subprocess.run(
+        [sys.executable, "-m", __name__, program.__module__, program.__name__, *texts],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    result: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    return result
+
+
+def check(result: dict[str, Any], *, at_least: int) -> None:
+    """The old save was whole until one moment, and the new one from then on."""
+    assert result["calls"] >= at_least
+    turn = result["found"].index("new")
+    assert set(result["found"][:turn]) == {"old"}
+    assert set(result["found"][turn:]) == {"new"}
+
+
+def die_before(number: int) -> None:
+    """Kill this process before its call of that number to the file system."""
+    left = [number]
+
+    def hook(event: str, _arguments: object) -> None:
+        if event in CALLS:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def start_killed(number: int, work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> int:
+    """Do work in a process that is killed before its call of that number, and return the process.
+
+    Args:
+        number: Number of the call.
+        work: The work, whose calls are counted.
+        prepare: Called before, in the same process.
+    """
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            prepare()
+            die_before(number)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def were_killed(children: Iterable[int]) -> bool:
+    """Wait for processes, and return True if any was killed; the others may fail then, as a consequence."""
+    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert not any(ends) or -signal.SIGKILL in ends, ends
+    return any(ends)
+
+
+def survey(
+    begin: Callable[[], object], save: Callable[[], object], load: Callable[[], str], folder: Path
+) -> dict[str, Any]:
+    """Kill `save` at every call; return what `load` found after each, and how many calls there were."""
+    found: list[str] = []
+    number = 0
+    while True:
+        begin()
+        was_killed = were_killed([start_killed(number, save)])
+        found.append(load())
+        save()
+        check_new(load(), folder, number)
+        assert not [path for path in folder.iterdir() if path.name.startswith(".")], number
+        if not was_killed:
+            return {"found": found, "calls": number}
+        number += 1
+
+
+def survey_others(save: Callable[[int, int], bool], load: Callable[[], str], folder: Path) -> dict[str, Any]:
+    """Kill a save in other processes at every second call, because each takes two saves; return as `survey`.
+
+    Args:
+        save: Saves a state, 1 (old) or 2 (new), in processes that are killed before a call of a number, and returns
+            True if one was.
+        load: Returns the state that is in the folder, `old` or `new`.
+        folder: The folder of the save.
+    """
+    found: list[str] = []
+    number, kept = 0, folder.parents[1] / "kept"
+    folder.parent.mkdir(parents=True)
+    assert not save(1, NEVER)
+    assert (folder / "pytorch_model_fsdp_0" / ".metadata").exists()
+    shutil.copytree(folder, kept)
+    while True:
+        shutil.rmtree(folder.parent)
+        shutil.copytree(kept, folder)
+        was_killed = save(2, number)
+        found.append(load())
+        assert not save(2, NEVER)
+        check_new(load(), folder, number)
+        assert not list(folder.glob(".[!m]*")), number
+        if not was_killed:
+            return {"found": found, "calls": number}
+        number += 2
+
+
+def check_new(state: str, folder: Path, number: int) -> None:
+    """Check that a save after a killed one is the new state, and alone in its place."""
+    assert state == "new", number
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name], number
+
+
+if __name__ == "__main__":
+    function = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])
+    print(json.dumps(function(*sys.argv[3:])))
