@@ -25,7 +25,7 @@ class Drift(NamedTuple):
     fewer_forwards: list[int]
     """Ranks that have begun fewer forwards."""
     num_steps: int
-    """Optimizer steps of this rank since its first forward in this run."""
+    """Optimizer steps of this rank since its first forward of the model in this call."""
     steps: dict[int, int]
     """The same of ranks where it differs."""
 
@@ -41,17 +41,19 @@ class ForwardMarks:
     def __init__(self, peers: Sequence[int], count_steps: Callable[[], int]) -> None:
         self._peers = peers
         self._count_steps = count_steps
+        self._call_id: int | None = None
+        """The call of the last forward; None before the first one."""
         self._steps_before = 0
-        """Optimizer steps at the first forward in this run."""
+        """Optimizer steps before the first forward in that call."""
 
     def begin(self) -> None:
         """Mark a forward that gathers."""
         rank = _own_rank()
         if rank is None:
             return
+        if rank.call_id != self._call_id:  # The last call may have failed after a step on some ranks alone.
+            self._call_id, self._steps_before = rank.call_id, self._count_steps()
         board, mine = rank.board, FORWARDS + rank.rank
-        if board[mine] == 0:  # The kernel clears the board before each run; one that failed may have left ranks apart.
-            self._steps_before = self._count_steps()
         board[STEPS + rank.rank] = self._num_steps() % 256
         board[mine] = board[mine] % 255 + 1
 

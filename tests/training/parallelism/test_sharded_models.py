@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
-from notebook_launcher import notebook_launch
+from notebook_launcher import Session, notebook_launch
 from tests.support.toy_training import session_fixture, shards_on_cpus
 
 if TYPE_CHECKING:
@@ -458,6 +458,35 @@ def test_a_sharded_forward_that_one_rank_alone_makes_without_accumulate_is_named
     message = r"Forward \d of Sequential .*on rank \d.*: some ranks ran a forward that others did not"
     with pytest.raises(RuntimeError, match=message):
         notebook_launch(act_alone_in_a_plain_loop, num_processes, args=(act,), devices="cpu", output="none")
+
+
+def step_on_one_rank_then_on_all(*, fails: bool) -> float:
+    """Train with objects that live as long as the ranks; at first rank 1 fails before its step."""
+    import builtins
+
+    from notebook_launcher import Accelerator
+
+    if fails:
+        accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin())
+        net: Any = torch.nn.Linear(2, 2)
+        builtins.kept = accelerator, *accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))  # type: ignore[attr-defined]
+    accelerator, net, optimizer = builtins.kept  # type: ignore[attr-defined]
+    for _ in range(2):
+        accelerator.backward(net(torch.ones(1, 2)).sum())
+        if fails and accelerator.process_index == 1:
+            raise ValueError("rank 1 failed before its step")
+        optimizer.step()
+        optimizer.zero_grad()
+        if fails:
+            return 0.0
+    return float(accelerator.reduce(torch.tensor(1.0)))
+
+
+def test_sharded_objects_train_on_after_a_call_that_failed_between_the_steps_of_ranks():
+    with Session(2, devices="cpu", output="none") as session:
+        with pytest.raises(ValueError, match="rank 1 failed before its step"):
+            session.run(step_on_one_rank_then_on_all, kwargs={"fails": True})
+        assert list(session.run(step_on_one_rank_then_on_all, kwargs={"fails": False})) == [2.0, 2.0]
 
 
 def misuse_precisions() -> None:
