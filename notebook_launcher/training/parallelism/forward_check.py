@@ -38,9 +38,9 @@ __all__ = ["check_forwards"]
 
 TOPIC = "forwards"
 SOME_RANKS = (
-    "some ranks ran a forward that others did not. A sharded model gathers its parameters from all ranks in each forward. "
-    "Run it on every rank and as often on each, not inside `if accelerator.is_main_process`. To evaluate on one rank, load "
-    "accelerator.get_state_dict(model), which every rank must call, into a model that is not sharded."
+    "some ranks ran a forward that others did not. A sharded model gathers its parameters from all ranks in each "
+    "forward. Run it on every rank and as often on each, not inside `if accelerator.is_main_process`. To evaluate on "
+    "one rank, load accelerator.get_state_dict(model), which every rank must call, into a model that is not sharded."
 )
 """The cause and the way out, at the end of a message."""
 Mode = Literal["under no_grad()", "with gradients", "with gradients inside accumulate()"]

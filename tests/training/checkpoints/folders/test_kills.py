@@ -348,7 +348,7 @@ def test_sharded_state_is_the_old_one_or_the_new_one(tmp_path):
     check(run(PARTS, tmp_path / "parent" / "folder"), at_least=20)
 
 
-PARTS_OF_RANKS = """
+PARTS_OF_RANKS = '''
 import itertools, shutil
 import torch
 import torch.distributed as dist
@@ -414,7 +414,7 @@ while True:
         break
     number += 2  # every other call: each takes two saves on two ranks
 print(json.dumps({"found": found, "calls": number}))
-"""
+'''
 
 
 @pytest.mark.slow
