@@ -36,7 +36,7 @@ END_PATIENCE = 15.0
 """Longest wait in seconds for an agent to end its ranks, once its link was closed."""
 MAX_WORDS = 4000
 HEAD_START = 0.2
-"""Seconds by which the loss of the node whose raylet has ended comes before that of the others."""
+"""Seconds by which the node whose raylet has ended is reported lost before all others."""
 TELL_PATIENCE = 1.0
 """Longest wait in seconds for an agent's actor to tell that its raylet has ended."""
 RAYLET_ENDED = (
