@@ -1,33 +1,54 @@
-"""Measure ranks on two nodes beside ranks on one machine: `python benchmarks/cluster.py [repeats]`.
+"""Measure ranks on two nodes beside ranks on one machine: `python benchmarks/cluster.py`.
 
-The nodes are two agents on this machine, so the figures are what the agents and their links cost, and not what a
-network does. In turns: 4 ranks on one machine, 2 ranks on each of two nodes, and two torchruns that are started as the
-agents are, by the same commands. Ratios are those of medians.
+The nodes are on this machine, so the figures are what the agents and their links cost, and not what a network does. In
+turns: 4 ranks on one machine; 2 ranks on each of two agents, started by commands or by Ray; two torchruns that are
+started as the agents are, by the same commands; and Ray Train. The program starts and ends a Ray cluster of two nodes.
+Ratios are those of medians.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
 import torch.distributed as dist
-from support.report import machine, milliseconds, table
+from support.measurements import Measurements, say
+from support.program import parse, publish
+from support.promises import promise
+from support.ray_train_process import RayTrain
+from support.report import table
 
-from notebook_launcher import Commands, Session, notebook_launch
+from notebook_launcher import Commands, Ray, Session, notebook_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import argparse
+    from collections.abc import Callable, Iterator
 
 OPTIONS: dict[str, Any] = {"devices": "cpu", "output": "none", "monitor": False, "runs_folder": None}
+REPEATS, QUICK_REPEATS = 15, 3
+NUM_AGENT_STARTS, NUM_REDUCES, NUM_FITS = 3, 3, 2
+"""Repeats of what takes seconds; a `fit()` takes half a minute where the machine is busy."""
+LABELS = {
+    "one machine": "4 ranks on one machine",
+    "commands": "2 + 2 ranks, `Commands([[], []])`",
+    "ray": "2 + 2 ranks, `Ray()`",
+    "ray train": "Ray Train: `fit()`, 4 workers, no results",
+    "torchrun": "two torchruns, 2 + 2 ranks",
+}
+MEASURED = ("agents up", "warm launch", "session call", "all-reduce")
+NO_RAY = "ray is not installed: pip install 'notebook-launcher[ray]'"
 SCRIPT = """
 import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -80,37 +101,91 @@ def torchruns(script: Path) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    found = Found()
-    for _ in range(3):
-        with Commands([[], []]) as engine:
-            found.note("agents up", "two nodes", seconds_of(engine.look))
-    with Commands([[], []]) as engine:
-        places: dict[str, dict[str, Any]] = {"one machine": OPTIONS, "two nodes": {**OPTIONS, "engine": engine}}
-        measure_launches(found, places, repeats)
-        measure_sessions(found, places, repeats)
-    print(f"{machine()}\n{report(found)}")
+    """Measure, print and write the report."""
+    # Ray's 15 would make its ranks wait for whatever else is busy.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own name
+    warnings.filterwarnings("ignore", message="This Ray cluster asks for no token")
+    options = parse(__doc__ or "", contenders=tuple(LABELS))
+    publish("cluster", "Ranks on two nodes", options, measure_everything(options))
 
 
-class Found(dict[str, dict[str, list[float]]]):
-    """Seconds, by what was measured and by contender."""
+def measure_everything(options: argparse.Namespace) -> Iterator[str]:
+    """Measure in turns, and yield the tables."""
+    found = Measurements(options.repeats or (QUICK_REPEATS if options.quick else REPEATS), options.only)
+    with contextlib.ExitStack() as stack:
+        address = start_ray(found, stack)
+        engines: dict[str, Commands | Ray] = {"commands": Commands([[], []])}
+        if address is not None:
+            engines["ray"] = Ray(address)
+        engines = {who: engine for who, engine in engines.items() if who in found.chosen([who])}
+        train = start_ray_train(found, stack, address)
+        for who, engine in engines.items():
+            measure_agent_starts(found, who, engine)
+        places = {"one machine": OPTIONS}
+        for who, engine in engines.items():
+            places[who] = {**OPTIONS, "engine": stack.enter_context(engine)}
+        measure_launches(found, places, train)
+        measure_sessions(found, places, train)
+    yield report(found)
+    yield promises(found)
 
-    def note(self, what: str, who: str, seconds: float) -> None:
-        """Add one measurement."""
-        self.setdefault(what, {}).setdefault(who, []).append(seconds)
+
+def start_ray(found: Measurements, stack: contextlib.ExitStack) -> str | None:
+    """Start a Ray cluster of two nodes until the stack ends, and return its address; None: there is none."""
+    if not found.chosen(["ray", "ray train"]):
+        return None
+    reason = NO_RAY
+    if importlib.util.find_spec("ray") is not None:
+        from tests.support.ray_clusters import ray_cluster
+
+        try:
+            return stack.enter_context(ray_cluster()).address
+        except AssertionError as error:
+            reason = str(error)
+    for who in ("ray", "ray train"):
+        found.reasons["warm launch", who] = reason
+    return None
 
 
-def measure_launches(found: Found, places: dict[str, dict[str, Any]], repeats: int) -> None:
+def start_ray_train(found: Measurements, stack: contextlib.ExitStack, address: str | None) -> RayTrain | None:
+    """Connect Ray Train to the cluster until the stack ends; None: there is none."""
+    if address is None or not found.chosen(["ray train"]):
+        return None
+    with found.guarded("warm launch", "ray train"):
+        train = RayTrain(address)
+        stack.callback(train.close)
+        return train
+    return None
+
+
+def measure_agent_starts(found: Measurements, who: str, engine: Commands | Ray) -> None:
+    """Measure the first launch of an engine."""
+    first = functools.partial(notebook_launch, rank, 4, engine=engine, **OPTIONS)
+    for _ in range(NUM_AGENT_STARTS):
+        with engine:
+            found.add(seconds_of(first), "agents up", who)
+
+
+def measure_launches(found: Measurements, places: dict[str, dict[str, Any]], train: RayTrain | None) -> None:
     """Measure launches after the first one."""
     for options in places.values():
         notebook_launch(rank, 4, **options)
-    for _ in range(repeats):
+    for turn in range(found.repeats):
+        say(f"launches, turn {turn + 1} of {found.repeats}")
         for who, options in places.items():
-            found.note("warm launch", who, seconds_of(functools.partial(notebook_launch, rank, 4, **options)))
+            found.add(seconds_of(functools.partial(notebook_launch, rank, 4, **options)), "warm launch", who)
+        if train is not None and turn < NUM_FITS:
+            measure_fit(found, train)
 
 
-def measure_sessions(found: Found, places: dict[str, dict[str, Any]], repeats: int) -> None:
+def measure_fit(found: Measurements, train: RayTrain) -> None:
+    """Measure Ray Train's `fit()`, or note the reason why it fails."""
+    with found.guarded("warm launch", "ray train"):
+        if ("warm launch", "ray train") not in found.reasons:
+            found.add(train.fit()["fit"], "warm launch", "ray train")
+
+
+def measure_sessions(found: Measurements, places: dict[str, dict[str, Any]], train: RayTrain | None) -> None:
     """Measure calls of sessions, and what their ranks reduce."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         script = Path(folder, "reduce.py")
@@ -118,26 +193,45 @@ def measure_sessions(found: Found, places: dict[str, dict[str, Any]], repeats: i
         sessions = {who: stack.enter_context(Session(4, **options)) for who, options in places.items()}
         for session in sessions.values():
             session.run(rank)
-        for _ in range(repeats):
+        for _ in range(found.repeats):
             for who, session in sessions.items():
-                found.note("session call", who, seconds_of(functools.partial(session.run, rank)))
-        for _ in range(max(3, repeats // 3)):
+                found.add(seconds_of(functools.partial(session.run, rank)), "session call", who)
+        for turn in range(max(NUM_REDUCES, found.repeats // 3)):
+            say(f"all-reduces, turn {turn + 1}")
             for who, session in sessions.items():
-                found.note("all-reduce of 16 MB", who, session.run(reduce_gradients)[0])
-            found.note("all-reduce of 16 MB", "two torchruns", torchruns(script))
+                found.add(session.run(reduce_gradients)[0], "all-reduce", who)
+            if found.chosen(["torchrun"]):
+                found.add(torchruns(script), "all-reduce", "torchrun")
+            if train is not None and turn < NUM_FITS and ("warm launch", "ray train") not in found.reasons:
+                with found.guarded("all-reduce", "ray train"):
+                    found.add(train.fit(reduces=True)["reduce"], "all-reduce", "ray train")
 
 
-def report(found: Found) -> str:
-    """Return the table: medians with quartiles in ms, and the ratio to one machine."""
-    contenders = ("one machine", "two nodes", "two torchruns")
+def report(found: Measurements) -> str:
+    """Return the table of all contenders."""
+    rows = [[LABELS[who], *(found.cell(what, who) for what in MEASURED)] for who in found.chosen(list(LABELS))]
+    note = (
+        f"Milliseconds: median (quartiles), of {found.repeats} turns. *Agents up*: the first launch of an engine, with "
+        "the start of its two agents; a Ray cluster runs already. *All-reduce*: of 16 MB, on 4 ranks. A launch and a "
+        "call return the values of all ranks."
+    )
+    return f"## 4 ranks\n\n{note}\n\n" + table(["", *MEASURED], rows)
+
+
+def promises(found: Measurements) -> str:
+    """Return the goals with what was measured."""
+    here = found.median("session call", "one machine") or 0.0
     rows = []
-    for what, by in found.items():
-        cells = [milliseconds(by[who]) if who in by else "-" for who in contenders]
-        ratio = "-"
-        if "one machine" in by:
-            ratio = f"{statistics.median(by['two nodes']) / statistics.median(by['one machine']):.2f}"
-        rows.append([what, *cells, ratio])
-    return table(["ms: median (quartiles)", *contenders, "two nodes / one machine"], rows)
+    for who, ratio, more in (("commands", 1.1, 0.005), ("ray", 1.3, 0.015)):
+        name = {"commands": "commands", "ray": "Ray"}[who]
+        launch, call = found.median("warm launch", who), found.median("session call", who)
+        text = f"warm launch over {name}: <= {ratio:g} x one machine"
+        rows.append(promise(text, launch, ratio, found.median("warm launch", "one machine")))
+        text = f"session call over {name}: at most {1e3 * more:g} ms more than on one machine"
+        rows.append(promise(text, None if call is None else call - here, more, None))
+        text = f"all-reduce over {name}: as torchrun's (<= 1.1 x)"
+        rows.append(promise(text, found.median("all-reduce", who), 1.1, found.median("all-reduce", "torchrun")))
+    return "## Promises\n\nMedians.\n\n" + table(["promise", "measured", "held"], rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,17 @@ from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PAGE = RESULTS.parents[1] / "docs" / "performance.md"
-THEMES = ("launch", "step_overhead", "gradient_sync", "comm_hooks", "sharding", "cells_on_ranks", "monitor", "growth")
+THEMES = (
+    "launch",
+    "cluster",
+    "step_overhead",
+    "gradient_sync",
+    "comm_hooks",
+    "sharding",
+    "cells_on_ranks",
+    "monitor",
+    "growth",
+)
 """The programs, in the order of the page; one without a report is left out."""
 MACHINE = ("date", "processor", "cores", "memory", "Python", "torch", "commit", "load before")
 HEAD = """# Performance

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import Commands, Session, messages
+from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
 from notebook_launcher.engines.cluster.packed_events import HOLD, HeldEvents, pack, unpack
 from notebook_launcher.engines.events import FromRank, Output, Woken
 
@@ -14,7 +15,7 @@ METRICS = messages.Metrics(time=5.0, step=3, values={"loss": 0.5})
 PROGRESS = messages.Progress(time=5.0, done=1, total=None, description="train", loops=1, items=1)
 PHASES = messages.Phases(
     time=5.0, windows=1, micro_batches=2, samples=8.0, fullest=(2, 8.0), num_fullest=1, seconds={"sync": 0.1},
-    counts={"sync": 1}, spans=(("sync", 4.0, 0.1),), settings={"lr": 0.1},
+    counts={"sync": 1}, spans=(("sync", 4.0, 0.1),), settings={"lr": 0.1}, since=3.0,
 )  # fmt: skip
 STARTED = FromRank(2, messages.CallStarted(call_id=1), [])
 
@@ -31,7 +32,9 @@ def test_event_that_comes_often_travels_as_a_tuple(event: FromRank | Output) -> 
 def test_times_are_shifted_to_the_clock_of_the_kernel() -> None:
     shifted: Any = unpack(pack(FromRank(2, PHASES, [])), 100.0)
     assert shifted.record.time == 105.0
+    assert shifted.record.since == 103.0
     assert shifted.record.spans == (("sync", 104.0, 0.1),)
+    assert in_time_of_kernel(PHASES, 100.0) == shifted.record
 
 
 def test_calm_events_wait_for_others_and_urgent_ones_take_them_along() -> None:

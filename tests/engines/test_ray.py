@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import tempfile
-import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -24,10 +21,9 @@ from notebook_launcher import (
     notebook_launch,
     verify_accumulation,
 )
-from notebook_launcher.errors import NodeLostError
 from tests.engines.calls import all_up, kill_rank, sum_up, wait_for_rank_0
-from tests.support import ray_nodes
 from tests.support.leaks import MARK
+from tests.support.ray_clusters import ray_cluster
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -36,7 +32,6 @@ if TYPE_CHECKING:
 
 pytest.importorskip("ray", reason="pip install 'notebook-launcher[ray]'")
 
-ADDRESS = re.compile(r"[\d.]+:\d+$")
 QUIET: dict[str, Any] = {
     "output": "none", "monitor": False, "threads_per_process": 1, "runs_folder": None, "devices": "cpu",
 }  # fmt: skip
@@ -45,22 +40,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:This Ray cluster asks for no tok
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster; its processes are not those of a test, because Ray starts and ends workers when it likes."""
-    env = {name: value for name, value in os.environ.items() if name != MARK}
-    with tempfile.TemporaryDirectory(prefix="nlray", dir="/tmp") as folder:  # A socket's path is short.
-        command = [sys.executable, ray_nodes.__file__, folder]
-        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-            assert program.stdin is not None
-            assert program.stdout is not None
-            program.wait()  # The cluster is a process that it left behind.
-            found = next((line.strip() for line in program.stdout if ADDRESS.match(line)), "")
-            assert found, "the cluster did not start"
-            yield found
-            program.stdin.close()
-            program.stdout.read()
-        left = [process for process in psutil.process_iter(["cmdline"]) if folder in str(process.info["cmdline"])]
-        for process in psutil.wait_procs(left, timeout=10)[1]:
-            process.kill()
+    """Return the address of a cluster."""
+    with ray_cluster(without=[MARK]) as cluster:
+        yield cluster.address
 
 
 @pytest.fixture(scope="module")
@@ -143,28 +125,6 @@ def test_session_keeps_its_ranks_and_moves_large_values(engine: Ray) -> None:
 
 def test_accumulation_is_exact(engine: Ray) -> None:
     assert verify_accumulation((4,), (2,), engine=engine, threads_per_process=1, devices="cpu")
-
-
-@pytest.mark.parametrize("victim", ["agent", "actor"])
-def test_killed_agent_costs_its_node_and_the_next_launch_has_it_again(address: str, victim: str) -> None:
-    with Ray(address, cpus=1) as engine:
-        lose_a_node(engine, victim)
-
-
-def lose_a_node(engine: Ray, victim: str) -> None:
-    run = launch(wait_for_rank_0, 4, engine=engine, **QUIET)
-    until(lambda: all_up(run), run)
-    pids = [rank.pid for rank in run.ranks]
-    agent = psutil.Process(agents_of(engine)[1])
-    began = time.monotonic()
-    (agent if victim == "agent" else agent.parent()).kill()  # type: ignore[union-attr]
-    error = run.exception(60)
-    assert time.monotonic() - began < 20
-    assert isinstance(error, NodeLostError)
-    assert str(error).startswith("node 1 (")
-    assert "with ranks 2, 3: " + ("it ended with -9" if victim == "agent" else "ActorDiedError") in str(error)
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids if pid is not None))
-    assert list(notebook_launch(sum_up, 4, engine=engine, **QUIET)) == [4.0] * 4
 
 
 PROGRAM = """

@@ -2,7 +2,8 @@
 
     python ray_nodes.py FOLDER
 
-It prints the cluster's address. The nodes say that they have 4 CPUs and 2 GPUs each.
+It prints the cluster's address. The nodes say that they have 4 CPUs and 2 GPUs each. A line ADD on standard input
+starts one more node, and is answered by ADDED.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
 DASHBOARD = "ray/dashboard/agent.py"
+ADD, ADDED = "add", "added"
 
 
 def stand_in_for_dashboard() -> None:
@@ -53,20 +55,33 @@ def run_cluster(folder: str) -> None:
         return start([word.replace(dashboard, __file__) for word in command], *args, **kwargs)
 
     services.start_ray_process = start_without_dashboard
-    of_each = {"num_cpus": 4, "num_gpus": 2, "object_store_memory": 100 << 20}
     cluster = Cluster()
     try:
         for _ in range(2):
-            # A port that is given is not waited for.
-            with socket.socket() as sock:
-                sock.bind(("", 0))
-                port = sock.getsockname()[1]
-            cluster.add_node(wait=False, include_dashboard=False, runtime_env_agent_port=port, **of_each)
+            add_node(cluster)
         cluster.wait_for_nodes(60)
         print(cluster.address, flush=True)
-        sys.stdin.read()
+        for line in sys.stdin:
+            if line.strip() == ADD:
+                add_node(cluster, wait=True)
+                print(ADDED, flush=True)
     finally:
         cluster.shutdown()
+
+
+def add_node(cluster: Any, *, wait: bool = False) -> None:
+    """Start a node; with `wait`, return once Ray counts it."""
+    with socket.socket() as sock:  # A port that is given is not waited for.
+        sock.bind(("", 0))
+        port = sock.getsockname()[1]
+    cluster.add_node(
+        wait=wait,
+        include_dashboard=False,
+        runtime_env_agent_port=port,
+        num_cpus=4,
+        num_gpus=2,
+        object_store_memory=100 << 20,
+    )
 
 
 if __name__ == "__main__":

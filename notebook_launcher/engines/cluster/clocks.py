@@ -18,5 +18,5 @@ def in_time_of_kernel(record: Any, offset: float) -> Any:
         return dataclasses.replace(record, time=record.time + offset)
     if isinstance(record, messages.Phases):
         spans = tuple((phase, start + offset, seconds) for phase, start, seconds in record.spans)
-        return dataclasses.replace(record, time=record.time + offset, spans=spans)
+        return dataclasses.replace(record, time=record.time + offset, since=record.since + offset, spans=spans)
     return record

@@ -28,7 +28,7 @@ PACKED: tuple[type[Any], ...] = (messages.Metrics, messages.Progress, messages.P
 OUTPUT = len(PACKED)
 NAMES = [tuple(field.name for field in dataclasses.fields(kind)) for kind in PACKED]
 READERS = {kind: (number, operator.attrgetter(*NAMES[number])) for number, kind in enumerate(PACKED)}
-SPANS = NAMES[PACKED.index(messages.Phases)].index("spans")
+SPANS, SINCE = (NAMES[PACKED.index(messages.Phases)].index(name) for name in ("spans", "since"))
 
 
 def pack(event: Event) -> Any:
@@ -48,6 +48,7 @@ def unpack(packed: tuple[Any, ...], offset: float) -> FromRank | Output:
         return Output(rank, *values)
     values[0] += offset
     if PACKED[number] is messages.Phases:
+        values[SINCE] += offset
         values[SPANS] = tuple([(phase, start + offset, seconds) for phase, start, seconds in values[SPANS]])
     return FromRank(rank, PACKED[number](**dict(zip(NAMES[number], values, strict=True))), [])
 

@@ -92,8 +92,17 @@ class RayDriver:
 
     @property
     def has_ended(self) -> bool:
-        """True if the process has ended, or was asked to."""
-        return self._is_closed or self._process.poll() is not None
+        """True if the process has ended, is about to, or was asked to."""
+        return self._is_closed or self._process.poll() is not None or self._has_hung_up()
+
+    def _has_hung_up(self) -> bool:
+        """Return True if the process takes no more requests, because its raylet has ended."""
+        try:
+            return not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the nodes of the cluster: `node_id`, `host`, `address`, `resources`."""
@@ -165,6 +174,13 @@ class RayDriver:
             self._closes_when_idle = True
             if self.num_open <= 0 and not self._is_closed:
                 self.close()
+
+    def let_end(self) -> None:
+        """Let a process that is about to end do so: it ends its agents first."""
+        if not self._is_closed:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_PATIENCE)
+        self.kill()
 
     def kill(self) -> None:
         """End the process now; agents that are connected end with it."""
@@ -279,17 +295,15 @@ class RayDrivers:
             driver = self._drivers.get(address)
             if driver is None or not driver.keep():
                 if driver is not None:
-                    driver.kill()
+                    driver.let_end()
                 driver = self._drivers[address] = RayDriver(address)
             return driver
 
     def close(self, address: str) -> None:
         """End the driver of a cluster once it serves no agents: of a launch, or of another engine."""
         with self._lock:
-            driver = self._drivers.get(address)
-            if driver is None or driver.has_ended:
-                return
-            driver.close_when_idle()
+            if (driver := self._drivers.get(address)) is not None:
+                driver.close_when_idle()
 
 
 def ray_drivers() -> RayDrivers:
