@@ -142,7 +142,12 @@ class Results(Sequence[Any]):
     def concat(self) -> Any:
         """Return the ranks' tensors, arrays, tables or lists one after another, in rank order; in dicts by key.
 
-        Numbers and tensors without dimensions become the items of a list or of one tensor. Raises the errors of `mean`.
+        Numbers and tensors without dimensions become the items of a list or of one tensor.
+
+        Raises:
+            MissingResultError, ReturnValueError: A rank that took part has no value.
+            TypeError: The ranks returned values of different types.
+            ValueError: Dicts have different keys, or tensors have shapes that do not fit together.
         """
         return combining.concatenated(self._all_values())
 
@@ -155,8 +160,8 @@ class Results(Sequence[Any]):
         metrics = {row.rank: row.metrics for row in self._ranks}
         return combining.table(dict(sorted(self._values.items())), metrics)
 
-    def _all_values(self) -> list[Any]:
-        return [self[rank] for rank in self._members]
+    def _all_values(self) -> dict[int, Any]:
+        return {rank: self[rank] for rank in self._members}
 
     def short(self, rank: int) -> str:
         """Return one short line for the value of a rank; empty if the rank has no value."""
