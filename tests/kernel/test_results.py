@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import traceback
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 
 from notebook_launcher import MissingResultError, ReturnValueError, notebook_launch, report
 from notebook_launcher.kernel.failures.failure import Failure
@@ -201,3 +205,35 @@ def test_value_that_could_not_travel_is_refused_with_the_reason() -> None:
     with pytest.raises(ReturnValueError, match="it is a lock"):
         results.mean()
     assert results.unsent == {1: "it is a lock"}
+
+
+class Picky:
+    """A value that ranks can send and the notebook cannot rebuild."""
+
+    def __init__(self) -> None:
+        self.heavy = bytearray(1000)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        message = "not in this process"
+        raise LookupError(message)
+
+
+def return_picky(rank_without: int) -> object:
+    return Picky() if dist.get_rank() != rank_without else 5
+
+
+def test_value_that_cannot_be_rebuilt_keeps_the_exception_and_its_line() -> None:
+    results = notebook_launch(return_picky, 2, args=(0,), output="none")
+    words = "rank 1: the return value cannot be rebuilt in the notebook: LookupError: not in this process"
+    with pytest.raises(ReturnValueError, match=words) as refusal:
+        results[1]
+    cause = refusal.value.__cause__
+    assert isinstance(cause, LookupError)
+    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    assert frames[-1].f_code is Picky.__setstate__.__code__
+    assert frames[-1].f_locals == {}  # The value's memory is free.
+    again = pickle.loads(pickle.dumps(results))
+    assert again.unsent == results.unsent == {1: words.removeprefix("rank 1: ")}
+    with pytest.raises(ReturnValueError, match=words) as refusal:
+        again[1]
+    assert refusal.value.__cause__ is None
