@@ -35,6 +35,7 @@ FOUNDATIONS = (
     "messages",
     "package_folder",
     "pictures",
+    "rank_numbers",
     "reporting",
     "settings",
     "text",
