@@ -140,13 +140,13 @@ def _number(name: str, value: Any) -> float:
 
 
 def _shown(value: Any) -> str:
-    """Return the type and the shape of an array or tensor, whose contents can be long; the repr of another value."""
+    """Return the type and the shape of an array or tensor, whose contents can be long; other values in a few words."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
         return f"{type(value).__name__} of shape {tuple(shape)}"
-    from notebook_launcher.text import one_line
+    from notebook_launcher.value_text import describe_value  # here, because a notebook's first cell imports this module
 
-    return one_line(repr(value))
+    return describe_value(value)
 
 
 def _integer(step: Any) -> int:

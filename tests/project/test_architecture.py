@@ -41,6 +41,7 @@ FOUNDATIONS = (
     "text",
     "tracebacks",
     "units",
+    "value_text",
 )
 """Modules, and one package, that everything else may import."""
 TRAINING_ROOMS = (
