@@ -153,7 +153,8 @@ class LaunchConfig:
         for name, choices in CHOICES.items():
             option_checks.check_choice(name, getattr(self, name), choices)
         option_checks.check_monitor(self.monitor)
-        for name in ("check_ranks", "check_collectives", "debug", "detached"):
+        option_checks.check_option_switch("check_ranks", self.check_ranks, or_none=True)
+        for name in ("check_collectives", "debug", "detached"):
             option_checks.check_option_switch(name, getattr(self, name))
         if self.shard is not None:
             option_checks.check_shard(self.shard, self.num_processes)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.context import current, step_boundary
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
+from notebook_launcher.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -134,9 +135,18 @@ def _number(name: str, value: Any) -> float:
         return float(detach() if callable(detach) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"report({name}={_shown(value)}): a metric must be one number. Pass its .mean(). "
-            "A picture needs 1, 3 or 4 channels: pass x[..., None]."
+            f"report({name}={_shown(value)}): a metric must be one number. {_way_to_a_number(value)}"
         ) from error
+
+
+def _way_to_a_number(value: Any) -> str:
+    if value is None:
+        return "Leave it out until it has a value."
+    if isinstance(getattr(value, "shape", None), tuple):
+        return "Pass its .mean(). A picture needs 1, 3 or 4 channels: pass x[..., None]."
+    if isinstance(value, (list, tuple)):
+        return "Pass their mean: sum(values) / len(values)."
+    return f"This is {type_of(value)}: pass a number of it, or print it."
 
 
 def _shown(value: Any) -> str:

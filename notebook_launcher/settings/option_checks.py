@@ -101,10 +101,17 @@ def check_choice(name: str, value: object, choices: OptionChoices) -> None:
     raise ConfigError(unknown(name, value, choices.words, more=" or None" if takes_none else ""), field=name)
 
 
-def check_option_switch(name: str, value: object) -> None:
-    """Raise `ConfigError` if an option is neither True, False nor None."""
-    if value is not None and not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be True or False.", field=name)
+def check_option_switch(name: str, value: object, *, or_none: bool = False) -> None:
+    """Raise `ConfigError` if an option is neither True nor False.
+
+    Args:
+        name: The option's name.
+        value: The value as given.
+        or_none: True if the option can be None, too.
+    """
+    if not (isinstance(value, bool) or (or_none and value is None)):
+        words = "True, False or None" if or_none else "True or False"
+        raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be {words}.", field=name)
 
 
 def check_shard(shard: int, num_processes: int | None, *, by_default: bool = False) -> None:
