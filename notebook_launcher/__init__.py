@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from notebook_launcher.errors import LaunchError as LaunchError
     from notebook_launcher.errors import MissingResultError as MissingResultError
     from notebook_launcher.errors import NodeLostError as NodeLostError
+    from notebook_launcher.errors import NoSuchRankError as NoSuchRankError
     from notebook_launcher.errors import RankFailedError as RankFailedError
     from notebook_launcher.errors import ResourceError as ResourceError
     from notebook_launcher.errors import ReturnValueError as ReturnValueError

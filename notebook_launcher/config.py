@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.settings import accelerate_yaml, engine_choice, option_checks
+from notebook_launcher.settings import accelerate_yaml, engine_choice, launch_environment, option_checks
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import TrainingSettings
@@ -120,7 +120,8 @@ class LaunchConfig:
     """Signal at which the host of a detached run saves the training after its next update and stops the run:
     `"SIGTERM"`, `"SIGUSR1"` or `"SIGUSR2"`. None: SIGTERM with `resume="checkpoint"`, else none."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
-    """Environment variables that only the ranks get, in addition to the kernel's."""
+    """Environment variables that only the ranks get, in addition to the kernel's. Those that the launcher numbers ranks
+    by (`RANK`, `MASTER_PORT` and the like) are refused, and so is a value that contradicts another option."""
     output: str = "all"
     """Ranks whose output the cell shows: `"all"`, `"rank0"` or `"none"`. `run.logs(rank)` always has all output."""
     display: str = "rank0"
@@ -152,7 +153,8 @@ class LaunchConfig:
         for name, choices in CHOICES.items():
             option_checks.check_choice(name, getattr(self, name), choices)
         option_checks.check_monitor(self.monitor)
-        for name in ("check_ranks", "check_collectives", "debug", "detached"):
+        option_checks.check_option_switch("check_ranks", self.check_ranks, or_none=True)
+        for name in ("check_collectives", "debug", "detached"):
             option_checks.check_option_switch(name, getattr(self, name))
         if self.shard is not None:
             option_checks.check_shard(self.shard, self.num_processes)
@@ -160,7 +162,8 @@ class LaunchConfig:
         put("name", option_checks.check_name(self.name))
         put("tags", option_checks.check_tags(self.tags))
         put("runs_folder", option_checks.check_folder("runs_folder", self.runs_folder))
-        put("env", option_checks.check_environment(self.env))
+        put("env", launch_environment.check_environment(self.env))
+        launch_environment.check_no_contradiction(self.env, self)
 
     @classmethod
     def build(cls, config: LaunchConfig | None, options: Mapping[str, Any]) -> LaunchConfig:

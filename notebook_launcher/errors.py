@@ -5,6 +5,7 @@
       - ConfigError (also a ValueError)       an option, a function or an argument that cannot work
       - CaptureError (also a TypeError)       an object that the function captured cannot travel to a rank
       - CallOrderError (also a RuntimeError)  a launch inside a rank, a run on a closed session
+      - NoSuchRankError (also a LookupError)  a rank that the run or session does not have
       - RunStoppedError                       the result of a run that `run.stop()` ended
     the machine
       - ResourceError (also an OSError)       no memory, process or descriptor left; a rank cannot start
@@ -38,6 +39,7 @@ __all__ = [
     "InternalError",
     "LaunchError",
     "MissingResultError",
+    "NoSuchRankError",
     "NodeLostError",
     "RankFailedError",
     "RemoteTraceback",
@@ -83,6 +85,13 @@ class CaptureError(LaunchError, TypeError):
 
 class CallOrderError(LaunchError, RuntimeError):
     """A call in a state that does not allow it, such as a run on a closed session."""
+
+
+class NoSuchRankError(ConfigError, CallOrderError, LookupError):
+    """The number of a rank that the run or session does not have.
+
+    It has several bases because calls that take a rank used to raise one of these each: they still catch it.
+    """
 
 
 class RunStoppedError(LaunchError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.context import current, step_boundary
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
+from notebook_launcher.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -134,19 +135,28 @@ def _number(name: str, value: Any) -> float:
         return float(detach() if callable(detach) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"report({name}={_shown(value)}): a metric must be one number. Pass its .mean(). "
-            "A picture needs 1, 3 or 4 channels: pass x[..., None]."
+            f"report({name}={_shown(value)}): a metric must be one number. {_way_to_a_number(value)}"
         ) from error
 
 
+def _way_to_a_number(value: Any) -> str:
+    if value is None:
+        return "Leave it out until it has a value."
+    if isinstance(getattr(value, "shape", None), tuple):
+        return "Pass its .mean(). A picture needs 1, 3 or 4 channels: pass x[..., None]."
+    if isinstance(value, (list, tuple)):
+        return "Pass their mean: sum(values) / len(values)."
+    return f"This is {type_of(value)}: pass a number of it, or print it."
+
+
 def _shown(value: Any) -> str:
-    """Return the type and the shape of an array or tensor, whose contents can be long; the repr of another value."""
+    """Return the type and the shape of an array or tensor, whose contents can be long; other values in a few words."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
         return f"{type(value).__name__} of shape {tuple(shape)}"
-    from notebook_launcher.text import one_line
+    from notebook_launcher.value_text import describe_value  # here, because a notebook's first cell imports this module
 
-    return one_line(repr(value))
+    return describe_value(value)
 
 
 def _integer(step: Any) -> int:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-__all__ = ["end_at_caller", "for_caller", "render"]
+__all__ = ["end_at_caller", "for_caller", "render", "without_locals"]
 
 E = TypeVar("E", bound=BaseException)
 
@@ -39,6 +39,17 @@ def for_caller(error: E) -> E:
     """Have notebooks show an error that the caller's input caused without the frames of this package; return it."""
     # A function that held the error would make a cycle with it.
     error._render_traceback_ = _render_present  # type: ignore[attr-defined]
+    return error
+
+
+def without_locals(error: E) -> E:
+    """Clear the variables in the tracebacks of an exception and of its cause, so that they can be kept; return it.
+
+    The frames would hold the values that failed to be built, and open files, for as long as the exception is kept.
+    """
+    for each in (error, error.__cause__):
+        if each is not None:
+            traceback.clear_frames(each.__traceback__)
     return error
 
 

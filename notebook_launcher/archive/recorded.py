@@ -13,7 +13,7 @@ from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.log_order_file import read_log_order
 from notebook_launcher.history.picture_files import read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
-from notebook_launcher.text import no_such_rank
+from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.units import format_seconds, plural
 
@@ -220,9 +220,7 @@ class RecordedRun:
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return the text that a rank has written after a position, and the next position. The first position is 0."""
-        num = self.snapshot().num_processes
-        if rank not in range(num):
-            raise for_caller(LookupError(no_such_rank(rank, num)))
+        check_rank(rank, self.snapshot().num_processes)
         path = self._folder / run_folders.log_name(rank)
         data = _read(path, position)
         size = path.stat().st_size if path.exists() else 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.parser import Parser, choice, number, whole_number, words_of
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.text import no_such_rank
+from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.units import plural
 
 if TYPE_CHECKING:
@@ -141,9 +141,8 @@ def _ranks(chosen: str | None, num_processes: int) -> range:
         return range(num_processes)
     if not chosen.isdecimal():
         raise ConfigError(f"--logs {chosen}: it takes the number of a rank, or all.")
-    if int(chosen) >= num_processes:
-        raise ConfigError(f"--logs: {no_such_rank(int(chosen), num_processes)}.")
-    return range(int(chosen), int(chosen) + 1)
+    rank = check_rank(int(chosen), num_processes, typed="--logs")
+    return range(rank, rank + 1)
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from notebook_launcher.history.host_files import ENDING
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.culprit import cannot_travel
 from notebook_launcher.kernel.run.outcome import RunOutcome
+from notebook_launcher.tracebacks import without_locals
 from notebook_launcher.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,13 +60,13 @@ class Ending:
 
     def open(self, folder: Path) -> RunOutcome:
         """Open the parcels and return the outcome; another process may do the same."""
-        results, unsent = self.results, self.results.unsent
-        values: dict[int, Any] = {}
+        results, values = self.results, dict[int, Any]()
+        unsent: dict[int, str | Exception] = {**results.unsent}
         for rank, kept in results.returned.items():
             try:
                 values[rank] = travel.unpack_value(os.open(folder / kept.file, os.O_RDONLY | os.O_CLOEXEC))
             except (OSError, ReturnValueError) as error:  # noqa: PERF203 - the file may be gone, its classes too
-                unsent[rank] = str(error)
+                unsent[rank] = without_locals(error)
         results.fill(values, unsent, folder)
         failure = self.error if self.raised is None else self._open_error(folder)
         if failure is not None:

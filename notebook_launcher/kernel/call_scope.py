@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from notebook_launcher import messages
 from notebook_launcher.kernel.argument_text import describe_arguments
-from notebook_launcher.kernel.checks import name_of
+from notebook_launcher.value_text import name_of
 
 if TYPE_CHECKING:
     from notebook_launcher.travel import FunctionCall

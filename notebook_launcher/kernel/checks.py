@@ -13,11 +13,12 @@ from notebook_launcher import context
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
 from notebook_launcher.text import type_of
+from notebook_launcher.value_text import describe_value, name_of
 
 if TYPE_CHECKING:
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["arguments_by_name", "check_call", "check_not_in_rank", "name_of"]
+__all__ = ["arguments_by_name", "check_call", "check_not_in_rank"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,13 +58,6 @@ def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-def name_of(function: Any) -> str:
-    """Return the function's name as the user knows it."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__qualname__", None) or type(function).__name__
-
-
 def check_not_in_rank(what: str) -> None:
     """Raise `CallOrderError` if this process is a rank."""
     rank = context.current()
@@ -88,7 +82,7 @@ def check_call(function: Any, args: Any, kwargs: Any, *, launcher: str) -> Funct
     args, kwargs = _arguments(args, kwargs)
     if not callable(function):
         hint = " Pass the function itself, without calling it." if function is None else ""
-        raise ConfigError(f"fn={_short(function)} is {type_of(function)}, which cannot be called.{hint}")
+        raise ConfigError(f"fn={describe_value(function)} is {type_of(function)}, which cannot be called.{hint}")
     _check_kind(function)
     _check_arguments(function, args, kwargs, launcher)
     return FunctionCall(function, args, kwargs)
@@ -105,10 +99,11 @@ def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        hint = f"Arguments go by name: {launcher}, args=(...), kwargs={{...}})."
+        hint = _expects_its_rank(signature, args, kwargs)
+        hint = hint or f"Arguments go by name: {launcher}, args=(...), kwargs={{...}})."
         raise ConfigError(
-            f"{name_of(function)}{signature} cannot be called with args={_short(args)}, kwargs={_short(kwargs)}: "
-            f"{error}. Nothing was started. {_expects_its_rank(signature, args, kwargs) or hint}"
+            f"{name_of(function)}{signature} cannot be called with args={describe_value(args)}, "
+            f"kwargs={describe_value(kwargs)}: {error}. Nothing was started. {hint}"
         ) from None
 
 
@@ -135,7 +130,7 @@ def _misplaced(call: str, function: Any, places: tuple[Any, ...], kwargs: Mappin
         where = next((place for place, value in enumerate(places) if type(value) is int), len(places))
         number, places = (*places, 2)[where], places[:where] + places[where + 1 :]
     given = next((tuple(value) for value in places if isinstance(value, (tuple, list))), places)
-    written = ", ".join([name_of(function), *([str(number)] if counts else []), f"args={_short(given)}"])
+    written = ", ".join([name_of(function), *([str(number)] if counts else []), f"args={describe_value(given)}"])
     return f"Arguments of the function go by name. Write {call}({written})."
 
 
@@ -156,18 +151,21 @@ def _check_options(function: Any, kwargs: Mapping[str, Any]) -> None:
     if given:
         raise ConfigError(
             f"unknown option {next(iter(given))}=. {name_of(function)} has a parameter of that name, and its arguments "
-            f"must be passed together: write kwargs={_short(given)}."
+            f"must be passed together: write kwargs={describe_value(given)}."
         )
 
 
 def _arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(args, (tuple, list)):
-        raise ConfigError(f"args={_short(args)} is {type_of(args)}; it must be a tuple. Write args=({_short(args)},).")
+        raise ConfigError(
+            f"args={describe_value(args)} is {type_of(args)}; it must be a tuple. Write args=({describe_value(args)},)."
+        )
     if kwargs is None:
         kwargs = {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
         raise ConfigError(
-            f"kwargs={_short(kwargs)} must map the names of arguments to their values. Write kwargs={{'lr': 0.1}}."
+            f"kwargs={describe_value(kwargs)} must map the names of arguments to their values. "
+            "Write kwargs={'lr': 0.1}."
         )
     return tuple(args), dict(kwargs)
 
@@ -194,11 +192,3 @@ def _check_kind(function: Any) -> None:
             f"{name_of(function)} is a generator function (it has a yield), so calling it runs nothing. Collect and "
             "return the values instead."
         )
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - a broken repr must not hide the error that is being explained
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -8,24 +8,26 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from notebook_launcher.text import one_line
 from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.units import rank_list
 
 __all__ = ["concatenated", "mean", "table"]
 
 INSTALL = "Results.to_pandas() needs pandas. Type %pip install pandas."
+REMEDY = "Return values of one structure from every rank, or take the values one by one: list(results)."
+LIBRARIES = ("torch", "numpy", "pandas")
+"""Packages whose values with dimensions can be put one after another."""
 
 
-def mean(values: Sequence[Any]) -> Any:
-    """Return the mean of numbers, tensors or arrays, also inside equal dicts, lists and tuples."""
+def mean(values: Mapping[int, Any]) -> Any:
+    """Return the mean of the ranks' numbers, tensors or arrays, also inside equal dicts, lists and tuples."""
     return _combined(values, "result", _mean_of_leaves)
 
 
-def concatenated(values: Sequence[Any]) -> Any:
+def concatenated(values: Mapping[int, Any]) -> Any:
     """Return tensors, arrays, tables, lists or tuples one after another; numbers as a list; dicts by key."""
-    first = values[0]
-    if isinstance(first, Mapping):
-        return _combined(values, "result", lambda leaves, _: concatenated(leaves), into_sequences=False)
-    return _joined(values)
+    return _combined(values, "result", _joined, into_sequences=False)
 
 
 def table(values: Mapping[int, Any], metrics: Mapping[int, Mapping[str, float]]) -> Any:
@@ -51,56 +53,109 @@ def _columns(value: Any) -> dict[str, Any]:
 
 
 def _combined(
-    values: Sequence[Any],
+    values: Mapping[int, Any],
     path: str,
-    combine: Callable[[Sequence[Any], str], Any],
+    combine: Callable[[Mapping[int, Any], str], Any],
     *,
     into_sequences: bool = True,
 ) -> Any:
-    first = values[0]
+    first = next(iter(values.values()))
+    _check_equal(values, _structure, _kind, TypeError(f"{path} has different types on the ranks"))
     if isinstance(first, Mapping):
-        if any(not isinstance(value, Mapping) or value.keys() != first.keys() for value in values):
-            msg = f"{path} has different keys on the ranks: {[sorted(map(str, value)) for value in values]}"
-            raise for_caller(ValueError(msg))
+        _check_equal(values, set, _names_of_keys, ValueError(f"{path} has different keys on the ranks"))
         return {
-            key: _combined([value[key] for value in values], f"{path}[{key!r}]", combine, into_sequences=into_sequences)
+            key: _combined(_items(values, key), f"{path}[{key!r}]", combine, into_sequences=into_sequences)
             for key in first
         }
     if into_sequences and isinstance(first, (list, tuple)):
-        if any(type(value) is not type(first) or len(value) != len(first) for value in values):
-            msg = f"{path} has different lengths on the ranks: {[len(value) for value in values]}"
-            raise for_caller(ValueError(msg))
-        items = [_combined([value[at] for value in values], f"{path}[{at}]", combine) for at in range(len(first))]
+        _check_equal(
+            values, len, lambda value: f"{len(value)}", ValueError(f"{path} has different lengths on the ranks")
+        )
+        items = [_combined(_items(values, at), f"{path}[{at}]", combine) for at in range(len(first))]
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
     return combine(values, path)
 
 
-def _mean_of_leaves(values: Sequence[Any], path: str) -> Any:
+def _items(values: Mapping[int, Any], key: Any) -> dict[int, Any]:
+    return {rank: value[key] for rank, value in values.items()}
+
+
+def _structure(value: Any) -> Any:
+    """Return the type of structure that a value is, any mapping for the same; None: it has no items to look into."""
+    if isinstance(value, Mapping):
+        return Mapping
+    return type(value) if isinstance(value, (list, tuple)) else None
+
+
+def _container(value: Any) -> Any:
+    """Return what a value is for `concat`; None: an item by itself."""
+    library = type(value).__module__.partition(".")[0]
+    return library if library in LIBRARIES and getattr(value, "ndim", None) else _structure(value)
+
+
+def _check_equal(
+    values: Mapping[int, Any], trait: Callable[[Any], Any], describe: Callable[[Any], str], error: Exception
+) -> None:
+    """Raise an error, with a description of each rank's value added, if the ranks' values differ in a trait."""
+    traits = [trait(value) for value in values.values()]
+    if any(each != traits[0] for each in traits):
+        raise for_caller(type(error)(f"{error}: {_by_rank(values, describe)}. {REMEDY}"))
+
+
+def _by_rank(values: Mapping[int, Any], describe: Callable[[Any], str]) -> str:
+    """Return `int on ranks 0, 2; dict on rank 1`."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(describe(value), []).append(rank)
+    return "; ".join(f"{words} on {rank_list(those)}" for words, those in ranks.items())
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__}{tuple(shape) if isinstance(shape, tuple) else ''}"
+
+
+def _names_of_keys(value: Mapping[Any, Any]) -> str:
+    return one_line(f"[{', '.join(sorted(map(repr, value)))}]")
+
+
+def _mean_of_leaves(values: Mapping[int, Any], path: str) -> Any:
+    first, *others = values.values()
     try:
-        total = values[0] * 1.0  # Integers and booleans become floating point, in tensors too.
-        for value in values[1:]:
+        total = first * 1.0  # Integers and booleans become floating point, in tensors too.
+        for value in others:
             total = total + value
         return total / len(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
-        msg = f"{path} has no mean: the ranks returned {kinds} ({error}). Return numbers, tensors or dicts of them."
+        given = f"{_by_rank(values, _kind)} ({one_line(error)})"
+        msg = f"{path} has no mean: {given}. Return numbers, tensors or dicts of them."
         raise for_caller(TypeError(msg)) from error
 
 
-def _joined(values: Sequence[Any]) -> Any:
+def _joined(values: Mapping[int, Any], path: str) -> Any:
+    _check_equal(values, _container, _kind, TypeError(f"{path} cannot be joined: its types differ"))
+    try:
+        return _end_to_end(list(values.values()))
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        msg = (
+            f"{path} cannot be joined: {_by_rank(values, _kind)} ({one_line(error)}). Return tensors or arrays whose "
+            "shapes differ in the first dimension alone, or take the values one by one: list(results)."
+        )
+        raise for_caller(kind(msg)) from error
+
+
+def _end_to_end(values: Sequence[Any]) -> Any:
     first = values[0]
-    module = type(first).__module__.partition(".")[0]
-    if module == "torch" and hasattr(first, "ndim"):
+    library = type(first).__module__.partition(".")[0]
+    if library == "torch" and hasattr(first, "ndim"):
         torch: Any = sys.modules["torch"]
-        return torch.cat(list(values)) if first.ndim else torch.stack(list(values))
-    if module == "numpy":
+        return torch.cat(values) if first.ndim else torch.stack(values)
+    if library == "numpy":
         np: Any = sys.modules["numpy"]
         return np.concatenate(values) if getattr(first, "ndim", 0) else np.array(values)
-    if module == "pandas":
+    if library == "pandas":
         return sys.modules["pandas"].concat(values)
-    if isinstance(first, (list, tuple)) and all(type(value) is type(first) for value in values):
+    if isinstance(first, (list, tuple)):
         return type(first)(item for value in values for item in value)
-    if any(isinstance(value, (list, tuple)) for value in values):
-        msg = f"the ranks returned {[type(value).__name__ for value in values]}, which cannot be joined"
-        raise for_caller(TypeError(msg))
     return list(values)

@@ -42,7 +42,8 @@ class Results(Sequence[Any]):
     """The values that the ranks returned, read-only: `results[0]` is rank 0's.
 
     A rank that failed has no value, and `results[rank]` raises `MissingResultError` for it; `ReturnValueError` if the
-    value could not travel to the notebook. `results.returned` maps the other ranks to their values.
+    value could not travel to the notebook, with the exception that prevented this as its cause. `results.returned` maps
+    the other ranks to their values.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Results(Sequence[Any]):
         stopped_by: str | None = None,
         timed_out: bool = False,
         members: Sequence[int] | None = None,
-        unsent: Mapping[int, str] | None = None,
+        unsent: Mapping[int, str | Exception] | None = None,
         folder: Path | None = None,
     ) -> None:
         self._values = dict(values)
@@ -74,10 +75,11 @@ class Results(Sequence[Any]):
         self._members = tuple(range(num_processes) if members is None else members)
         """The ranks that the call was for, in order; with `members=None`, all of them."""
         self._unsent = dict(unsent or {})
+        """By rank that returned and has no value: the reason in words, or the exception that its value raised here."""
         self.folder = folder
         """The run's folder with its curves, logs and settings, for `open_run(results.folder)`; None: there is none."""
 
-    def fill(self, values: Mapping[int, Any], unsent: Mapping[int, str], folder: Path) -> None:
+    def fill(self, values: Mapping[int, Any], unsent: Mapping[int, str | Exception], folder: Path) -> None:
         """Put values in place of their stand-ins, once, when a kernel opens what a host has kept in a folder."""
         self._values, self._unsent, self.folder = dict(values), dict(unsent), folder
 
@@ -124,7 +126,7 @@ class Results(Sequence[Any]):
     @property
     def unsent(self) -> dict[int, str]:
         """By rank whose value could not travel to the notebook: the reason. The value is lost, and the run is not."""
-        return dict(self._unsent)
+        return {rank: str(reason) for rank, reason in self._unsent.items()}
 
     def rank(self, rank: int) -> Any:
         """Return the value of one rank; the same as `results[rank]`."""
@@ -142,7 +144,12 @@ class Results(Sequence[Any]):
     def concat(self) -> Any:
         """Return the ranks' tensors, arrays, tables or lists one after another, in rank order; in dicts by key.
 
-        Numbers and tensors without dimensions become the items of a list or of one tensor. Raises the errors of `mean`.
+        Numbers and tensors without dimensions become the items of a list or of one tensor.
+
+        Raises:
+            MissingResultError, ReturnValueError: A rank that took part has no value.
+            TypeError: The ranks returned values of different types.
+            ValueError: Dicts have different keys, or tensors have shapes that do not fit together.
         """
         return combining.concatenated(self._all_values())
 
@@ -155,8 +162,8 @@ class Results(Sequence[Any]):
         metrics = {row.rank: row.metrics for row in self._ranks}
         return combining.table(dict(sorted(self._values.items())), metrics)
 
-    def _all_values(self) -> list[Any]:
-        return [self[rank] for rank in self._members]
+    def _all_values(self) -> dict[int, Any]:
+        return {rank: self[rank] for rank in self._members}
 
     def short(self, rank: int) -> str:
         """Return one short line for the value of a rank; empty if the rank has no value."""
@@ -178,10 +185,16 @@ class Results(Sequence[Any]):
             return [self[rank] for rank in range(*index.indices(len(self)))]
         rank = self._rank_at(index)
         if rank in self._unsent:
-            raise ReturnValueError(self._why_missing(rank))
+            reason = self._unsent[rank]
+            cause = reason.__cause__ or reason if isinstance(reason, Exception) else None
+            raise ReturnValueError(self._why_missing(rank)) from cause
         if rank not in self._values:
             raise MissingResultError(self._why_missing(rank))
         return self._values[rank]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Exceptions go as text: those of the user may not pickle, and none keeps its traceback.
+        return {**vars(self), "_unsent": self.unsent}
 
     def _rank_at(self, index: int) -> int:
         last = len(self) - 1

@@ -142,6 +142,7 @@ class Session(SessionCells):
         Raises:
             CallOrderError: There is nothing to look into, or nobody can answer the prompt; the message gives the
                 reason.
+            NoSuchRankError: The session has no such rank.
             KeyboardInterrupt: The interrupt button was pressed at the prompt.
         """
         checks.check_not_in_rank("Session.debug")

@@ -6,8 +6,7 @@ import math
 import numbers
 import operator
 import os
-import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "check_choice",
     "check_devices",
-    "check_environment",
     "check_folder",
     "check_monitor",
     "check_name",
@@ -103,10 +101,17 @@ def check_choice(name: str, value: object, choices: OptionChoices) -> None:
     raise ConfigError(unknown(name, value, choices.words, more=" or None" if takes_none else ""), field=name)
 
 
-def check_option_switch(name: str, value: object) -> None:
-    """Raise `ConfigError` if an option is neither True, False nor None."""
-    if value is not None and not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be True or False.", field=name)
+def check_option_switch(name: str, value: object, *, or_none: bool = False) -> None:
+    """Raise `ConfigError` if an option is neither True nor False.
+
+    Args:
+        name: The option's name.
+        value: The value as given.
+        or_none: True if the option can be None, too.
+    """
+    if not (isinstance(value, bool) or (or_none and value is None)):
+        words = "True, False or None" if or_none else "True or False"
+        raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be {words}.", field=name)
 
 
 def check_shard(shard: int, num_processes: int | None, *, by_default: bool = False) -> None:
@@ -188,28 +193,3 @@ def check_folder(name: str, value: object) -> str | None:
             f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no run folder.", field=name
         )
     return path
-
-
-def check_environment(value: object) -> Mapping[str, str]:
-    """Return environment variables, which nothing can change."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"env={value!r} is {type_of(value)}; it must map names to strings.", field="env")
-    for key, text in value.items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise ConfigError(
-                f"env[{key!r}]={text!r}: names and values must be strings. Write {str(key)!r}: {str(text)!r}.",
-                field="env",
-            )
-        if not key or "=" in key or "\0" in key + text:
-            raise ConfigError(
-                f"env[{key!r}]={text!r}: a name must not be empty or contain '=', and neither may contain a null "
-                "character.",
-                field="env",
-            )
-        try:
-            os.fsencode(key + text)
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"env[{key!r}]={text!r}: it cannot be put into an environment ({error.reason}).", field="env"
-            ) from None
-    return types.MappingProxyType(dict(value))

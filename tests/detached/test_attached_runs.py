@@ -25,6 +25,7 @@ from notebook_launcher import (
     LaunchConfig,
     RankFailedError,
     Results,
+    ReturnValueError,
     Run,
     RunStoppedError,
     RunTimeoutError,
@@ -96,6 +97,30 @@ def fail_once(folder: str) -> Marking:
             raise OwnError(8)
     Path(folder, "returned").touch()
     return Marking(folder)
+
+
+class Picky:
+    """A value that ranks can send and the notebook cannot rebuild."""
+
+    def __init__(self) -> None:
+        self.name = "an object without attributes has no state"
+
+    def __setstate__(self, state: object) -> None:
+        message = "not in this process"
+        raise LookupError(message)
+
+
+def return_picky() -> Picky:
+    return Picky()
+
+
+def test_value_that_cannot_be_rebuilt_keeps_its_exception(home: Path) -> None:
+    results = launch(return_picky, 1, detached=True, output="none").result()
+    with pytest.raises(
+        ReturnValueError, match="cannot be rebuilt in the notebook: LookupError: not in this"
+    ) as refusal:
+        results[0]
+    assert isinstance(refusal.value.__cause__, LookupError)
 
 
 def test_host_unpacks_no_value_where_it_restarts_a_run(home: Path, tmp_path: Path) -> None:

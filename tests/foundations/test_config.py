@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -41,9 +42,21 @@ from notebook_launcher import ConfigError, LaunchConfig
         ({"max_grad_norm": float("inf")}, r"max_grad_norm=inf must be more than 0 and finite"),
         ({"max_grad_norm": "1"}, r"max_grad_norm='1' is a str; it must be a number, or None"),
         ({"comm_hook": "powersgd"}, r"comm_hook='powersgd' is unknown. Did you mean 'power_sgd'\? It can be 'no'"),
+        ({"debug": None}, r"debug=None is a NoneType; it must be True or False\."),
+        ({"detached": 1}, r"detached=1 is an int; it must be True or False\."),
+        ({"check_collectives": None}, r"check_collectives=None is a NoneType; it must be True or False\."),
+        ({"check_ranks": "no"}, r"check_ranks='no' is a str; it must be True, False or None\."),
         ({"env": {"A": 1}}, r"env\['A'\]=1: names and values must be strings. Write 'A': '1'"),
         ({"env": {"A=B": "1"}}, r"must not be empty or contain '='"),
         ({"env": {"A": "\ud800"}}, r"it cannot be put into an environment \(surrogates not allowed\)"),
+        (
+            {"env": {"RANK": "8"}},
+            r"env\['RANK'\]='8': the launcher sets .* Leave it out: num_processes= sets how many ranks",
+        ),
+        ({"env": {"MASTER_PORT": "1"}}, r"'MASTER_PORT'.* Leave it out: the launcher binds a free port"),
+        ({"env": {"NODE_RANK": "1"}}, r"Leave it out: nodes= and processes_per_node= spread"),
+        ({"env": {"TORCHELASTIC_MAX_RESTARTS": "1"}}, r"Leave it out: max_restarts= sets it"),
+        ({"env": {"NCCL_SOCKET_IFNAME": "eth0"}}, r"Leave it out: it is loopback on one machine, and network= of"),
         ({"env": ["A"]}, r"env=\['A'\] is a list; it must map names to strings"),
     ],
 )
@@ -51,6 +64,29 @@ def test_invalid_option_raises_config_error_with_its_field(options: dict[str, An
     with pytest.raises(ConfigError, match=message) as refusal:
         LaunchConfig(**options)
     assert [refusal.value.field] == list(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "other", "equal"),
+    [
+        ({"mixed_precision": "bf16"}, "ACCELERATE_MIXED_PRECISION", "fp16", "BF16"),
+        ({"gradient_accumulation_steps": 2}, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "2"),
+        ({"threads_per_process": 3}, "OMP_NUM_THREADS", "5", "3"),
+        ({"check_collectives": True}, "TORCH_DISTRIBUTED_DEBUG", "OFF", "DETAIL"),
+        ({"devices": [0, 1]}, "CUDA_VISIBLE_DEVICES", "2,3", "0, 1"),
+        ({"devices": "cpu"}, "HIP_VISIBLE_DEVICES", "0", "-1"),
+    ],
+)
+def test_env_that_contradicts_an_option_is_refused(
+    options: dict[str, Any], variable: str, other: str, equal: str
+) -> None:
+    (name, value) = next(iter(options.items()))
+    words = f"env['{variable}']='{other}' contradicts {name}={value!r}, which sets the same. Write one of the two"
+    with pytest.raises(ConfigError, match=re.escape(words)) as refusal:
+        LaunchConfig(**options, env={variable: other})
+    assert refusal.value.field == "env"
+    assert LaunchConfig(**options, env={variable: equal}).env == {variable: equal}
+    assert LaunchConfig(env={variable: other}).env == {variable: other}
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,20 @@ def test_matrix_is_refused_with_the_way_to_show_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, r"report\(loss=None\): a metric must be one number\. Leave it out until it has a value\."),
+        ([1.0, 2.0], r"report\(loss=\[1\.0, 2\.0\]\): .* Pass their mean: sum\(values\) / len\(values\)\."),
+        ("high", r"report\(loss='high'\): .* This is a str: pass a number of it, or print it\."),
+        ({"a": 1}, r"report\(loss=\{'a': 1\}\): .* This is a dict: pass a number of it, or print it\."),
+    ],
+)
+def test_metric_that_is_no_number_is_refused_with_advice_for_its_type(value: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=f"^{words}$"):
+        report(loss=value)
+
+
+@pytest.mark.parametrize(
     ("value", "shown"), [(0.5, "0.5"), ("text", "'text'"), (np.zeros((2, 2)), r"ndarray of shape \(2, 2\)")]
 )
 def test_value_that_is_no_image_is_refused_before_any_tracker(value: Any, shown: str, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from notebook_launcher import (
     launch,
     notebook_launch,
 )
-from notebook_launcher.kernel.checks import check_call, check_not_in_rank, name_of
+from notebook_launcher.kernel.checks import check_call, check_not_in_rank
+from notebook_launcher.value_text import name_of
 
 
 def train(lr: float, epochs: int = 1) -> tuple[float, int]:
@@ -175,3 +176,19 @@ def test_rank_cannot_launch() -> None:
             check_not_in_rank("launch")
     finally:
         context.enter(None)
+
+
+class Costly:
+    """An argument whose repr would copy data from a GPU, or take long."""
+
+    def __repr__(self) -> str:
+        raise AssertionError
+
+
+def test_error_about_arguments_never_asks_them_for_their_repr() -> None:
+    with pytest.raises(ConfigError, match=r"args=Costly is a Costly; it must be a tuple\. Write args=\(Costly,\)"):
+        check_call(train, Costly(), {}, launcher="notebook_launch(fn, 2")
+    with pytest.raises(
+        ConfigError, match=r"args=\(\[0, 1, 2, 3, 4, 5, \.\.\.\], Costly\), kwargs=\{'epoch': 2\}: got an"
+    ):
+        check_call(train, (list(range(10**6)), Costly()), {"epoch": 2}, launcher="notebook_launch(fn, 2")

@@ -12,6 +12,7 @@ from notebook_launcher.kernel import plan
 from notebook_launcher.machine import devices, visible_gpus
 from notebook_launcher.machine.devices import GPU, Machine
 from notebook_launcher.processes.rank.rendezvous import torchrun_environment
+from notebook_launcher.settings.launch_environment import RESERVED
 
 
 def machine(num_cores: int = 8, num_gpus: int = 0, *, has_cuda: bool = True) -> Machine:
@@ -175,6 +176,11 @@ def test_each_rank_gets_a_slice_of_its_own(make: Any) -> None:
     setup = dataclasses.replace(made.setup(many_calls=False), environ=made.environ)
     assert [torchrun_environment(setup, rank)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)] == ["MIG-0", "MIG-1"]
     assert make(slices(1)).backend == "nccl"
+
+
+def test_the_variables_that_a_rank_sets_itself_are_the_reserved_ones(make: Any) -> None:
+    setup = make(machine(8)).setup(many_calls=False)
+    assert set(torchrun_environment(setup, 0)) == set(RESERVED)
 
 
 def test_ranks_get_gpus_by_names_that_cuda_reads_alike(make: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import traceback
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 
 from notebook_launcher import MissingResultError, ReturnValueError, notebook_launch, report
 from notebook_launcher.kernel.failures.failure import Failure
@@ -101,12 +105,75 @@ def test_mean_of_some_ranks_is_theirs_alone() -> None:
 
 
 def test_values_without_a_mean_are_named() -> None:
-    with pytest.raises(TypeError, match=r"result\['name'\] has no mean: the ranks returned str"):
+    with pytest.raises(TypeError, match=r"result\['name'\] has no mean: str on ranks 0, 1 \("):
         Results({0: {"name": "a"}, 1: {"name": "b"}}, num_processes=2).mean()
-    with pytest.raises(ValueError, match="different keys on the ranks"):
+    with pytest.raises(ValueError, match=r"different keys on the ranks: \['a'\] on rank 0; \['b'\] on rank 1\. Return"):
         Results({0: {"a": 1}, 1: {"b": 1}}, num_processes=2).mean()
-    with pytest.raises(ValueError, match="different lengths on the ranks"):
+    with pytest.raises(ValueError, match="different lengths on the ranks: 1 on rank 0; 2 on rank 1"):
         Results({0: [1], 1: [1, 2]}, num_processes=2).mean()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([{"x": 1}, 1], r"result has different types on the ranks: dict on rank 0; int on rank 1\. Return values of"),
+        ([1, {"x": 1}], r"result has different types on the ranks: int on rank 0; dict on rank 1\."),
+        ([[1, 2], 5], r"result has different types on the ranks: list on rank 0; int on rank 1\."),
+        ([[1], (1,), [2]], r"result has different types on the ranks: list on ranks 0, 2; tuple on rank 1\."),
+        ([{"a": {"b": [1]}}, {"a": {"b": 2}}], r"result\['a'\]\['b'\] has different types on the ranks: list on"),
+        ([[torch.ones(2)], [None]], r"result\[0\] has no mean: Tensor\(2,\) on rank 0; NoneType on rank 1 "),
+    ],
+)
+def test_mean_of_different_types_names_the_type_of_each_rank(values: list[object], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        Results(dict(enumerate(values)), num_processes=len(values)).mean()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "words"),
+    [
+        ([5, {"x": 1}], TypeError, r"result has different types on the ranks: int on rank 0; dict on rank 1\. Return"),
+        (
+            [{"x": [1]}, {"x": 2}],
+            TypeError,
+            r"result\['x'\] has different types on the ranks: list on rank 0; int on ra",
+        ),
+        (
+            [5, np.ones(2)],
+            TypeError,
+            r"result cannot be joined: its types differ: int on rank 0; ndarray\(2,\) on rank 1",
+        ),
+        (
+            [torch.ones(2), np.ones(2)],
+            TypeError,
+            r"its types differ: Tensor\(2,\) on rank 0; ndarray\(2,\) on rank 1\.",
+        ),
+        ([torch.tensor(1), 5], TypeError, r"cannot be joined: Tensor\(\) on rank 0; int on rank 1 \(.*\)\. Return"),
+        (
+            [torch.ones(2, 3), torch.ones(2, 4)],
+            ValueError,
+            r"Tensor\(2, 3\) on rank 0; Tensor\(2, 4\) on rank 1 \(Sizes of",
+        ),
+        (
+            [np.ones((2, 3)), np.ones((2, 4))],
+            ValueError,
+            r"\(2, 4\) on rank 1 \(.*\)\. Return .* dimension alone, or take",
+        ),
+        (
+            [{"x": torch.ones(1)}, {"x": torch.ones(1, 2)}],
+            ValueError,
+            r"result\['x'\] cannot be joined: Tensor\(1,\) on",
+        ),
+        (
+            [{"x": 1}, {"y": 1}],
+            ValueError,
+            r"result has different keys on the ranks: \['x'\] on rank 0; \['y'\] on rank 1",
+        ),
+    ],
+)
+def test_values_that_cannot_be_joined_are_named(values: list[object], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        Results(dict(enumerate(values)), num_processes=len(values)).concat()
 
 
 def test_concat_joins_in_rank_order() -> None:
@@ -116,8 +183,9 @@ def test_concat_joins_in_rank_order() -> None:
     assert Results({0: np.ones(1), 1: np.zeros(1)}, num_processes=2).concat().tolist() == [1, 0]
     assert Results({0: {"x": (1,)}, 1: {"x": (2,)}}, num_processes=2).concat() == {"x": (1, 2)}
     assert Results({0: 5, 1: 6}, num_processes=2).concat() == [5, 6]
-    with pytest.raises(TypeError, match="cannot be joined"):
-        Results({0: [5], 1: 6}, num_processes=2).concat()
+    assert Results({0: {"x": {"y": [1]}}, 1: {"x": {"y": [2]}}}, num_processes=2).concat() == {"x": {"y": [1, 2]}}
+    with pytest.raises(TypeError, match="types on the ranks: list on rank 2; int on rank 3"):
+        Results({2: [5], 3: 6}, num_processes=4, members=(2, 3)).concat()
 
 
 def test_table_has_a_row_for_each_rank() -> None:
@@ -137,3 +205,35 @@ def test_value_that_could_not_travel_is_refused_with_the_reason() -> None:
     with pytest.raises(ReturnValueError, match="it is a lock"):
         results.mean()
     assert results.unsent == {1: "it is a lock"}
+
+
+class Picky:
+    """A value that ranks can send and the notebook cannot rebuild."""
+
+    def __init__(self) -> None:
+        self.heavy = bytearray(1000)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        message = "not in this process"
+        raise LookupError(message)
+
+
+def return_picky(rank_without: int) -> object:
+    return Picky() if dist.get_rank() != rank_without else 5
+
+
+def test_value_that_cannot_be_rebuilt_keeps_the_exception_and_its_line() -> None:
+    results = notebook_launch(return_picky, 2, args=(0,), output="none")
+    words = "rank 1: the return value cannot be rebuilt in the notebook: LookupError: not in this process"
+    with pytest.raises(ReturnValueError, match=words) as refusal:
+        results[1]
+    cause = refusal.value.__cause__
+    assert isinstance(cause, LookupError)
+    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    assert frames[-1].f_code is Picky.__setstate__.__code__
+    assert frames[-1].f_locals == {}  # The value's memory is free.
+    again = pickle.loads(pickle.dumps(results))
+    assert again.unsent == results.unsent == {1: words.removeprefix("rank 1: ")}
+    with pytest.raises(ReturnValueError, match=words) as refusal:
+        again[1]
+    assert refusal.value.__cause__ is None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import Session
+from notebook_launcher import InternalError, Session, context, notebook_launch
 from notebook_launcher.channel import Channel, channel_pair
 from notebook_launcher.engines.cluster.agent import Agent
 from notebook_launcher.engines.events import Output, RankLost
@@ -44,6 +44,18 @@ def test_kernel_refuses_an_unknown_message_of_a_supervisor(ends: tuple[Channel, 
     tree._channel = ends[1]
     with pytest.raises(TypeError, match="the kernel got an unknown message from the supervisor: 'hello'"):
         tree._on_supervisor()
+
+
+def send_hello() -> None:
+    rank = context.current()
+    assert rank is not None
+    rank.send("hello")
+
+
+def test_kernel_refuses_an_unknown_message_of_a_rank() -> None:
+    message = "the run's thread failed: TypeError: the kernel got an unknown message from rank 0: 'hello'"
+    with pytest.raises(InternalError, match=message):
+        notebook_launch(send_hello, 1, devices="cpu", output="none")
 
 
 def test_agent_refuses_an_unknown_message_for_its_ranks() -> None:

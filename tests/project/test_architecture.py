@@ -35,11 +35,13 @@ FOUNDATIONS = (
     "messages",
     "package_folder",
     "pictures",
+    "rank_numbers",
     "reporting",
     "settings",
     "text",
     "tracebacks",
     "units",
+    "value_text",
 )
 """Modules, and one package, that everything else may import."""
 TRAINING_ROOMS = (

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
-from notebook_launcher.kernel import checks
-from notebook_launcher.kernel.display.formatting import SECRET
+from notebook_launcher.value_text import SECRET, name_of
 from notebook_launcher.widgets.launching.options import ADVANCED, ESSENTIAL
 from notebook_launcher.widgets.launching.parameters import MISSING
 from notebook_launcher.widgets.launching.typed import default_of
@@ -81,7 +80,7 @@ def file_of(function: Any, config: LaunchConfig) -> Path | None:
         return None
     if home is None or not named or function is None:
         return None
-    key = "\n".join([str(named), os.getcwd(), checks.name_of(function)])
+    key = "\n".join([str(named), os.getcwd(), name_of(function)])
     return home / "panels" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
 

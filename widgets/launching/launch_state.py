@@ -16,6 +16,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine import devices
+from notebook_launcher.value_text import name_of
 from notebook_launcher.widgets.launching import hardware, typed
 from notebook_launcher.widgets.launching.argument_values import Arguments
 from notebook_launcher.widgets.launching.batch import EffectiveBatch
@@ -251,7 +252,7 @@ class LaunchState(traitlets.HasTraits):
         close = difflib.get_close_matches(str(name), self.parameters, n=1)
         takes = f"It takes {', '.join(self.parameters)}." if self.parameters else "It takes none."
         hint = f"Did you mean {close[0]!r}?" if close else takes
-        who = "nothing" if self.function is None else checks.name_of(self.function)
+        who = "nothing" if self.function is None else name_of(self.function)
         raise ConfigError(f"arguments[{name!r}]: {who} has no parameter of that name. {hint}")
 
     def _argument_changed(self, name: str | None) -> None:

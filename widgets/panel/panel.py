@@ -9,9 +9,9 @@ import ipywidgets
 import traitlets
 
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.kernel import checks
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.launch import launch
+from notebook_launcher.value_text import name_of
 from notebook_launcher.widgets.kept import Kept, picture_html
 from notebook_launcher.widgets.launching import last_settings
 from notebook_launcher.widgets.launching.launch_state import LaunchState
@@ -248,4 +248,4 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
 
 def _name_of(function: Any) -> str:
-    return "" if function is None else checks.name_of(function)
+    return "" if function is None else name_of(function)

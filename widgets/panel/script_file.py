@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from notebook_launcher.exporting.exporter import export
-from notebook_launcher.kernel.checks import name_of
+from notebook_launcher.value_text import name_of
 from notebook_launcher.widgets.panel.fields import WIDE
 from notebook_launcher.widgets.panel.file_row import FileRow
 

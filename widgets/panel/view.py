@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from notebook_launcher.engines.cluster import engine_texts
-from notebook_launcher.kernel import checks
-from notebook_launcher.kernel.argument_text import describe_value
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE
+from notebook_launcher.value_text import describe_value, name_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.launching import hardware, typed
 from notebook_launcher.widgets.launching.lifetime_hints import lifetime_hints
@@ -138,7 +137,7 @@ class PanelView:
 
     def _title(self) -> str:
         function = self._state.function
-        name = "a function" if function is None else f"<code>{html.escape(checks.name_of(function))}</code>"
+        name = "a function" if function is None else f"<code>{html.escape(name_of(function))}</code>"
         return (
             f'<div class="nbp-title">Launch {name}</div>'
             f'<div class="nbp-note">{html.escape(hardware.describe_machine(self._state.machine))}</div>'
@@ -153,7 +152,7 @@ class PanelView:
                 "", "Micro-batch size", lambda *_: None, placeholder="set by the function", reads=str, writes=str
             )
             micro_batch.control.disabled = True
-            name = "the function" if self._state.function is None else checks.name_of(self._state.function)
+            name = "the function" if self._state.function is None else name_of(self._state.function)
             micro_batch.set_note(
                 f"{name} has no parameter for the micro-batch size. Add a parameter named batch_size to set it here."
             )
@@ -165,7 +164,7 @@ class PanelView:
         fields = [field for name, field in self.argument_fields.items() if bound is None or name != bound.name]
         if not fields:
             return []
-        name = html.escape(checks.name_of(self._state.function))
+        name = html.escape(name_of(self._state.function))
         return [ipywidgets.HTML(f'<div class="nbp-heading">Arguments of <code>{name}</code></div>'), _grid(fields)]
 
     def _label_of(self, parameter: Parameter) -> str:
@@ -320,7 +319,7 @@ class PanelView:
             seed = f", seed {plan.seed}"
             summary = plan.summary if plan.config.seed is not None else plan.summary.removesuffix(seed)
             is_old = self._state.is_redefined
-            name = checks.name_of(self._state.function)
+            name = name_of(self._state.function)
             newer = f" {name} was defined again: run this cell again to launch the new version." if is_old else ""
             self._running.set_ready(f"{summary}.{newer}", is_ready=True, is_news=is_old)
         else:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.text import no_such_rank
+from notebook_launcher.rank_numbers import check_rank
 
 __all__ = ["selected_ranks"]
 
@@ -17,15 +17,16 @@ def selected_ranks(ranks: object, num_processes: int) -> tuple[int, ...] | None:
     """Return the ranks in order; None if they are all ranks.
 
     Raises:
-        ConfigError: An entry is not one of these ranks.
+        ConfigError: An entry names no rank.
+        NoSuchRankError: An entry is none of these ranks.
     """
     if ranks is None or ranks == "all":
         return None
     chosen = sorted(set(_numbers(ranks)))
     if not chosen:
         raise _unclear(ranks)
-    if missing := [rank for rank in chosen if rank not in range(num_processes)]:
-        raise ConfigError(f"ranks={ranks!r}: {no_such_rank(missing[0], num_processes, 'session')}.")
+    for rank in chosen:
+        check_rank(rank, num_processes, "session", typed=f"ranks={ranks!r}")
     return None if len(chosen) == num_processes else tuple(chosen)
 
 

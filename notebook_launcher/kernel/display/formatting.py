@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import re
 import sys
 import textwrap
 import traceback
@@ -14,10 +13,8 @@ from notebook_launcher.travel import cells
 if TYPE_CHECKING:
     from notebook_launcher.messages import ExceptionReport, Frame
 
-__all__ = ["SECRET", "format_report", "one_line", "one_line_of"]
+__all__ = ["format_report", "one_line", "one_line_of"]
 
-SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?)(_|$)", re.IGNORECASE)
-"""Names of variables and arguments whose values are kept out of files and notebooks."""
 BECAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
 

@@ -19,7 +19,7 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.display.output import RunOutput
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run.questions import Question, Questions
-from notebook_launcher.text import no_such_rank
+from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bo
 
     Raises:
         CallOrderError: No run has failed, or the rank keeps no frames; the message gives the reason.
+        NoSuchRankError: The session has no such rank.
     """
     if data is None or data.attempt is None or data.outcome is None:
         raise CallOrderError("session.debug() looks into a run that has failed, and this session has had no run yet.")
@@ -54,9 +55,7 @@ def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bo
         if rank is None:
             words = "was stopped" if data.outcome.error is not None else "has returned on every rank"
             raise CallOrderError(f"the last run, {data.name}, {words}: no rank is to blame for it.{others}")
-    num = data.plan.num_processes
-    if isinstance(rank, bool) or rank not in range(num):
-        raise CallOrderError(f"{no_such_rank(rank, num, 'session')}.")
+    check_rank(rank, data.plan.num_processes, "session")
     if rank not in kept:
         has_returned = rank in outcomes and outcomes[rank].returned is not None
         words = "returned" if has_returned else "died, and its frames with it"

@@ -19,6 +19,7 @@ from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.text import name_rank
+from notebook_launcher.tracebacks import without_locals
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -114,10 +115,12 @@ def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float, folder: P
     return RunOutcome(state="failed", results=results, error=error)
 
 
-def _rebuild(outcomes: list[RankOutcome], unpack: Callable[[int], Any]) -> tuple[dict[int, Any], dict[int, str]]:
+def _rebuild(
+    outcomes: list[RankOutcome], unpack: Callable[[int], Any]
+) -> tuple[dict[int, Any], dict[int, str | Exception]]:
     """Return the values by rank, and by rank the reason why its value could not travel."""
     values: dict[int, Any] = {}
-    unsent: dict[int, str] = {}
+    unsent: dict[int, str | Exception] = {}
     for outcome in outcomes:
         if outcome.returned is None or outcome.parcel_fd is None:
             if outcome.returned is not None:
@@ -127,7 +130,7 @@ def _rebuild(outcomes: list[RankOutcome], unpack: Callable[[int], Any]) -> tuple
         try:
             values[outcome.rank] = unpack(fd)
         except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
-            unsent[outcome.rank] = str(error)
+            unsent[outcome.rank] = without_locals(error)
     return values, unsent
 
 

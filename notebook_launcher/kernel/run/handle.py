@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
@@ -32,14 +33,14 @@ from notebook_launcher.kernel.run.commands import (
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.questions import Questions
 from notebook_launcher.kernel.run.thread import RunThread
+from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.settings.changes import check_change, read_wanted
-from notebook_launcher.text import no_such_rank
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.travel.rank_function import RankFunction
 from notebook_launcher.units import format_seconds, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from typing_extensions import Self
 
@@ -214,7 +215,7 @@ class Run(LiveRunReader, AnyRun):
         """Return everything that a rank has written to standard output and standard error so far.
 
         Raises:
-            LookupError: The run has no such rank.
+            NoSuchRankError: The run has no such rank.
         """
         return self._data.output.text_of(self._check_rank(rank))
 
@@ -223,10 +224,7 @@ class Run(LiveRunReader, AnyRun):
         return super().logs_since(self._check_rank(rank), position)
 
     def _check_rank(self, rank: int) -> int:
-        num = self._data.plan.num_processes
-        if rank not in range(num):
-            raise for_caller(LookupError(no_such_rank(rank, num)))
-        return rank
+        return check_rank(rank, self._data.plan.num_processes)
 
     def stacks(self) -> Stacks:
         """Return the stack of each rank: function, file, line, and which rank is missing from a collective.
@@ -268,18 +266,21 @@ class Run(LiveRunReader, AnyRun):
             ranks: The ranks to profile.
 
         Raises:
-            ValueError: The number of updates or a rank cannot be.
+            ValueError: The number of updates cannot be, or no rank is chosen.
+            NoSuchRankError: The run has no such rank.
             CallOrderError: The run is over, or ended meanwhile; no Accelerator has made an update in the run yet; a
                 profile is under way already; or the function itself uses `torch.profiler` at the time.
         """
         if isinstance(updates, bool) or not isinstance(updates, int) or not 1 <= updates <= MAX_PROFILED:
             msg = f"profile(updates={updates!r}): updates must be a whole number from 1 to {MAX_PROFILED}."
             raise for_caller(ValueError(msg))
-        num = self._data.plan.num_processes
-        chosen = tuple(dict.fromkeys(ranks))
-        if not chosen or any(rank not in range(num) for rank in chosen):
-            msg = f"profile(ranks={ranks!r}): ranks must list ranks of this run, from 0 to {num - 1}."
+        typed = f"profile(ranks={ranks!r})"
+        named = list(ranks) if isinstance(ranks, Iterable) else []
+        if not named:
+            msg = f"{typed}: ranks must be a list of one or more ranks. Write ranks=[0]."
             raise for_caller(ValueError(msg))
+        num = self._data.plan.num_processes
+        chosen = tuple(dict.fromkeys(check_rank(rank, num, typed=typed) for rank in named))
         self._check_goes_on("there is nothing left to profile")
         answer = self._ask(ProfileCommand(updates, chosen))
         if isinstance(answer, str):

@@ -192,12 +192,18 @@ class RunLoop:
                 return
             case FromRank(rank, messages.DebugEnded(), _) | RankLost(messages.RankExited(rank=rank)):
                 attempt.end_debugging(rank)
+            case FromRank(_, messages.CallStarted() | messages.Returned() | messages.Raised(), _):
+                pass  # `Attempt.fold` takes them.
             case FromRank(rank, record, _):
                 self._show_or_note(rank, record, attempt)
         attempt.fold(event)
 
     def _show_or_note(self, rank: int, record: object, attempt: Attempt) -> None:
-        """Show, pass on or note a record of a rank; `Attempt.fold` takes the records about the call itself."""
+        """Show, pass on or note a record of a rank that is not about the call itself.
+
+        Raises:
+            TypeError: The record is unknown, which is a fault of this package.
+        """
         data = self._data
         match record:
             case messages.Display() | messages.ClearOutput():
@@ -219,6 +225,8 @@ class RunLoop:
                 self._profiles.note(record)
             case messages.Unreadable(reason=reason):
                 data.output.notice(f"rank {rank} sent a record that the kernel could not unpickle ({reason})", "stderr")
+            case _:
+                raise TypeError(f"the kernel got an unknown message from rank {rank}: {record!r}")
 
     def _note_change(self, record: messages.Changed, attempt: Attempt) -> None:
         self._data.live.note_change(record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notebook_launcher import ConfigError
+from notebook_launcher import ConfigError, NoSuchRankError
 from notebook_launcher.kernel.cells.rank_selection import selected_ranks
 
 
@@ -29,7 +29,7 @@ def test_ranks_are_found_in_every_form(named: object, ranks: tuple[int, ...] | N
 
 @pytest.mark.parametrize("named", [4, "0,4", [-1, 4]])
 def test_rank_that_does_not_exist_is_refused_with_those_that_do(named: object) -> None:
-    with pytest.raises(ConfigError, match=r"there is no rank (4|-1): this session has 4 ranks, 0 to 3\."):
+    with pytest.raises(NoSuchRankError, match=r"there is no rank (4|-1): this session has 4 ranks, 0 to 3\."):
         selected_ranks(named, 4)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator, launch, messages, report, tunable
-from notebook_launcher.errors import CallOrderError
+from notebook_launcher.errors import CallOrderError, NoSuchRankError
 from notebook_launcher.kernel.inspection.profiles import Profile
 from notebook_launcher.training.recording import update_profile
 from notebook_launcher.training.recording.profiler_lines import without_profiler_lines
@@ -121,9 +121,14 @@ def test_run_without_an_update_has_nothing_to_profile() -> None:
     for updates in (0, 101, 2.0, True):
         with pytest.raises(ValueError, match="updates must be a whole number from 1 to 100"):
             run.profile(updates)  # type: ignore[arg-type]
-    for ranks in ((), (1,), (-1,)):
-        with pytest.raises(ValueError, match="ranks must list ranks of this run, from 0 to 0"):
+    for ranks in ((1,), (-1,), (0, True)):
+        with pytest.raises(
+            NoSuchRankError, match=r"profile\(ranks=.*\): there is no rank .*: this run has rank 0 alone"
+        ):
             run.profile(1, ranks=ranks)
+    for nothing in ((), 0):
+        with pytest.raises(ValueError, match=r"profile\(ranks=.*\): ranks must be a list of .* ranks=\[0\]"):
+            run.profile(1, ranks=nothing)  # type: ignore[arg-type]
     run.stop()
 
 
