@@ -118,7 +118,7 @@ class RankContext:
     """The launch's settings of training."""
     send: Callable[[object], None]
     board: mmap.mmap | bytearray
-    """The page that the kernel and the ranks of this machine map; `board_layout` lists its bytes."""
+    """The memory that the kernel and the ranks of this machine map; `board_layout` lists its bytes."""
     rendezvous: RankRendezvous
     num_nodes: int = 1
     """Number of machines that hold ranks; each has a board of its own."""

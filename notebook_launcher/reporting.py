@@ -105,7 +105,7 @@ def _send_pictures(rank: RankContext, pictures: Mapping[str, tuple[str, bytes]],
 
     now = time.monotonic()
     for name, (mime, data) in pictures.items():
-        rank.send(messages.Picture(time=now, step=step, name=name, mime=mime, data=data))
+        rank.send(messages.ReportedPicture(time=now, step=step, name=name, mime=mime, data=data))
 
 
 def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = None) -> None:
@@ -114,7 +114,7 @@ def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = N
     if rank is not None:
         from notebook_launcher import messages
 
-        picture = messages.Picture(time=time.monotonic(), step=step, name=name, mime="text/csv", data=to_csv())
+        picture = messages.ReportedPicture(time=time.monotonic(), step=step, name=name, mime="text/csv", data=to_csv())
         rank.send(picture)
         step_boundary()
 

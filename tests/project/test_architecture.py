@@ -401,7 +401,7 @@ def test_imports_follow_the_layers():
         ("history.recorder", "from notebook_launcher.drawing import tables"),
         ("archive.recorded", "def f():\n    from notebook_launcher.kernel.run.handle import Run"),
         ("drawing.curves", "import numpy"),
-        ("drawing.page", "from notebook_launcher.kernel.run.handle import Run"),
+        ("drawing.run_picture", "from notebook_launcher.kernel.run.handle import Run"),
         ("messages", "from notebook_launcher.kernel import run"),
         ("config", "try:\n    import yaml\nexcept ImportError:\n    pass"),
         ("widgets.panel", "import widgets.monitor"),

@@ -184,7 +184,9 @@ class RunLoop:
                 self._recorder.note()
             # Before all other records, and past `Attempt.fold`: a thousand ranks send tens of thousands per second.
             case FromRank(
-                rank, messages.Metrics() | messages.Picture() | messages.Progress() | messages.Phases() as record, _
+                rank,
+                messages.Metrics() | messages.ReportedPicture() | messages.Progress() | messages.Phases() as record,
+                _,
             ):
                 self._data.live.fold(rank, record)
                 self._has_live = True

@@ -10,8 +10,8 @@ ranks hang or end in gloo's abort. Three things give it away, without a collecti
   same mode write nothing.
 - A peer has another number of forwards or optimizer steps behind it: rank 0 repeats its first micro-batch while its
   peer, after an update, begins the second. `forward_marks.py` compares the numbers, on one machine.
-- A peer waits already in a call that all ranks make, such as `save_model`. Each rank marks on the launcher's page that
-  it waits, so looking takes nanoseconds. A peer that comes there later prints its notice after 10 s instead.
+- A peer waits already in a call that all ranks make, such as `save_model`. Each rank marks on the board that it
+  waits, so looking takes nanoseconds. A peer that comes there later prints its notice after 10 s instead.
 
 All hold only for a forward that gathers: units that kept their parameters after the last one are left out.
 """
