@@ -262,7 +262,7 @@ class RunCall:
     """The ranks whose widgets the cell shows; widgets of other ranks are shown as text."""
     comm_messages: tuple[CommMessage, ...] = ()
     """Messages of the page to widgets of these ranks, to be handled before the function is called."""
-    is_aside: bool = False
+    keeps_failure: bool = False
     """True if the ranks keep what the last call left for the debugger."""
 
 

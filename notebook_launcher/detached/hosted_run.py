@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.detached import door
+from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.ending import KeptParcels, write_ending
 from notebook_launcher.detached.host_questions import HostQuestions
@@ -102,8 +102,8 @@ class HostedRun:
 
     def _open_door(self, folder: Path) -> None:
         self.folder = self._kept.folder = folder
-        self._clients = Clients(door.listen(folder), self._answer)
-        self._doorway = door.Doorway(folder)
+        self._clients = Clients(host_socket.listen(folder), self._answer)
+        self._socket_watch = host_socket.SocketWatch(folder)
 
     def serve(self) -> None:
         """Begin to serve clients."""
@@ -111,8 +111,8 @@ class HostedRun:
 
     def conclude(self) -> None:
         """Wait for the end of the run, and keep its ending. Stop the run if its folder is deleted meanwhile."""
-        while not self.run.wait(self._doorway.LOOK_EVERY):
-            if self._doorway.is_gone:
+        while not self.run.wait(self._socket_watch.LOOK_EVERY):
+            if self._socket_watch.is_gone:
                 # No client could stop the run any more, and its results would have no place.
                 self._journal.text("stderr", f"{self.folder} was deleted, so the run is stopped\n")
                 self.run.stop()
@@ -133,7 +133,7 @@ class HostedRun:
     def close(self) -> None:
         """Remove the socket."""
         (self.folder / SOCKET).unlink(missing_ok=True)
-        self._doorway.close()
+        self._socket_watch.close()
         self._clients.close()
 
     def release(self) -> None:

@@ -389,7 +389,7 @@ def test_imports_follow_the_layers():
         ("kernel.origin", "from notebook_launcher.exporting.exporter import export"),
         ("exporting.exporter", "def f():\n    from notebook_launcher.engines.starting import start"),
         ("archive.listing", "def f():\n    from notebook_launcher.detached.attached_run import AttachedRun"),
-        ("kernel.run.thread", "from notebook_launcher.detached import door"),
+        ("kernel.run.thread", "from notebook_launcher.detached import host_socket"),
         ("detached.host", "def f():\n    import torch"),
         ("diagnosis.trial", "from notebook_launcher.engines.tree import Tree"),
         ("gpu_check.launches", "from notebook_launcher.kernel.launch import launch"),

@@ -248,7 +248,7 @@ class RunLoop:
             attempt.tree.send(rank, reply)
             return
         self._data.asking.add(rank)
-        attempt.hold_clock(held=True)
+        attempt.hold_clock()
         self._data.output.publish(force=True)
         self._hosting.questions.put(Question(rank, request, attempt.call_id))
 
@@ -288,4 +288,5 @@ class RunLoop:
             return  # The rank that asked has been started again since.
         attempt.tree.send(answer.rank, answer.reply)
         self._data.asking.discard(answer.rank)
-        attempt.hold_clock(held=bool(self._data.asking))
+        if not self._data.asking:
+            attempt.release_clock()

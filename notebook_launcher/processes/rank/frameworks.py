@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["install"]
+__all__ = ["patch_when_imported"]
 
 
-def install() -> None:
+def patch_when_imported() -> None:
     """Make the changes, once the libraries are imported, in a rank or in a process from which ranks are forked."""
     fabric = {f"{package}.utilities.distributed": _patch_fabric for package in ("lightning_fabric", "lightning.fabric")}
     after_import({"accelerate.state": _patch_accelerate, "torch.multiprocessing": _patch_spawn, **fabric})

@@ -52,7 +52,8 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
     rank_process.reset_signals()
     rank_process.redirect_output(start)
     if start.setup.start_method == "spawn":
-        rendezvous.install()  # Forked ranks inherit torch and this change to torch from their parent.
+        # Forked ranks inherit torch and this change to torch from their parent.
+        rendezvous.replace_init_process_group()
     else:
         inherited.forget(start.setup.start_method)
     rank = _Rank(start, inherited_call)
@@ -95,11 +96,11 @@ class _Rank:
                 next_change=self._inbox.next_change,
             )
         )
-        self._widgets = frontend.install(
+        self._widgets = frontend.connect(
             start.rank, self._channel.send_and_wait, self._inbox.ask, send_soon=self._channel.send
         )
         if start.setup.start_method != "forkserver":  # Its forks have inherited the changes.
-            frameworks.install()
+            frameworks.patch_when_imported()
 
     def serve(self) -> None:
         stacks = anonymous_file("stacks")
@@ -136,7 +137,7 @@ class _Rank:
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
         self._widgets.begin_call(call.widget_ranks)
         stage = _Stage()
-        if not call.is_aside:
+        if not call.keeps_failure:
             self._forget_failure()
         context.begin_call(call.call_id, call.checkpoints)
         # Set for each call, because the user's code may have set another handler in an earlier call.

@@ -315,11 +315,11 @@ def test_run_that_takes_too_long_is_stopped_and_looked_at_first(clock: Clock) ->
 
 def test_clock_of_the_time_limit_stands_still_while_input_or_a_pause_holds_the_ranks(clock: Clock) -> None:
     call = Call(clock, deadline=clock.now + 10).start()
-    call.attempt.hold_clock(held=True)
+    call.attempt.hold_clock()
     clock.now += 100
     assert call.attempt.next_deadline() is None
     call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="pause", values={}))
-    call.attempt.hold_clock(held=False)  # The input is answered, and the pause goes on.
+    call.attempt.release_clock()  # The input is answered, and the pause goes on.
     assert call.act(100) == []
     call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="resume", values={}))
     assert call.attempt.next_deadline() == clock.now + 10

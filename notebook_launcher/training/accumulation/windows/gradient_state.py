@@ -76,7 +76,7 @@ class GradientState:
             rules: The differences from Accelerate.
             on_next: Called when an outermost loop over a prepared loader asks for its next batch.
         """
-        self.adopt(plugin)
+        self.use_plugin(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
         self.active_loaders = ActiveLoaders(self, on_next=on_next, follows_draws=rules.guards)
@@ -102,7 +102,7 @@ class GradientState:
         self.loaded: dict[int, dict[str, Any]] = {}
         """Windows of a checkpoint whose models have not been used since, by their numbers."""
 
-    def adopt(self, plugin: GradientAccumulationPlugin) -> None:
+    def use_plugin(self, plugin: GradientAccumulationPlugin) -> None:
         """Take over the settings of a plugin; a window that is open keeps its number of micro-batches."""
         self.plugin = plugin
         # An Accelerator has resolved the number; a plugin that `compat`'s GradientState was given may have none.
