@@ -56,15 +56,15 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
         rendezvous.replace_init_process_group()
     else:
         inherited.forget(start.setup.start_method)
-    rank = _Rank(start, inherited_call)
+    process = _RankProcess(start, inherited_call)
     try:
-        rank.serve()
+        process.serve()
     except KeyboardInterrupt:
         return 130
     return rank_process.leave()
 
 
-class _Rank:
+class _RankProcess:
     def __init__(self, start: RankStart, inherited_call: travel.FunctionCall | None) -> None:
         self._number = start.rank
         self._setup = start.setup

@@ -294,14 +294,14 @@ def _replacement(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        from notebook_launcher import context
+        from notebook_launcher.context import current
 
-        rank = context.current()
+        context = current()
         # A data-loader worker or another child process of a rank is not the rank.
-        if rank is None or rank.pid != os.getpid():
+        if context is None or context.pid != os.getpid():
             original(*args, **kwargs)
         else:
-            rank.rendezvous.init_process_group(original, dict(signature.bind(*args, **kwargs).arguments))
+            context.rendezvous.init_process_group(original, dict(signature.bind(*args, **kwargs).arguments))
 
     init_process_group.notebook_launcher_original = original  # type: ignore[attr-defined]
     return init_process_group

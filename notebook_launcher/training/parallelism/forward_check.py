@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from notebook_launcher import context
+from notebook_launcher.context import current
 from notebook_launcher.training.parallelism.forward_marks import ForwardMarks
 from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
 from notebook_launcher.training.rank_check.bulletin import Bulletin
@@ -128,8 +128,8 @@ class _ForwardCheck:
         return "with gradients inside accumulate()" if self._is_in_block() else "with gradients"
 
     def _refuse_while_peers_wait(self, model: torch.nn.Module) -> None:
-        rank = context.current()
-        waiting = [] if rank is None else [peer for peer in rank.waiting_peers() if peer in self._peers]
+        context = current()
+        waiting = [] if context is None else [peer for peer in context.waiting_peers() if peer in self._peers]
         if waiting and (ahead := find_ahead(waiting)):
             raise RuntimeError(_explain_wait(_name(model), ahead))
 

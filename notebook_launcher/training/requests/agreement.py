@@ -69,14 +69,14 @@ class BoardSlot:
 class StoreSlot:
     """Slot for ranks of several machines: a number in the store, for each call another. Each look asks the store."""
 
-    def __init__(self, rank: RankContext, name: str) -> None:
+    def __init__(self, context: RankContext, name: str) -> None:
         """Begin before the first update.
 
         Args:
-            rank: This rank.
+            context: This rank.
             name: The kind of request.
         """
-        self._rank = rank
+        self._context = context
         self._name = name
 
     def read(self) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class StoreSlot:
 
     def _add(self, number: int) -> int:
         # The only operation of a store that does not wait for the key, and returns once the store has carried it out.
-        return self._rank.rendezvous.store.add(f"call-{self._rank.call_id}/{self._name}", number)
+        return self._context.rendezvous.store.add(f"call-{self._context.call_id}/{self._name}", number)
 
 
 class QueuedWork(Protocol):
