@@ -83,7 +83,7 @@ class HostedRun:
         thread = RunThread(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
         thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
         self._questions.connect(thread.command, thread.waits_for)
-        self._open_door(thread.make_folder())
+        self._open_socket(thread.make_folder())
         thread.begin()
         self.run = Run(thread)
 
@@ -100,7 +100,7 @@ class HostedRun:
             logs_at="attach({id!r}).logs(rank)",
         )
 
-    def _open_door(self, folder: Path) -> None:
+    def _open_socket(self, folder: Path) -> None:
         self.folder = self._kept.folder = folder
         self._clients = Clients(host_socket.listen(folder), self._answer)
         self._socket_watch = host_socket.SocketWatch(folder)
