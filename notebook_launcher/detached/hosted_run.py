@@ -22,6 +22,7 @@ from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.origin import Origin, describe_environment
 from notebook_launcher.kernel.outgoing_call import OutgoingCall
+from notebook_launcher.kernel.run.any_run import attributes_of_runs, methods_of_runs
 from notebook_launcher.kernel.run.handle import Run
 from notebook_launcher.kernel.run.thread import RunThread
 
@@ -38,12 +39,13 @@ __all__ = ["HostedRun"]
 GOODBYE = 5.0
 """Seconds after the end of the run for which clients may fetch the rest of its output. Its ending is in the folder."""
 
-METHODS = frozenset(
-    {"edit", "log_order", "logs", "logs_since", "metrics_since", "pause", "pictures_since", "profile", "resume"}
-    | {"sample", "save", "set", "set_from_page", "snapshot", "stacks", "stop"}
-)
+OWN_METHODS = frozenset({"add_done_callback", "exception", "result", "wait", "wait_in_cell"})
+"""Methods by which a client waits for a run, without a call in the host."""
+OWN_ATTRIBUTES = frozenset({"id", "name", "seed", "state"})
+"""Attributes that a client has from the run's folder, or from a snapshot."""
+METHODS = methods_of_runs() - OWN_METHODS
 """Methods of the run that a client may call, by name."""
-ATTRIBUTES = frozenset({"changes", "config", "metrics", "notes", "phases", "pictures", "ranks", "tags"})
+ATTRIBUTES = attributes_of_runs() - OWN_ATTRIBUTES
 """Attributes of the run that a client may read, by name."""
 
 
