@@ -19,8 +19,9 @@ import time
 import types
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import board_layout, context, messages, travel
+from notebook_launcher import board_layout, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
+from notebook_launcher.context import RankContext, begin_call, current, enter
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.failures.kept_failure import KeptFailure
@@ -83,8 +84,8 @@ class _RankProcess:
             sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ.update(torchrun_environment(start.setup, start.rank))
         board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
-        context.enter(
-            context.RankContext(
+        enter(
+            RankContext(
                 rank=start.rank,
                 num_processes=start.setup.num_processes,
                 pid=os.getpid(),
@@ -139,7 +140,7 @@ class _RankProcess:
         stage = _Stage()
         if not call.keeps_failure:
             self._forget_failure()
-        context.begin_call(call.call_id, call.checkpoints)
+        begin_call(call.call_id, call.checkpoints)
         # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._forget_edited_modules()
@@ -319,14 +320,14 @@ def _pack(value: Any) -> tuple[int | None, str]:
 
 def _end_training_records() -> None:
     """Send the rest of the phases' times, and end a profile that is under way."""
-    rank = context.current()
-    if rank is None:
+    context = current()
+    if context is None:
         return
     with contextlib.suppress(OSError):  # The kernel is gone.
-        if rank.clock is not None:
-            rank.clock.flush()
-        if rank.safepoint is not None:
-            rank.safepoint.close()
+        if context.clock is not None:
+            context.clock.flush()
+        if context.safepoint is not None:
+            context.safepoint.close()
 
 
 def _peak_rss() -> int:
