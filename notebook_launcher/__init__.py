@@ -139,14 +139,14 @@ def load_ipython_extension(shell: Any) -> None:
     from notebook_launcher.kernel.cells import magics
     from notebook_launcher.kernel.session import Session
 
-    magics.install(shell, Session)
+    magics.register(shell, Session)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Remove the magics, and end the ranks that `%ranks` started."""
     from notebook_launcher.kernel.cells import magics
 
-    magics.uninstall(shell)
+    magics.unregister(shell)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The layout of the board: two pages of memory that the kernel and all ranks map.
+"""The layout of the board: 8 kB of memory that the kernel and all ranks map.
 
 A rank looks at it at every step, which must cost nanoseconds. `engines/board.py` is the kernel's end.
 """

@@ -109,7 +109,7 @@ class RankRendezvous(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class RankContext:
-    """The rank that this process is."""
+    """The rank that this process is, its means to reach the launcher, and its state in the present call."""
 
     rank: int
     num_processes: int
@@ -118,7 +118,7 @@ class RankContext:
     """The launch's settings of training."""
     send: Callable[[object], None]
     board: mmap.mmap | bytearray
-    """The page that the kernel and the ranks of this machine map; `board_layout` lists its bytes."""
+    """The memory that the kernel and the ranks of this machine map; `board_layout` lists its bytes."""
     rendezvous: RankRendezvous
     num_nodes: int = 1
     """Number of machines that hold ranks; each has a board of its own."""
@@ -185,14 +185,14 @@ def setting(name: SettingName) -> Any:
 
 def note_checkpoint(folder: str, *, is_writer: bool) -> None:
     """Note that all ranks have saved a checkpoint, for a call after a failure; `is_writer`: this rank published it."""
-    rank = _Current.context
-    if rank is None or rank.checkpoints is None:
+    context = _Current.context
+    if context is None or context.checkpoints is None:
         return
-    rank.checkpoints.append(folder)
+    context.checkpoints.append(folder)
     if is_writer:
         from notebook_launcher.messages import CheckpointSaved
 
-        rank.send(CheckpointSaved(folder=folder))
+        context.send(CheckpointSaved(folder=folder))
 
 
 def saved_checkpoints() -> tuple[str, ...] | None:
@@ -223,17 +223,17 @@ def call_id() -> int:
 
 
 def current() -> RankContext | None:
-    """Return the rank that this process, or the rank that forked it, is; None outside a run."""
+    """Return the context of the rank that this process, or the rank that forked it, is; None outside a run."""
     return _Current.context
 
 
 def notify(text: str) -> None:
     """Show a line in the cell, once for all ranks: rank 0 of a run sends it, and nothing else does."""
-    rank = _Current.context
-    if rank is not None and rank.rank == 0:
+    context = _Current.context
+    if context is not None and context.rank == 0:
         from notebook_launcher.messages import Notice  # here, because they take a third of the time of importing this
 
-        rank.send(Notice(text=text))
+        context.send(Notice(text=text))
 
 
 @contextlib.contextmanager

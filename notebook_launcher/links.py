@@ -2,7 +2,7 @@
 
 Every record is a pickle after its length, and unpickling can run any code. So both ends are of one user: an agent is a
 program that the kernel started, and a host and its client ask the system for the other end's user before the first
-record (`detached/door.py`).
+record (`detached/host_socket.py`).
 """
 
 from __future__ import annotations

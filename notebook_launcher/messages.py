@@ -9,8 +9,8 @@ pair that the kernel made (`channel.py`); descriptors travel beside the record:
     kernel -> rank           RunCall, LeaveGroup, InputReply, Change, DebugFailure, ForgetFailure,
                              CommMessage, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
-                             InputRequest, Metrics, Picture, Progress, Phases, Notice, CheckpointSaved, Offered,
-                             Changed, CommMessage, CommHandled, Profiled, DebugEnded
+                             InputRequest, Metrics, ReportedPicture, Progress, Phases, Notice, CheckpointSaved,
+                             Offered, Changed, CommMessage, CommHandled, Profiled, DebugEnded
 
 A rank's standard output and error are pipes, not records. So output of C code, and the last lines before
 a crash, arrive in the same way as `print`.
@@ -54,7 +54,6 @@ __all__ = [
     "Notice",
     "Offered",
     "Phases",
-    "Picture",
     "Place",
     "ProfileOrder",
     "Profiled",
@@ -64,6 +63,7 @@ __all__ = [
     "RankNotStarted",
     "RankReady",
     "RankStarted",
+    "ReportedPicture",
     "Returned",
     "RunCall",
     "Setup",
@@ -262,7 +262,7 @@ class RunCall:
     """The ranks whose widgets the cell shows; widgets of other ranks are shown as text."""
     comm_messages: tuple[CommMessage, ...] = ()
     """Messages of the page to widgets of these ranks, to be handled before the function is called."""
-    is_aside: bool = False
+    keeps_failure: bool = False
     """True if the ranks keep what the last call left for the debugger."""
 
 
@@ -467,7 +467,7 @@ class Metrics:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class ReportedPicture:
     """An image or histogram among the arguments of `report(...)`, or a table of `accelerator.log_table(...)`."""
 
     time: float

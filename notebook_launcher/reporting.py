@@ -57,25 +57,25 @@ def report(*, step: int | None = None, **metrics: Any) -> None:
 
 def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
     """Report a mapping, in which a metric may have any name, `"step"` too."""
-    rank = current()
+    context = current()
     drawn = {name: picture for name, value in values.items() if (picture := _picture(value)) is not None}
     numbers = {name: _number(name, value) for name, value in values.items() if name not in drawn}
     step = None if step is None else _integer(step)
-    if rank is None:
+    if context is None:
         return
     from notebook_launcher import messages  # here, because they take a third of the time of importing this module
 
-    _send_pictures(rank, drawn, step)
+    _send_pictures(context, drawn, step)
     if numbers or not drawn:
-        rank.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
+        context.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
     step_boundary()
 
 
 def report_pictures(pictures: Mapping[str, tuple[str, bytes]], *, step: int | None = None) -> None:
     """Send pictures of `encode_pictures` to the run, if there is one."""
-    rank = current()
-    if rank is not None:
-        _send_pictures(rank, pictures, step)
+    context = current()
+    if context is not None:
+        _send_pictures(context, pictures, step)
         step_boundary()
 
 
@@ -101,22 +101,22 @@ def encode_pictures(values: Mapping[str, Any], *, call: str) -> dict[str, tuple[
     return encoded
 
 
-def _send_pictures(rank: RankContext, pictures: Mapping[str, tuple[str, bytes]], step: int | None) -> None:
+def _send_pictures(context: RankContext, pictures: Mapping[str, tuple[str, bytes]], step: int | None) -> None:
     from notebook_launcher import messages
 
     now = time.monotonic()
     for name, (mime, data) in pictures.items():
-        rank.send(messages.Picture(time=now, step=step, name=name, mime=mime, data=data))
+        context.send(messages.ReportedPicture(time=now, step=step, name=name, mime=mime, data=data))
 
 
 def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = None) -> None:
     """Send a table to the run, if there is one; `to_csv` returns it."""
-    rank = current()
-    if rank is not None:
+    context = current()
+    if context is not None:
         from notebook_launcher import messages
 
-        picture = messages.Picture(time=time.monotonic(), step=step, name=name, mime="text/csv", data=to_csv())
-        rank.send(picture)
+        picture = messages.ReportedPicture(time=time.monotonic(), step=step, name=name, mime="text/csv", data=to_csv())
+        context.send(picture)
         step_boundary()
 
 
@@ -177,8 +177,8 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
     Raises:
         KeyboardInterrupt: The run was asked to stop, between two items.
     """
-    rank = current()
-    if rank is None:
+    context = current()
+    if context is None:
         yield from iterable
         return
     from notebook_launcher import messages
@@ -186,19 +186,19 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
     if total is None:
         total = _length(iterable)
     last = -PROGRESS_INTERVAL
-    rank.num_loops += 1
-    loop = rank.num_loops
+    context.num_loops += 1
+    loop = context.num_loops
     for done, item in enumerate(iterable, 1):
         step_boundary()
-        items = rank.num_items
+        items = context.num_items
         yield item
-        if rank.num_items == items:
-            rank.num_items += 1  # Otherwise an inner loop has counted.
+        if context.num_items == items:
+            context.num_items += 1  # Otherwise an inner loop has counted.
         now = time.monotonic()
         if now - last >= PROGRESS_INTERVAL or done == total:
-            rank.send(
+            context.send(
                 messages.Progress(
-                    time=now, done=done, total=total, description=description, loops=loop, items=rank.num_items
+                    time=now, done=done, total=total, description=description, loops=loop, items=context.num_items
                 )
             )
             last = now
@@ -231,16 +231,16 @@ def tunable(name: str, default: float) -> float:
             else ""
         )
         raise ValueError(f"tunable({name!r}): the name must be a keyword for run.set, such as temperature{taken}.")
-    rank = current()
-    if rank is None:
+    context = current()
+    if context is None:
         return default
-    if name not in rank.tunables:
-        rank.tunables[name] = default
-        if rank.pid == os.getpid():
+    if name not in context.tunables:
+        context.tunables[name] = default
+        if context.pid == os.getpid():
             from notebook_launcher import messages
 
-            rank.send(messages.Offered(name=name, value=default))
-    return rank.tunables[name]
+            context.send(messages.Offered(name=name, value=default))
+    return context.tunables[name]
 
 
 def progress(done: int, total: int | None = None, description: str = "") -> None:
@@ -254,24 +254,24 @@ def progress(done: int, total: int | None = None, description: str = "") -> None
     Raises:
         KeyboardInterrupt: The run was asked to stop, between two items.
     """
-    rank = current()
-    if rank is None:
+    context = current()
+    if context is None:
         return
-    rank.num_loops += done == 1
-    rank.num_items += 1
+    context.num_loops += done == 1
+    context.num_items += 1
     now = time.monotonic()
-    if now - rank.last_progress >= PROGRESS_INTERVAL or done == total:
+    if now - context.last_progress >= PROGRESS_INTERVAL or done == total:
         from notebook_launcher import messages
 
-        rank.last_progress = now
-        rank.send(
+        context.last_progress = now
+        context.send(
             messages.Progress(
                 time=now,
                 done=done,
                 total=total,
                 description=description,
-                loops=rank.num_loops,
-                items=rank.num_items,
+                loops=context.num_loops,
+                items=context.num_items,
             )
         )
     step_boundary()

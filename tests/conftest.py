@@ -35,9 +35,9 @@ __all__ = [
     "marked_session",
     "module_kernel",
     "no_loop_left",
+    "own_runs_folder",
     "own_temporary_files",
     "pytest_collection_modifyitems",
-    "runs_aside",
 ]
 
 
@@ -60,7 +60,7 @@ def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.fixture(autouse=True, scope="session")
-def runs_aside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the runs of the tests, and of the kernels that they start, out of the user's folder of runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("runs")))

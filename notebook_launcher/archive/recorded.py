@@ -64,7 +64,7 @@ class RecordedRun:
         return f"<RecordedRun {run.id} on {ranks}: {run.state}, {format_seconds(run.seconds)}>"
 
     def _repr_html_(self) -> str:
-        from notebook_launcher.drawing.page import static_html
+        from notebook_launcher.drawing.run_picture import static_html
 
         snapshot = self.snapshot()
         curves = Curves()
@@ -87,8 +87,8 @@ class RecordedRun:
         Raises:
             ConfigError: There is no such axis, or the run reported no epochs.
         """
-        from notebook_launcher.drawing.page import static_svg
         from notebook_launcher.drawing.plots import PlotOptions
+        from notebook_launcher.drawing.run_picture import static_svg
 
         curves = Curves()
         curves.fold(self.metrics)

@@ -100,7 +100,7 @@ def _chosen(options: argparse.Namespace) -> RunList:
 
 def _show(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.opening import open_run
-    from notebook_launcher.drawing.page import static_text
+    from notebook_launcher.drawing.run_picture import static_text
     from notebook_launcher.drawing.sections import plain_settings
     from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.history.curves import Curves

@@ -106,7 +106,7 @@ class GradientState(_GradientState):
             super().__init__(gradient_accumulation_plugin or GradientAccumulationPlugin(), ACCELERATE, on_next)
             return
         if gradient_accumulation_plugin is not None:
-            self.adopt(gradient_accumulation_plugin)
+            self.use_plugin(gradient_accumulation_plugin)
         if on_next is not None:
             self.active_loaders.replace_on_next(on_next)
 

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.detached.door import HostConnection
+from notebook_launcher.detached.host_socket import HostConnection
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET

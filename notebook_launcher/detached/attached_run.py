@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.detached.attached_output import AttachedOutput, follow
 from notebook_launcher.detached.attached_questions import AttachedQuestions
-from notebook_launcher.detached.door import HostConnection
 from notebook_launcher.detached.ending import read_ending
+from notebook_launcher.detached.host_socket import HostConnection
 from notebook_launcher.errors import CallOrderError, RankFailedError
 from notebook_launcher.kernel import views
 from notebook_launcher.kernel.failures import failure_display

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import travel
 from notebook_launcher.detached.attached_call import AttachedCall
 from notebook_launcher.detached.attached_debugger import AttachedDebugger
-from notebook_launcher.detached.door import HostConnection
+from notebook_launcher.detached.host_socket import HostConnection
 from notebook_launcher.detached.requests import Begin
 from notebook_launcher.detached.session_folders import name_of
 from notebook_launcher.errors import CallOrderError

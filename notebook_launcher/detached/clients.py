@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.detached import door
+from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.requests import Answered, RequestRefused
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Caller:
     @property
     def pid(self) -> int:
         """Its process number."""
-        return door.peer_of(self._sock)[0]
+        return host_socket.peer_of(self._sock)[0]
 
     def take_descriptor(self) -> int:
         """Ask for the descriptor that belongs to the request, and return it; raises OSError if the client is gone."""
@@ -93,7 +93,7 @@ class Clients:
         try:
             with client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEVAL.pack(int(SLOW), 0))
-                link = door.greet(client)
+                link = host_socket.greet(client)
                 caller = Caller(client, link)
                 while True:
                     link.send(self._answer_to(link.receive(), caller))

@@ -21,7 +21,7 @@ from notebook_launcher.detached.hosted_run import HostedRun
 from notebook_launcher.detached.preemption import on_preemption
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_host import SessionHost
-from notebook_launcher.engines.this_machine import adopt, cool_down
+from notebook_launcher.engines.this_machine import cool_down, take_over_server
 from notebook_launcher.kernel.call_scope import CallScope
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.processes import boot
@@ -63,7 +63,7 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
     if received is None:  # The kernel was interrupted.
         os._exit(0)
     order, fds = received
-    adopt(server, server_pid, order.surroundings.environ)
+    take_over_server(server, server_pid, order.surroundings.environ)
     host = None
     try:
         boot.enter_kernel_surroundings(order.surroundings)
@@ -89,7 +89,7 @@ class _RunHost:
     """The host of one run."""
 
     def __init__(self, order: HostOrder, parcel_fd: int) -> None:
-        cells.install_places(order.places)
+        cells.keep_places(order.places)
         scope = CallScope(name=order.name, arguments=order.arguments)
         parcel = AnonymousFile.of(parcel_fd)
         self._hosted = HostedRun(Ranks(order.plan, many_calls=False), scope, parcel, order.source, order.environment)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.detached import door
+from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.ending import KeptParcels, write_ending
 from notebook_launcher.detached.host_questions import HostQuestions
@@ -22,6 +22,7 @@ from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.origin import Origin, describe_environment
 from notebook_launcher.kernel.outgoing_call import OutgoingCall
+from notebook_launcher.kernel.run.any_run import attributes_of_runs, methods_of_runs
 from notebook_launcher.kernel.run.handle import Run
 from notebook_launcher.kernel.run.thread import RunThread
 
@@ -38,12 +39,13 @@ __all__ = ["HostedRun"]
 GOODBYE = 5.0
 """Seconds after the end of the run for which clients may fetch the rest of its output. Its ending is in the folder."""
 
-METHODS = frozenset(
-    {"edit", "log_order", "logs", "logs_since", "metrics_since", "pause", "pictures_since", "profile", "resume"}
-    | {"sample", "save", "set", "set_from_page", "snapshot", "stacks", "stop"}
-)
+OWN_METHODS = frozenset({"add_done_callback", "exception", "result", "wait", "wait_in_cell"})
+"""Methods by which a client waits for a run, without a call in the host."""
+OWN_ATTRIBUTES = frozenset({"id", "name", "seed", "state"})
+"""Attributes that a client has from the run's folder, or from a snapshot."""
+METHODS = methods_of_runs() - OWN_METHODS
 """Methods of the run that a client may call, by name."""
-ATTRIBUTES = frozenset({"changes", "config", "metrics", "notes", "phases", "pictures", "ranks", "tags"})
+ATTRIBUTES = attributes_of_runs() - OWN_ATTRIBUTES
 """Attributes of the run that a client may read, by name."""
 
 
@@ -83,7 +85,7 @@ class HostedRun:
         thread = RunThread(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
         thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
         self._questions.connect(thread.command, thread.waits_for)
-        self._open_door(thread.make_folder())
+        self._open_socket(thread.make_folder())
         thread.begin()
         self.run = Run(thread)
 
@@ -100,10 +102,10 @@ class HostedRun:
             logs_at="attach({id!r}).logs(rank)",
         )
 
-    def _open_door(self, folder: Path) -> None:
+    def _open_socket(self, folder: Path) -> None:
         self.folder = self._kept.folder = folder
-        self._clients = Clients(door.listen(folder), self._answer)
-        self._doorway = door.Doorway(folder)
+        self._clients = Clients(host_socket.listen(folder), self._answer)
+        self._socket_watch = host_socket.SocketWatch(folder)
 
     def serve(self) -> None:
         """Begin to serve clients."""
@@ -111,8 +113,8 @@ class HostedRun:
 
     def conclude(self) -> None:
         """Wait for the end of the run, and keep its ending. Stop the run if its folder is deleted meanwhile."""
-        while not self.run.wait(self._doorway.LOOK_EVERY):
-            if self._doorway.is_gone:
+        while not self.run.wait(self._socket_watch.LOOK_EVERY):
+            if self._socket_watch.is_gone:
                 # No client could stop the run any more, and its results would have no place.
                 self._journal.text("stderr", f"{self.folder} was deleted, so the run is stopped\n")
                 self.run.stop()
@@ -133,7 +135,7 @@ class HostedRun:
     def close(self) -> None:
         """Remove the socket."""
         (self.folder / SOCKET).unlink(missing_ok=True)
-        self._doorway.close()
+        self._socket_watch.close()
         self._clients.close()
 
     def release(self) -> None:

@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.detached import door
+from notebook_launcher.detached import host_socket
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
@@ -72,7 +72,7 @@ def make(config: LaunchConfig, snapshot: Callable[[], RunSnapshot]) -> tuple[Pat
         check_name(home, config)
         folder = home / run_folders.new_id(name_of(config), time.time())
         folder.mkdir(mode=0o700)
-        sock = door.listen(folder, SESSION_SOCKET)
+        sock = host_socket.listen(folder, SESSION_SOCKET)
         write_summary(folder, snapshot())
     return folder, sock
 

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.channel import AnonymousFile
-from notebook_launcher.detached import door, session_folders
+from notebook_launcher.detached import host_socket, session_folders
 from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.hosted_debugger import HostedDebugger
 from notebook_launcher.detached.hosted_run import HostedRun
@@ -68,7 +68,7 @@ class SessionHost:
         self._started = time.time()
         self.folder, sock = session_folders.make(order.plan.config, self._snapshot)
         self._clients = Clients(sock, self._answer)
-        self._doorway = door.Doorway(self.folder, SESSION_SOCKET)
+        self._socket_watch = host_socket.SocketWatch(self.folder, SESSION_SOCKET)
         try:
             self._runs.ranks.start()
         except BaseException:
@@ -86,7 +86,7 @@ class SessionHost:
         on_preemption(self._runs.plan.config, lambda: self._wishes.put("save"))
         self._clients.serve()
         wish = ""
-        while not wish and not self._is_forgotten() and not self._doorway.is_gone:
+        while not wish and not self._is_forgotten() and not self._socket_watch.is_gone:
             session_folders.write_summary(self.folder, self._snapshot())
             with contextlib.suppress(queue.Empty):
                 wish = self._wishes.get(timeout=SUMMARY_EVERY)
@@ -141,7 +141,7 @@ class SessionHost:
 
     def _begin(self, request: Begin, caller: Caller) -> HostReady:
         parcel = AnonymousFile.of(caller.take_descriptor())
-        cells.install_places(request.places)
+        cells.keep_places(request.places)
         try:
             with self._runs.lock:
                 self._check_free()

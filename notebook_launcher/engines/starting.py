@@ -132,7 +132,7 @@ class ForkServer:
             self._send(request, [host_fd], environ)
             return os.dup(self._errors)
 
-    def adopt(self, channel: Channel, pid: int, environ: Mapping[str, str]) -> None:
+    def take_over(self, channel: Channel, pid: int, environ: Mapping[str, str]) -> None:
         """Take over a server that is a child of this process, and was started with this environment."""
         with self._lock:
             self._channel, self._process = channel, _Child(pid)
@@ -290,7 +290,7 @@ def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, ker
         from notebook_launcher.processes.rank import rendezvous
         from notebook_launcher.processes.supervisor import run_supervisor
 
-        rendezvous.install()
+        rendezvous.replace_init_process_group()
         rendezvous.redirect_globals(call.fn)
         run_supervisor(socket.socket(fileno=sock.detach()), call)
     except BaseException:  # noqa: BLE001 - the process ends here; the kernel reads its last words

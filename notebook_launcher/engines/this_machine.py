@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.starting import Starter
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["adopt", "cool_down", "start_here", "start_host", "warm_up"]
+__all__ = ["cool_down", "start_here", "start_host", "take_over_server", "warm_up"]
 
 
 def start_here(setup: messages.Setup, call: FunctionCall | None = None) -> ProcessTree:
@@ -64,9 +64,9 @@ def start_host(module: str, host_fd: int, environ: Mapping[str, str], call: Func
     return fork_server().start_host(module, host_fd, environ, uses_compiler=_uses_compiler(call))
 
 
-def adopt(channel: Channel, pid: int, environ: Mapping[str, str]) -> None:
+def take_over_server(channel: Channel, pid: int, environ: Mapping[str, str]) -> None:
     """Use a fork server that is a child of this process, and was started with this environment."""
-    fork_server().adopt(channel, pid, environ)
+    fork_server().take_over(channel, pid, environ)
 
 
 def cool_down() -> None:

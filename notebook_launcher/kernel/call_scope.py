@@ -40,7 +40,7 @@ class CallScope:
     """The ranks whose widgets the cell shows; None: the ranks that `LaunchConfig.display` names."""
     comm_messages: tuple[messages.CommMessage, ...] = ()
     """Messages of the page to widgets, to be handled before the call."""
-    is_aside: bool = False
+    is_widget_call: bool = False
     """True for a call that only serves widgets: it has no view and no folder, and the ranks keep the last failure."""
 
     def describe(self, call: FunctionCall, name: str | None = None) -> CallScope:

@@ -9,8 +9,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from notebook_launcher import context
 from notebook_launcher.config import LaunchConfig
+from notebook_launcher.context import current
 from notebook_launcher.errors import CallOrderError, ConfigError
 from notebook_launcher.text import type_of
 from notebook_launcher.value_text import describe_value, name_of
@@ -60,10 +60,10 @@ def arguments_by_name(launcher: Callable[P, T]) -> Callable[P, T]:
 
 def check_not_in_rank(what: str) -> None:
     """Raise `CallOrderError` if this process is a rank."""
-    rank = context.current()
-    if rank is not None:
+    context = current()
+    if context is not None:
         raise CallOrderError(
-            f"{what} was called inside rank {rank.rank}, which is itself part of a launch. A rank cannot launch "
+            f"{what} was called inside rank {context.rank}, which is itself part of a launch. A rank cannot launch "
             "ranks: call it in the notebook, and let the function do the work of one rank."
         )
 

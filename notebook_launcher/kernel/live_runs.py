@@ -16,5 +16,7 @@ def live_runs() -> list[Run]:
     Detached runs are not, because hosts conduct them: `attach()` returns their handles.
     """
     check_not_in_rank("live_runs")
-    threads = [thread for thread in live_threads() if not thread.data.over.is_set and not thread.data.scope.is_aside]
+    threads = [
+        thread for thread in live_threads() if not thread.data.over.is_set and not thread.data.scope.is_widget_call
+    ]
     return [Run(thread) for thread in sorted(threads, key=lambda thread: thread.data.launched, reverse=True)]

@@ -80,7 +80,7 @@ class Ranks:
             ranks=scope.ranks,
             widget_ranks=widget_ranks,
             comm_messages=scope.comm_messages,
-            is_aside=scope.is_aside,
+            keeps_failure=scope.is_widget_call,
         )
 
     def replace_ended(self, attempt: Attempt) -> tuple[int, ...]:

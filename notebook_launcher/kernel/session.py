@@ -82,7 +82,7 @@ class Session(SessionCells):
         """Held by the one thread that ends the session."""
         self._ended: Latch[None] = Latch()
         """Set once every process of the session is gone."""
-        self._aside: Run | None = None
+        self._widget_call: Run | None = None
         """The latest call that only served widgets."""
         self._runs.ranks.comms.serve = weakref.WeakMethod(self._serve_widgets)
         self._magic = DebugMagic(weakref.WeakMethod(self._debug_own))
@@ -260,19 +260,19 @@ class Session(SessionCells):
                 displays=lambda *_: False,
                 widget_ranks=(rank,),
                 comm_messages=records,
-                is_aside=True,
+                is_widget_call=True,
             )
             with cell.answering(comms.cell_message):
                 turn = RankFunction(WIDGETS, "nothing")
-                self._aside = Run.start(self._runs.ranks, turn, (), None, in_cell=True, scope=scope)
-            return self._aside
+                self._widget_call = Run.start(self._runs.ranks, turn, (), None, in_cell=True, scope=scope)
+            return self._widget_call
 
     @property
     def _is_at_rest(self) -> bool:
         return not self._is_busy() and self._runs.is_at_rest
 
     def _is_busy(self) -> bool:
-        return self._runs.is_busy or (self._aside is not None and not self._aside.wait(0))
+        return self._runs.is_busy or (self._widget_call is not None and not self._widget_call.wait(0))
 
     def _check_open(self) -> None:
         if self._runs.is_closed:

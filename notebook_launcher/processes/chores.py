@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.processes import inherited, pages
+from notebook_launcher.processes import huge_pages, inherited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ def do_chores(launches: LaunchClock) -> None:
             _import_for_ranks(name)
         _empty_tables()
         inherited.forget_exit_handlers()
-    pages.collapse()
+    huge_pages.collapse()
 
 
 def _empty_tables() -> None:
@@ -72,18 +72,18 @@ def _empty_tables() -> None:
 
 
 class LaunchClock:
-    """Time of the newest launch, on a page that the server shares with its deputy."""
+    """Time of the newest launch, in memory that the server shares with its deputy."""
 
     def __init__(self) -> None:
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
     def note(self) -> None:
         """Set the time to now."""
-        struct.pack_into("d", self._page, 0, time.monotonic())
+        struct.pack_into("d", self._memory, 0, time.monotonic())
 
     def seconds_since(self) -> float:
         """Return the seconds since the newest launch, a large number if there was none."""
-        (newest,) = struct.unpack_from("d", self._page)
+        (newest,) = struct.unpack_from("d", self._memory)
         return float(time.monotonic() - newest)
 
 

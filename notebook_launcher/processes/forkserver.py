@@ -60,9 +60,9 @@ def _import_now() -> None:
     with contextlib.suppress(ImportError):
         import numpy.random  # noqa: F401 - ranks seed it, and NumPy 2 imports it at its first use.
 
-    rendezvous.install()
+    rendezvous.replace_init_process_group()
     frontend.warm()
-    frameworks.install()
+    frameworks.patch_when_imported()
     libraries.open_now()
     inherited.forget_exit_handlers()
 

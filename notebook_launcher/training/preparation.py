@@ -255,7 +255,7 @@ class Preparation:
         if known is not None:
             return known
         place = self.device_placement if device_placement is None else device_placement
-        prepared = self._adopt_data_loader(data_loader, place)
+        prepared = self._loader_shared_out_before(data_loader, place)
         if prepared is None:
             prepared = self._share_out(data_loader, place, slice_fn_for_dispatch)
         # In `compat`, several states share the loaders, and the one that had them may be gone.
@@ -264,7 +264,7 @@ class Preparation:
         self.prepared.remember(data_loader, prepared)
         return prepared
 
-    def _adopt_data_loader(self, data_loader: Any, place: bool) -> Any:  # noqa: FBT001
+    def _loader_shared_out_before(self, data_loader: Any, place: bool) -> Any:  # noqa: FBT001
         """Return a loader that was shared out before, for another Accelerator; None for any other."""
         if not isinstance(data_loader, (DataLoaderShard, DataLoaderDispatcher)):
             return None
@@ -276,10 +276,10 @@ class Preparation:
                 f"has {self.sharding.layout.num_data_ranks}: a share of a share would miss samples. Prepare the "
                 "original DataLoader."
             )
-        adopted = copy.copy(data_loader)
-        adopted.active_loaders = self.gradient_state.active_loaders
-        adopted.device = self.process.device if place else data_loader.device
-        return adopted
+        loader = copy.copy(data_loader)
+        loader.active_loaders = self.gradient_state.active_loaders
+        loader.device = self.process.device if place else data_loader.device
+        return loader
 
     def _dispatches(self) -> bool | None:
         """Return True if rank 0 reads for all, None to let the kind of data decide."""

@@ -19,7 +19,7 @@ from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueErr
 from notebook_launcher.travel.changed_modules import notes_of_modules, stale_modules
 from notebook_launcher.travel.function_call import FunctionCall
 from notebook_launcher.travel.generators import describe_generators
-from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_luggage
+from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_definitions
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
 from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, pickling_error
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
@@ -75,7 +75,7 @@ def _pickle_call(parcel: ParcelWriter, roots: list[Part], call: FunctionCall) ->
     try:
         pickler = CallPickler(parcel, parcel.add_buffer)
         pickler.dump(tuple(call))
-        pickler.dump(pickler.luggage.pack(lambda outer: pickling_error(outer, CallPickler) is None))
+        pickler.dump(pickler.definitions.pack(lambda outer: pickling_error(outer, CallPickler) is None))
         return notes_of_modules(pickler.modules)
     except ResourceError:
         raise
@@ -107,7 +107,7 @@ def unpack_call(fd: int) -> tuple[FunctionCall, list[str]]:
     parcel, overwritten = open_parcel(fd), Overwritten()
     unpickler = pickle.Unpickler(parcel.file, buffers=parcel.buffers)
     call = FunctionCall(*unpickler.load())
-    unpack_luggage(unpickler.load())
+    unpack_definitions(unpickler.load())
     return call, overwritten.names()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Cells", "install", "install_places", "pack", "place_of", "places"]
+__all__ = ["Cells", "keep_lines", "keep_places", "pack", "place_of", "places"]
 
 Cells: TypeAlias = "dict[str, tuple[str, list[str]]]"
 """By file name: the cell's place, and its lines."""
@@ -20,8 +20,8 @@ def pack(filenames: Iterable[str]) -> Cells:
     return {name: (place_of(name), lines) for name in filenames if (lines := _lines_in_memory(name))}
 
 
-def install(cells: Cells) -> None:
-    """Install lines of cells that were packed in another process, so that tracebacks in this one show them."""
+def keep_lines(cells: Cells) -> None:
+    """Keep lines of cells that were packed in another process, so that tracebacks in this one show them."""
     for filename, (place, lines) in cells.items():
         # Without a modification time, so that linecache.checkcache() does not look for the file.
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, place)
@@ -33,9 +33,9 @@ def places() -> dict[str, str]:
     return {name: place for name in in_memory if (place := place_of(name)) != name}
 
 
-def install_places(places_of_kernel: dict[str, str]) -> None:
-    """Install the places of another process's cells, for texts that this process writes; it has no lines of them."""
-    install({filename: (place, []) for filename, place in places_of_kernel.items()})
+def keep_places(places_of_kernel: dict[str, str]) -> None:
+    """Keep the places of another process's cells, for texts that this process writes; it has no lines of them."""
+    keep_lines({filename: (place, []) for filename, place in places_of_kernel.items()})
 
 
 def place_of(filename: str) -> str:

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAIN_GLOBALS",
+    "Definitions",
     "HomeUnpickler",
-    "Luggage",
     "Overwritten",
     "main_globals",
     "note_inherited",
     "reference_to",
-    "unpack_luggage",
+    "unpack_definitions",
 ]
 
 # Where a rank's `__main__` keeps what it knows of the kernel's: the book goes with the namespace.
@@ -73,8 +73,8 @@ class _Book:
     """The overwritten names that were reported to the user."""
 
 
-class Luggage:
-    """Definitions that travel with a call: names for the rank's `__main__`, ids of classes, source lines."""
+class Definitions:
+    """The notebook's definitions that go with a call: names for the rank's `__main__`, ids of classes, source lines."""
 
     def __init__(self) -> None:
         self._definitions: dict[int, Any] = {}
@@ -147,10 +147,10 @@ def _book() -> _Book:
     return book
 
 
-def unpack_luggage(luggage: tuple[Any, ...]) -> None:
+def unpack_definitions(definitions: tuple[Any, ...]) -> None:
     """Install the definitions that came with a call in this process."""
-    names, class_ids, sources = luggage
-    cells.install(sources)
+    names, class_ids, sources = definitions
+    cells.keep_lines(sources)
     main_globals().update(names)
     book = _book()
     book.names.update(names)

@@ -129,7 +129,7 @@ class CallPickler(TravelPickler):
 
     def __init__(self, file: Any, buffer_callback: BufferCallback) -> None:
         super().__init__(file, buffer_callback)
-        self.luggage = namespace.Luggage()
+        self.definitions = namespace.Definitions()
         # cloudpickle asks this table for the globals of a function, and would make a new dict.
         self.globals_ref[id(namespace.main_globals())] = namespace.MAIN_GLOBALS
 
@@ -137,7 +137,7 @@ class CallPickler(TravelPickler):
         """Return a reduction by value for the notebook's definitions, which are noted, and by name for other ones."""
         reduced = super().reduce_definition(obj)
         if reduced is not NotImplemented and not (isinstance(obj, type) and len(reduced) <= BY_NAME):
-            self.luggage.add(obj)
+            self.definitions.add(obj)
         return reduced
 
 

@@ -36,7 +36,7 @@ from notebook_launcher import (
     runs,
 )
 from notebook_launcher.command_line.program import main
-from notebook_launcher.detached import door
+from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.detached.host_questions import HostQuestions
@@ -163,7 +163,7 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
     with pytest.raises(LookupError, match="there is no rank 9"):
         run.logs(9)
     with (
-        contextlib.closing(door.HostConnection(run.folder)) as connection,
+        contextlib.closing(host_socket.HostConnection(run.folder)) as connection,
         pytest.raises(TypeError, match=r"a host does not answer Ask\(name='wait'"),
     ):
         connection.call("wait", (), {})
@@ -296,13 +296,13 @@ def test_a_run_whose_folder_is_deleted_is_stopped(home: Path, gate: Path) -> Non
 def test_a_folder_that_is_only_moved_does_not_stop_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    with contextlib.closing(door.listen(folder)):
-        doorway = door.Doorway(folder)
+    with contextlib.closing(host_socket.listen(folder)):
+        watch = host_socket.SocketWatch(folder)
         folder.rename(tmp_path / "moved")
-        assert not doorway.is_gone
+        assert not watch.is_gone
         shutil.rmtree(tmp_path / "moved")
-        assert doorway.is_gone
-        doorway.close()
+        assert watch.is_gone
+        watch.close()
 
 
 @pytest.mark.parametrize(
@@ -354,10 +354,10 @@ def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, mon
     with ours, theirs:
         theirs.sendall(b"notebook-launcher host 99\n")
         with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 5"):
-            door.greet(ours)
+            host_socket.greet(ours)
         monkeypatch.setattr("os.getuid", lambda: 1_000_000)
         with pytest.raises(PermissionError, match=r"belongs to user \d+, and .* user 1000000: attach as user \d+\."):
-            door.greet(ours)
+            host_socket.greet(ours)
         (tmp_path / ENDING).touch()
         with pytest.raises(PermissionError, match="belongs to another user, so it is not read"):
             read_ending(tmp_path)
@@ -366,7 +366,7 @@ def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, mon
 def test_a_host_of_another_version_is_refused_at_once(home: Path, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
     with monkeypatch.context() as patched:
-        patched.setattr(door, "GREETING", b"notebook-launcher host 99\n")
+        patched.setattr(host_socket, "GREETING", b"notebook-launcher host 99\n")
         with pytest.raises(CallOrderError, match=r"host speaks protocol 5.*attach with the version that launched"):
             attach(run.id, show=False)
     run.stop()

@@ -25,7 +25,7 @@ from notebook_launcher import (
     runs,
 )
 from notebook_launcher.command_line.program import main
-from notebook_launcher.detached import door
+from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET, SOCKET
@@ -307,7 +307,7 @@ def test_runs_and_the_program_know_sessions(
 
 def test_other_calls_wait_for_the_end_of_a_debugger(session: AttachedSession) -> None:
     with (
-        contextlib.closing(door.HostConnection(session._folder, SESSION_SOCKET)) as connection,
+        contextlib.closing(host_socket.HostConnection(session._folder, SESSION_SOCKET)) as connection,
         pytest.raises(TypeError, match=r"the host of a session does not answer Ask\(name='fetch'"),
     ):
         connection.call("fetch", (), {})

@@ -23,7 +23,7 @@ from notebook_launcher import (
     launch,
     report,
 )
-from notebook_launcher.detached import door
+from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.host_start import hand_over
 from notebook_launcher.detached.requests import Ask, Follow
 from notebook_launcher.kernel.plan import make_plan
@@ -99,7 +99,7 @@ class Client:
         visitor = attach(self.run.id, show=False)
         points, self._metric = visitor.metrics_since(self._metric)
         self.steps += [point.step for point in points]
-        with contextlib.closing(door.HostConnection(self.run.folder)) as connection:
+        with contextlib.closing(host_socket.HostConnection(self.run.folder)) as connection:
             news = connection.ask(Follow(position=self._position, patience=patience))
         assert news.num_left_out == 0
         self._position = news.position
@@ -160,7 +160,7 @@ def test_a_host_that_dies_at_any_stage_takes_its_ranks_along(
 def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path) -> None:
     run = launch(write_much, 1, args=(str(gate),), detached=True, output="none")
     until(lambda: run.logs_since(0, 7_999_999)[0].endswith("written\n"))
-    host, stuck = host_of(run), door.HostConnection(run.folder)
+    host, stuck = host_of(run), host_socket.HostConnection(run.folder)
     stuck._link.send(Ask(name="logs", args=(0,)))  # The answer is never read.
     began = time.monotonic()
     assert not run.wait(0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.metric_plots import curves_svg
-from notebook_launcher.drawing.page import static_text
+from notebook_launcher.drawing.run_picture import static_text
 from notebook_launcher.drawing.timeline import timeline_svg
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
+from notebook_launcher.drawing.run_picture import picture_html, static_html, static_svg, static_text
 from notebook_launcher.drawing.sections import MAX_LOG, rank_columns
 from notebook_launcher.drawing.tables import Column, table_html, table_text
 from notebook_launcher.drawing.timeline import timeline_svg

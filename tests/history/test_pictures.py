@@ -16,7 +16,7 @@ from notebook_launcher.history.picture_files import PictureFiles, read_pictures
 from notebook_launcher.history.schema import RunPicture
 from notebook_launcher.pictures import MAX_BYTES, MAX_SIDE, Histogram, encode_picture
 from notebook_launcher.training.recording.logged_table import Table
-from notebook_launcher.widgets.monitor.picture_feed import PictureFeed
+from notebook_launcher.widgets.monitor.reported_picture_feed import ReportedPictureFeed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,7 +148,7 @@ def test_reported_pictures_are_kept_in_the_folder_of_the_run(home: Path) -> None
     assert [path.read_text() for path in kept.folder.glob("*.csv")] == [csv]
     assert "answers, rank 0, step 3" in kept._repr_html_()
     assert "&lt;b&gt;4&lt;/b&gt;" in kept._repr_html_()
-    (sent,) = (record for record in PictureFeed(kept).everything() if record["name"] == "answers")
+    (sent,) = (record for record in ReportedPictureFeed(kept).everything() if record["name"] == "answers")
     assert sent["rows"] == [["text", "score"], ["<b>4</b>", "0.5"], ["five", "1"]]
     kept.delete()
     assert not kept.folder.exists()
@@ -187,7 +187,7 @@ class Reader:
 
 def test_page_gets_a_bounded_number_of_pictures_and_always_the_newest() -> None:
     reader: Any = Reader([picture(number, 20_000) for number in range(300)])
-    feed = PictureFeed(reader)
+    feed = ReportedPictureFeed(reader)
     assert [record["step"] for record in feed.everything()] == list(range(250, 300))
     reader.pictures += [picture(number, 300_000) for number in range(300, 310)]
     assert [record["step"] for record in feed.news()] == [309]

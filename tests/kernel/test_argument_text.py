@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from notebook_launcher import Results, launch, notebook_launch, open_run, report
-from notebook_launcher.drawing.page import static_html, static_text
+from notebook_launcher.drawing.run_picture import static_html, static_text
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.kernel.argument_text import MAX_ARGUMENTS, describe_arguments
 from notebook_launcher.value_text import MAX_TEXT, describe_value

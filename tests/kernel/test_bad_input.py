@@ -13,6 +13,8 @@ import pytest
 from tests.support.warm_kernels import unchanged
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.support.kernels import Kernel
 
 KERNEL_CODE = """
@@ -226,32 +228,43 @@ def test_failing_import_of_torch_is_reported(tmp_path: Path) -> None:
     assert "libcudart.so.13 is missing" in done.stdout, done.stdout + done.stderr
 
 
-BEGIN = "import time; run = launch(time.sleep, 1, args=(600,), output='none', monitor=False)"
-WRONG_VALUES = {
-    "run.set(nope=1)": "ValueError: nope=1: this run offers",
-    "run.sample(0)": "ValueError: sample(seconds=0, rate=20.0): seconds must be a number, more than 0 and up to 60",
-    "run.sample('x')": "ValueError: sample(seconds='x', rate=20.0): seconds must be a number",
-    "run.profile(0)": "ValueError: profile(updates=0)",
-    "open_run('nope')": "LookupError: ",
-    "open_run(3)": "TypeError: open_run(3): pass a run's id",
-    "attach('nope')": "LookupError: ",
-    "compare(run, 'nope')": "LookupError: ",
-    "Results({0: 'a', 1: 'b'}, num_processes=2).mean()": "TypeError: ",
-    "Results({0: 1}, num_processes=1)[5]": "IndexError: results[5]: the ranks are 0 to 0",
-}
-"""By call, in a kernel whose run goes on: the error."""
-
-
-def test_wrong_values_show_the_line_of_the_caller_alone(kernel: Kernel) -> None:
+@pytest.fixture
+def running(kernel: Kernel) -> Iterator[Kernel]:
+    """Return the kernel with a run that goes on, `run`; it is stopped after the test."""
     kernel.execute(
         "from notebook_launcher import attach, compare, launch, open_run\n"
         "from notebook_launcher.kernel.results import Results"
     )
-    assert kernel.execute(BEGIN).error is None
-    for call, error in WRONG_VALUES.items():
-        outcome = kernel.execute(call)
-        assert (outcome.error or "").startswith(error), (call, outcome.error)
-        shown = re.sub(r"\x1b\[[\d;]*m", "", outcome.traceback)
-        assert "notebook_launcher/" not in shown, (call, shown)
-        assert "Cell In[" in shown, (call, shown)
-    kernel.execute("run.stop()")
+    begun = kernel.execute("import time; run = launch(time.sleep, 1, args=(600,), output='none', monitor=False)")
+    assert begun.error is None
+    try:
+        yield kernel
+    finally:
+        kernel.execute("run.stop()")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("run.set(nope=1)", r"ValueError: nope=1: this run offers"),
+        (
+            "run.sample(0)",
+            r"ValueError: sample\(seconds=0, rate=20.0\): seconds must be a number, more than 0 and up to 60",
+        ),
+        ("run.sample('x')", r"ValueError: sample\(seconds='x', rate=20.0\): seconds must be a number"),
+        ("run.profile(0)", r"ValueError: profile\(updates=0\)"),
+        ("open_run('nope')", r"LookupError: there is no run 'nope'"),
+        ("open_run(3)", r"TypeError: open_run\(3\): pass a run's id"),
+        ("attach('nope')", r"LookupError: there is no run 'nope'"),
+        ("compare(run, 'nope')", r"LookupError: there is no run 'nope'"),
+        ("Results({0: 'a', 1: 'b'}, num_processes=2).mean()", r"TypeError: .*no mean"),
+        ("Results({0: 1}, num_processes=1)[5]", r"IndexError: results\[5\]: the ranks are 0 to 0"),
+    ],
+)
+def test_wrong_value_shows_the_line_of_the_caller_alone(running: Kernel, call: str, error: str) -> None:
+    outcome = running.execute(call)
+    assert outcome.error is not None
+    assert re.match(error, outcome.error), outcome.error
+    shown = re.sub(r"\x1b\[[\d;]*m", "", outcome.traceback)
+    assert "notebook_launcher/" not in shown
+    assert "Cell In[" in shown

@@ -161,7 +161,7 @@ def test_name_of_a_callable_is_the_one_that_the_user_knows() -> None:
 
 
 def test_rank_cannot_launch() -> None:
-    rank = context.RankContext(
+    own = context.RankContext(
         rank=1,
         num_processes=2,
         pid=0,
@@ -170,7 +170,7 @@ def test_rank_cannot_launch() -> None:
         board=bytearray(board_layout.BOARD_SIZE),
         rendezvous=None,  # type: ignore[arg-type] # Nothing joins a group here.
     )
-    context.enter(rank)
+    context.enter(own)
     try:
         with pytest.raises(CallOrderError, match=r"launch was called inside rank 1, which is itself part of a launch"):
             check_not_in_rank("launch")

@@ -25,10 +25,10 @@ WRITTEN_OUT: dict[str, Any] = {"mixed_precision": "no", "gradient_accumulation_s
 
 
 def seen() -> Any:
-    from notebook_launcher import context
+    from notebook_launcher.context import current
 
-    rank = context.current()
-    return None if rank is None else rank.settings
+    context = current()
+    return None if context is None else context.settings
 
 
 def seen_by_hugging_face() -> tuple[str, int]:

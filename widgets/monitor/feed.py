@@ -24,7 +24,7 @@ from notebook_launcher.widgets.monitor.page_items import (
     run_item,
     setting_items,
 )
-from notebook_launcher.widgets.monitor.picture_feed import PictureFeed
+from notebook_launcher.widgets.monitor.reported_picture_feed import ReportedPictureFeed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +56,7 @@ class Feed:
         self._reader = reader
         self._curves = CurveFeed()
         self._logs = LogFeed(reader)
-        self._pictures = PictureFeed(reader)
+        self._pictures = ReportedPictureFeed(reader)
         self._lanes = LaneFeed()
         self._usage = UsageFeed()
         self._position = 0

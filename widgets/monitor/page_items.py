@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.page import call_text
+from notebook_launcher.drawing.run_picture import call_text
 from notebook_launcher.drawing.sections import failures_of
 from notebook_launcher.history.merged_progress import merge_progress
 from notebook_launcher.history.schema import RankPhases

@@ -55,16 +55,16 @@ class PageRequests:
             case "interrupt":
                 attempt(lambda: run.stop(wait=False))
             case "stacks":
-                self._aside("stacks", lambda: attempt(lambda: str(run.stacks())))
+                self._in_thread("stacks", lambda: attempt(lambda: str(run.stacks())))
             case "save":
-                self._aside("save", lambda: attempt(run.save))
+                self._in_thread("save", lambda: attempt(run.save))
             case "pause" | "resume" as name:
-                self._aside(name, lambda: attempt(getattr(run, name)))
+                self._in_thread(name, lambda: attempt(getattr(run, name)))
             case "sample" | "profile" as name:
-                self._aside(name, lambda: self._measure(name, content.get("amount")))
+                self._in_thread(name, lambda: self._measure(name, content.get("amount")))
             case "set":
                 setting, text = (str(content.get(key, ""))[:MAX_TYPED] for key in ("name", "value"))
-                self._aside(f"set {setting}", lambda: self._set(setting, text))
+                self._in_thread(f"set {setting}", lambda: self._set(setting, text))
 
     def _set(self, name: str, text: str) -> None:
         """Change a setting to what was typed. An error is shown beside the field."""
@@ -97,7 +97,7 @@ class PageRequests:
                 self._feed.notice(answer)
             answered()
 
-    def _aside(self, name: str, act: Callable[[], object]) -> None:
+    def _in_thread(self, name: str, act: Callable[[], object]) -> None:
         """Do something in a thread, because it waits for the ranks; one request of each name at a time."""
         with self._lock:
             if name in self._busy_with:

@@ -180,9 +180,9 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         """True while a run is starting or running."""
         return self._running.is_busy
 
-    def hand_over(self, heir: RunArea) -> None:
+    def hand_over(self, successor: RunArea) -> None:
         """Give the run to another panel and close this one."""
-        heir.inherit(self._running)
+        successor.take_over(self._running)
         time.sleep(BETWEEN_BURSTS)
         self.close()
 

@@ -35,8 +35,8 @@ class RunArea:
     Clicks arrive in the thread in which the kernel processes messages, so no method here waits: a launch has a thread
     of its own, and the run reports its end by a callback.
 
-    When the panel's cell is run again, the area hands its run to its heir, the area of the new panel:
-    `heir.inherit(area)`.
+    When the panel's cell is run again, the area hands its run to its successor, the area of the new panel:
+    `successor.take_over(area)`.
     """
 
     def __init__(self, start: Callable[[], Run]) -> None:
@@ -47,11 +47,11 @@ class RunArea:
         self._start = start
         """Starts the run that the panel describes."""
         self._lock = threading.RLock()
-        """Held while `_stage`, `run` and `_heir` change: clicks, a start and a run's end have threads of their own."""
+        """Held while `_stage`, `run` and `_successor` change: clicks, starts and ends have threads of their own."""
         self._stage: Literal["idle", "starting", "running", "stopping"] = "idle"
-        self._heir: RunArea | None = None
+        self._successor: RunArea | None = None
         """The area of the panel that has replaced this one."""
-        self._is_heir = False
+        self._is_successor = False
         """True if another area started the run."""
         self._is_shown = False
         """True once the panel was shown in a cell."""
@@ -103,14 +103,14 @@ class RunArea:
         text = f"<pre class='nbp-traceback'>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
         self.error.value = text if isinstance(error, (CallOrderError, ConfigError)) else exception_html(error)
 
-    def inherit(self, old: RunArea) -> None:
+    def take_over(self, old: RunArea) -> None:
         """Take over the run of the area that this one replaces, also a run that is still starting."""
         with old._lock:
-            old._heir = self
+            old._successor = self
             stage, run = old._stage, old.run
         if stage == "idle" or not self._begin():
             return
-        self._is_heir = True
+        self._is_successor = True
         if stage != "starting" and run is not None:
             self.receive(run)
         else:
@@ -119,7 +119,7 @@ class RunArea:
     def show(self) -> None:
         """Note that the panel is shown. Keep a picture below it if its run was started by another panel."""
         self._is_shown = True
-        if self._is_heir and self.is_busy:
+        if self._is_successor and self.is_busy:
             self._keep_picture_at_home()
 
     def _keep_picture_at_home(self) -> None:
@@ -138,8 +138,8 @@ class RunArea:
 
     def launch(self, start: Callable[[], Run]) -> Run:
         """Launch in this thread. Raise `CallOrderError` during another run."""
-        if self._heir is not None:
-            return self._heir.launch(start)
+        if self._successor is not None:
+            return self._successor.launch(start)
         if not self._begin():
             raise CallOrderError(
                 "this panel's run is not over. Wait for it with panel.run.wait(), or stop it with panel.run.stop()."
@@ -154,9 +154,9 @@ class RunArea:
         if not self._ready[1] or not self._begin():
             return
         self._draw_start()
-        threading.Thread(target=self._launch_aside, name="notebook-launcher panel", daemon=True).start()
+        threading.Thread(target=self._launch_in_thread, name="notebook-launcher panel", daemon=True).start()
 
-    def _launch_aside(self) -> None:
+    def _launch_in_thread(self) -> None:
         # If the panel was never shown, it has no cell; the run then writes to the cell whose code clicked.
         with cell.answering(self.home):
             try:
@@ -170,7 +170,7 @@ class RunArea:
             if self.is_busy:
                 return False
             self._stage = "starting"
-            self._is_heir = False
+            self._is_successor = False
             return True
 
     def _launch(self, start: Callable[[], Run]) -> Run:
@@ -180,22 +180,22 @@ class RunArea:
         return run
 
     def receive(self, run: Run) -> None:
-        """Follow a run that has started: here or, if this panel was replaced, in the heir."""
+        """Follow a run that has started: here or, if this panel was replaced, in the successor."""
         with self._lock:
             self.run, self._stage = run, "running"
-            heir = self._heir
-        if heir is not None:
-            heir.receive(run)
+            successor = self._successor
+        if successor is not None:
+            successor.receive(run)
         else:
             self.attempt(lambda: self._follow(run))
         run.add_done_callback(lambda _: self._over(run))
 
     def could_not_start(self, error: BaseException | None = None) -> None:
-        """Become idle after a failed start: here or, if this panel was replaced, in the heir."""
+        """Become idle after a failed start: here or, if this panel was replaced, in the successor."""
         with self._lock:
-            self._stage, heir = "idle", self._heir
-        if heir is not None:
-            heir.could_not_start(error)
+            self._stage, successor = "idle", self._successor
+        if successor is not None:
+            successor.could_not_start(error)
             return
         if error is not None:
             self.show_error(error)
@@ -210,13 +210,13 @@ class RunArea:
             self._draw_stopping()
         old, self._monitor = self._monitor, Monitor(run)
         self.monitor_box.children = [self._monitor]
-        if not self._is_heir:
+        if not self._is_successor:
             self._keep_picture(self._monitor)
         elif self._is_shown:
             self._keep_picture_at_home()
         if old is not None:
             old.close()
-        if self._heir is not None:  # The panel was replaced meanwhile.
+        if self._successor is not None:  # The panel was replaced meanwhile.
             self._monitor.close()
 
     def _click_stop(self) -> None:
@@ -236,7 +236,7 @@ class RunArea:
     def _over(self, run: Run) -> None:
         with self._lock:
             self._stage = "idle"
-        if self._heir is not None:
+        if self._successor is not None:
             return
         error = run.exception(0)
         seconds = format_seconds(run.snapshot().seconds)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.archive.recorded import check_axis
 from notebook_launcher.drawing.averages import mean_of
 from notebook_launcher.drawing.charts import charts_of, places_on
-from notebook_launcher.drawing.page import picture_html
 from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots
+from notebook_launcher.drawing.run_picture import picture_html
 from notebook_launcher.drawing.sections import plain_settings
 from notebook_launcher.drawing.svg import document
 from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text, terminal_width

@@ -154,7 +154,7 @@ class Agent:
             case node_records.KillSupervisor():
                 tree.kill_supervisor()
             case node_records.BoardWrite(at, data, epoch, number):
-                tree.board.page[at : at + len(data)] = data
+                tree.board.memory[at : at + len(data)] = data
                 self._epoch = epoch
                 if number:
                     self._tell(node_records.BoardWritten(self._number, number))
@@ -223,12 +223,12 @@ class Agent:
 
     def _state(self, tree: ProcessTree) -> node_records.NodeState:
         ranks = tree.setup.place.ranks
-        page, first, num = tree.board.page, ranks[0], len(ranks)
+        memory, first, num = tree.board.memory, ranks[0], len(ranks)
         return node_records.NodeState(
             self._epoch,
-            bool(page[board_layout.HAS_SAFEPOINT]),
-            bytes(page[board_layout.COOPERATIVE + first : board_layout.COOPERATIVE + first + num]),
-            bytes(page[board_layout.ACTIVITY + first : board_layout.ACTIVITY + first + num]),
+            bool(memory[board_layout.HAS_SAFEPOINT]),
+            bytes(memory[board_layout.COOPERATIVE + first : board_layout.COOPERATIVE + first + num]),
+            bytes(memory[board_layout.ACTIVITY + first : board_layout.ACTIVITY + first + num]),
             {rank: size for rank in ranks if (size := tree.memory(rank)) is not None},
             {rank: dataclasses.astuple(pulse) for rank, pulse in tree.pulses(ranks).items()},
         )

@@ -22,7 +22,7 @@ from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
 from notebook_launcher.engines.cluster.module_archive import archive_modules
 from notebook_launcher.engines.cluster.node_stacks import NodeStacks
 from notebook_launcher.engines.cluster.packed_events import unpack
-from notebook_launcher.engines.cluster.relayed_page import RelayedPage
+from notebook_launcher.engines.cluster.relayed_memory import RelayedMemory
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost, Woken
 from notebook_launcher.engines.gauges import Pulse
 from notebook_launcher.machine.node_allocation import ranks_by_node
@@ -66,8 +66,8 @@ class ClusterTree:
         """The settings of all ranks, which meet at the first node."""
         self._node_of: dict[int, Node] = {}
         self._ranks_of: dict[Node, tuple[int, ...]] = {}
-        self._page = RelayedPage(self._nodes)
-        self.board = Board(self._page)
+        self._board_memory = RelayedMemory(self._nodes)
+        self.board = Board(self._board_memory)
         self._pids: dict[int, int] = {}
         self._memory: dict[int, int] = {}
         """By rank: bytes of resident memory, as its node last reported."""
@@ -155,7 +155,7 @@ class ClusterTree:
         if record.tree != self._number:
             return []
         if isinstance(record, node_records.BoardWritten):
-            self._page.note_written(node.number, record.number)
+            self._board_memory.note_written(node.number, record.number)
             return []
         if record.state is not None:
             self._note_state(node, record.state)
@@ -181,7 +181,7 @@ class ClusterTree:
 
     def _note_state(self, node: Node, state: node_records.NodeState) -> None:
         ranks = self._ranks_of[node]
-        self._page.merge(state, ranks)
+        self._board_memory.merge(state, ranks)
         for rank in ranks:
             self._memory.pop(rank, None)
             self._pulses.pop(rank, None)

@@ -18,7 +18,7 @@ from notebook_launcher.units import plural
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RankMagics", "install", "uninstall"]
+__all__ = ["RankMagics", "register", "unregister"]
 
 NAME = "ranks"
 TARGET = re.compile(r"(?:^|\s)([A-Za-z_]\w*)\s*=(?!=)\s*(.*)$", re.DOTALL)
@@ -27,7 +27,7 @@ COMMA = re.compile(r"\s*,\s*")
 NO_SESSION = "no session is active. `%ranks 4` starts one with 4 ranks; session.activate() uses an open session."
 
 
-def install(shell: Any, make_session: Callable[..., Any]) -> RankMagics:
+def register(shell: Any, make_session: Callable[..., Any]) -> RankMagics:
     """Register the magics with a shell, unless they are registered; `make_session` opens a session for `%ranks 4`."""
     magics = _installed(shell)
     if magics is None:
@@ -39,7 +39,7 @@ def install(shell: Any, make_session: Callable[..., Any]) -> RankMagics:
     return magics
 
 
-def uninstall(shell: Any) -> None:
+def unregister(shell: Any) -> None:
     """Remove the magics, and close the session that `%ranks` opened."""
     magics = _installed(shell)
     if magics is not None:

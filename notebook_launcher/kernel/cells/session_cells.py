@@ -117,7 +117,7 @@ class SessionCells(ABC):
         from notebook_launcher import Session
         from notebook_launcher.kernel.cells import magics
 
-        magics.install(shell, Session).active = self
+        magics.register(shell, Session).active = self
 
     def execute_cell(
         self,

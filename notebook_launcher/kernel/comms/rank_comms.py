@@ -84,8 +84,13 @@ class RankComms:
             self._updates.publish(now)
 
     def next_due(self, now: float) -> float | None:
-        """Return the seconds until `publish` has something to send; None: nothing waits."""
+        """Return the seconds until `tick` has something to send to the page; None: nothing waits."""
         return self._updates.next_due(now)
+
+    def tick(self, now: float, tree: Tree) -> None:
+        """Send the page the messages that are due, and each rank the next message that waits for it."""
+        self.publish(now)
+        self._send_pending(tree)
 
     def receive(self, message: dict[str, Any]) -> bool:
         """Keep a message of the page for its rank, in any thread; return False if no run would pass it on."""
@@ -104,7 +109,7 @@ class RankComms:
         if kept and (serve := self.serve()) is not None:
             serve()
 
-    def send_pending(self, tree: Tree) -> None:
+    def _send_pending(self, tree: Tree) -> None:
         """Send each rank the next message that waits for it."""
         if not self._waiting:
             return

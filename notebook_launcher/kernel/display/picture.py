@@ -47,7 +47,7 @@ def picture_of(
     JupyterLab shows an SVG output of a notebook that it does not trust as text, and an image inside HTML as it is.
     Front ends without HTML take the SVG itself.
     """
-    from notebook_launcher.drawing.page import picture_html, static_html, static_svg, static_text
+    from notebook_launcher.drawing.run_picture import picture_html, static_html, static_svg, static_text
 
     tables = _marked(static_html(snapshot, curves, pictures=pictures), "explore", key)
     table = {"text/html": tables, "text/plain": static_text(snapshot)}
@@ -107,7 +107,7 @@ def kept_picture(snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:
 
 def _folded_picture(snapshot: RunSnapshot, curves: Curves, line: str = "", key: str = "") -> Bundle:
     """Return the whole picture as one output that shows one line until it is clicked."""
-    from notebook_launcher.drawing.page import headline, static_html, static_text
+    from notebook_launcher.drawing.run_picture import headline, static_html, static_text
     from notebook_launcher.drawing.tables import folded
 
     page = _marked(static_html(snapshot, curves, picture=has_picture(snapshot, curves)), "explore", key)

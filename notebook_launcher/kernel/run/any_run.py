@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.results import Results
 
-__all__ = ["AnyRun", "still_running"]
+__all__ = ["AnyRun", "attributes_of_runs", "methods_of_runs", "still_running"]
 
 
 class AnyRun(RunReader, Protocol):
@@ -125,6 +125,21 @@ class AnyRun(RunReader, Protocol):
 
     def __await__(self) -> Generator[Any, None, Results]:
         """Wait for the results in an event loop."""
+
+
+def methods_of_runs() -> frozenset[str]:
+    """Return the names of the methods that all handles on runs have."""
+    return frozenset(name for name, member in _surface().items() if not isinstance(member, property))
+
+
+def attributes_of_runs() -> frozenset[str]:
+    """Return the names of the attributes that all handles on runs have."""
+    return frozenset(name for name, member in _surface().items() if isinstance(member, property))
+
+
+def _surface() -> dict[str, object]:
+    members = {**vars(RunReader), **vars(AnyRun)}
+    return {name: member for name, member in members.items() if not name.startswith("_")}
 
 
 def still_running(run: AnyRun, timeout: float | None) -> TimeoutError:

@@ -129,7 +129,7 @@ class Attempt:
     def begin_debugging(self, rank: int) -> None:
         """Open the debugger in a rank that has failed; the others stay as they are, and clocks stop, until its end."""
         self.state.debugged, self._fail_at = rank, None
-        self.hold_clock(held=True)
+        self.hold_clock()
         self.tree.send(rank, messages.DebugFailure())
 
     def end_debugging(self, rank: int) -> None:
@@ -137,7 +137,7 @@ class Attempt:
         if rank != self.state.debugged:
             return
         self.state.debugged = None
-        self.hold_clock(held=False)
+        self.release_clock()
         self._fail_at = time.monotonic()
 
     def fold(self, event: Event) -> None:
@@ -204,8 +204,12 @@ class Attempt:
 
     def note_change(self, changed: messages.Changed) -> None:
         """Stop the clocks while the ranks are paused."""
-        if self.requests.note_change(changed):
-            self.hold_clock(held=False)
+        if not self.requests.note_change(changed):
+            return
+        if self.requests.paused_after is None:
+            self.release_clock()
+        else:
+            self.hold_clock()
 
     def _climb_onto(self, ladder: Ladder) -> None:
         self.ladder = ladder
@@ -244,15 +248,18 @@ class Attempt:
                 self.tree.kill_supervisor()
         self.tree.signal(ranks, signum)
 
-    def hold_clock(self, *, held: bool) -> None:
-        """Stop the clock of the time-out, or start it again unless a debugger or a pause still holds all ranks."""
-        now, is_held = time.monotonic(), held or self._is_held
-        if is_held and self._held_at is None:
-            self._held_at = now
-        elif not is_held and self._held_at is not None:
-            if self._deadline is not None:
-                self._deadline += now - self._held_at
-            self._held_at = None
+    def hold_clock(self) -> None:
+        """Stop the clock of the time-out until `release_clock`; idempotent."""
+        if self._held_at is None:
+            self._held_at = time.monotonic()
+
+    def release_clock(self) -> None:
+        """Start the clock of the time-out again, unless a debugger or a pause still holds all ranks; idempotent."""
+        if self._held_at is None or self._is_held:
+            return
+        if self._deadline is not None:
+            self._deadline += time.monotonic() - self._held_at
+        self._held_at = None
 
     @property
     def _is_held(self) -> bool:

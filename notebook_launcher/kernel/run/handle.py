@@ -466,7 +466,7 @@ class Run(LiveRunReader, AnyRun):
         """Begin the run, wait in the main thread and answer the ranks' questions; an interrupt stops the run."""
         thread, data = self._thread, self._data
         assert self._questions is not None
-        hidden = data.scope.is_aside
+        hidden = data.scope.is_widget_call
         with contextlib.closing(views.RunView(self, data.output, is_raised=True, is_hidden=hidden)) as view:
             try:
                 interrupted = self._questions.answer_all(

@@ -71,13 +71,13 @@ class LiveValues:
         """By rank: the rate of samples, as its Accelerator counts them."""
 
     def fold(
-        self, rank: int, record: messages.Metrics | messages.Picture | messages.Progress | messages.Phases
+        self, rank: int, record: messages.Metrics | messages.ReportedPicture | messages.Progress | messages.Phases
     ) -> None:
         """Add a record of a rank."""
         match record:
             case messages.Metrics():
                 self._keep(rank, record)
-            case messages.Picture():
+            case messages.ReportedPicture():
                 self._keep_picture(rank, record)
             case messages.Progress():
                 self.progress[rank] = record
@@ -193,7 +193,7 @@ class LiveValues:
             num = MAX_METRICS // 10
             self._kept = (metrics[num:], num_dropped + num)
 
-    def _keep_picture(self, rank: int, record: messages.Picture) -> None:
+    def _keep_picture(self, rank: int, record: messages.ReportedPicture) -> None:
         step = self.last_steps.get(rank, 0) if record.step is None else record.step
         seconds = record.time - self._launched
         pictures, num_dropped = self._pictures

@@ -26,6 +26,7 @@ from notebook_launcher.kernel.run.conclusion import describe_failure
 from notebook_launcher.kernel.run.exits import end_ranks
 from notebook_launcher.kernel.run.live_values import describe_change
 from notebook_launcher.kernel.run.mending import mend, replace_the_dead
+from notebook_launcher.kernel.run.periodic import Periodic
 from notebook_launcher.kernel.run.questions import Answer, Question
 from notebook_launcher.kernel.run.restarts import restart
 
@@ -72,6 +73,18 @@ class RunLoop:
         """True if ranks have reported since the line of progress was updated."""
         self._inspector = RankInspector(data)
         self._profiles = ProfileRequests(recorder)
+        self._periodic = self._make_periodic()
+
+    def _make_periodic(self) -> tuple[Periodic, ...]:
+        """Return the parts that have work between events, in the order in which they do it."""
+        data, comms, inspector, recorder = self._data, self._ranks.comms, self._inspector, self._recorder
+        return (
+            Periodic(inspector.next_due, lambda _, attempt: inspector.watch(attempt)),
+            Periodic(data.output.next_due, lambda *_: data.output.publish()),
+            Periodic(comms.next_due, lambda now, attempt: comms.tick(now, attempt.tree)),
+            Periodic(data.usage.next_due, lambda now, attempt: data.usage.tick(now, attempt.tree, data.gpus)),
+            Periodic(recorder.next_due, lambda now, _: recorder.tick(now)),
+        )
 
     def run(self) -> None:
         """Repeat the call until an attempt succeeds, is stopped, or no restart is left."""
@@ -119,12 +132,8 @@ class RunLoop:
             if (failure := attempt.failure_to_debug()) is not None:
                 self._debug(failure, attempt)
             attempt.act(lambda: self._inspector.read_stacks(attempt))
-            self._inspector.watch(attempt)
-            self._data.output.publish()
-            self._ranks.comms.publish(time.monotonic())
-            self._ranks.comms.send_pending(attempt.tree)
-            self._data.usage.tick(time.monotonic(), attempt.tree, self._data.gpus)
-            self._recorder.tick(time.monotonic())
+            for part in self._periodic:
+                part.tick(time.monotonic(), attempt)
         self._inspector.forget_hang()
         self._settle(attempt)
         return attempt
@@ -157,11 +166,9 @@ class RunLoop:
 
     def _patience(self, attempt: Attempt) -> float | None:
         """Return the seconds until something is due even if nothing happens; None: nothing is."""
-        now = time.monotonic()
-        deadline = attempt.next_deadline()
-        due = None if deadline is None else max(0.0, deadline - now)
-        waits = [self._data.output.next_due(now), self._recorder.next_due(now), self._inspector.next_due(now), due]
-        waits += [self._ranks.comms.next_due(now), self._data.usage.next_due(now)]
+        now, deadline = time.monotonic(), attempt.next_deadline()
+        waits = [part.next_due(now) for part in self._periodic]
+        waits.append(None if deadline is None else max(0.0, deadline - now))
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _settle(self, attempt: Attempt) -> None:
@@ -184,7 +191,9 @@ class RunLoop:
                 self._recorder.note()
             # Before all other records, and past `Attempt.fold`: a thousand ranks send tens of thousands per second.
             case FromRank(
-                rank, messages.Metrics() | messages.Picture() | messages.Progress() | messages.Phases() as record, _
+                rank,
+                messages.Metrics() | messages.ReportedPicture() | messages.Progress() | messages.Phases() as record,
+                _,
             ):
                 self._data.live.fold(rank, record)
                 self._has_live = True
@@ -254,7 +263,7 @@ class RunLoop:
             attempt.tree.send(rank, reply)
             return
         self._data.asking.add(rank)
-        attempt.hold_clock(held=True)
+        attempt.hold_clock()
         self._data.output.publish(force=True)
         self._hosting.questions.put(Question(rank, request, attempt.call_id))
 
@@ -294,4 +303,5 @@ class RunLoop:
             return  # The rank that asked has been started again since.
         attempt.tree.send(answer.rank, answer.reply)
         self._data.asking.discard(answer.rank)
-        attempt.hold_clock(held=bool(self._data.asking))
+        if not self._data.asking:
+            attempt.release_clock()

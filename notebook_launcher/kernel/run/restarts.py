@@ -51,7 +51,7 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
             rest = _rest_after(error, rest, ranks, before)
             ranks.engine = rest.engine
     if rest is not None:
-        _adopt_plan(data, before, ranks.plan, rest.reason)
+        _replace_plan(data, before, ranks.plan, rest.reason)
 
 
 def _rest_after(error: ConfigError, rest: _Rest | None, ranks: Ranks, before: Plan) -> _Rest:
@@ -120,7 +120,7 @@ class _Rest:
         return dataclasses.replace(make_plan(config), config=before.config, seed=before.seed)
 
 
-def _adopt_plan(data: RunData, before: Plan, after: Plan, reason: str) -> None:
+def _replace_plan(data: RunData, before: Plan, after: Plan, reason: str) -> None:
     """Write the new plan to the run data, and show a line about it."""
     data.plan = after
     data.output.place_ranks(after.node_names)

@@ -66,7 +66,7 @@ class RunThread:
             data.output.headline(f"{data.name}: {data.plan.summary}")
         self._recorder = Recorder(
             LiveRunReader(data),
-            None if scope.is_aside else data.plan.config.runs_folder,
+            None if scope.is_widget_call else data.plan.config.runs_folder,
             data.launched,
             data.output.warn,
             origin=_begin_folder(data, hosting),

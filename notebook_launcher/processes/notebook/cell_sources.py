@@ -27,7 +27,7 @@ class CellSources:
         for name in [name for name, codes in self._codes.items() if all(code() is None for code in codes)]:
             del self._codes[name]
             linecache.cache.pop(name, None)
-        cells.install({filename: (place, lines)})
+        cells.keep_lines({filename: (place, lines)})
         self._codes[filename] = []
 
     def follow(self, filename: str, code: types.CodeType) -> None:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["flush_figures", "install", "warm"]
+__all__ = ["connect", "flush_figures", "warm"]
 
 
 def warm() -> None:
-    """Import and build everything that `install` needs, in a process from which ranks are forked."""
+    """Import and build everything that `connect` needs, in a process from which ranks are forked."""
     import getpass  # noqa: F401
 
     with contextlib.suppress(ImportError):
@@ -38,7 +38,7 @@ def warm() -> None:
         shell.build(None)
 
 
-def install(
+def connect(
     rank: int,
     send: Callable[[object], None],
     request: Callable[[messages.InputRequest], messages.InputReply],
@@ -59,7 +59,7 @@ def install(
     sys.stdin = _Stdin(keyboard)
     sys.breakpointhook = keyboard.breakpoint
     widgets = RankWidgets(rank, send_soon or send)
-    widgets.install()
+    widgets.patch_comm()
     _connect_display(send, keyboard, widgets)
     after_import(
         {
@@ -89,7 +89,7 @@ def _connect_display(send: Callable[[object], None], keyboard: _Keyboard, widget
     if isinstance(shell, _shell_module().RankShell):
         shell.display_pub.send, shell.display_pub.widgets = send, widgets
     else:
-        _shell_module().adopt_kernel(shell, send, keyboard.ask, widgets)
+        _shell_module().disconnect(shell, send, keyboard.ask, widgets)
 
 
 def _shell_module() -> Any:

@@ -51,7 +51,7 @@ class RankWidgets:
         self.captures = OutputCaptures(self._is_open)
         """The `Output` widgets that take what is shown."""
 
-    def install(self) -> None:
+    def patch_comm(self) -> None:
         """Replace the functions of `comm`, once it is imported; again if ipykernel replaces them afterwards."""
         after_import(
             {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.processes.notebook.rank_widgets import RankWidgets
 
-__all__ = ["RankPublisher", "RankShell", "adopt_kernel", "build"]
+__all__ = ["RankPublisher", "RankShell", "build", "disconnect"]
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -135,7 +135,7 @@ def build(send: Callable[[object], None] | None, widgets: RankWidgets | None = N
         del builtins.__IPYTHON__  # type: ignore[attr-defined]
 
 
-def adopt_kernel(shell: Any, send: Callable[[object], None], ask: Callable[..., str], widgets: RankWidgets) -> None:
+def disconnect(shell: Any, send: Callable[[object], None], ask: Callable[..., str], widgets: RankWidgets) -> None:
     """Disconnect a shell that a fork inherited from the kernel's sockets, which a rank must not use."""
     shell.display_pub = _publisher(shell)
     shell.display_pub.send, shell.display_pub.widgets = send, widgets

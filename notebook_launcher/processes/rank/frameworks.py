@@ -17,7 +17,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context
+from notebook_launcher.context import current
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.processes.afterimport import after_import
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["install"]
+__all__ = ["patch_when_imported"]
 
 
-def install() -> None:
+def patch_when_imported() -> None:
     """Make the changes, once the libraries are imported, in a rank or in a process from which ranks are forked."""
     fabric = {f"{package}.utilities.distributed": _patch_fabric for package in ("lightning_fabric", "lightning.fabric")}
     after_import({"accelerate.state": _patch_accelerate, "torch.multiprocessing": _patch_spawn, **fabric})
@@ -47,13 +47,14 @@ def _refusal(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def start(fn: Any, *args: Any, **kwargs: Any) -> Any:
-        rank = context.current()
-        if rank is None or rank.pid != os.getpid():
+        context = current()
+        if context is None or context.pid != os.getpid():
             return function(fn, *args, **kwargs)
         own = getattr(fn, "__name__", "fn")
         raise CallOrderError(
-            f"{name} was called in rank {rank.rank}: the processes that it would start are up, started by the launch. "
-            f"Call {own}(rank, ...) here, with the rank from torch.distributed.get_rank(); or launch {own} itself."
+            f"{name} was called in rank {context.rank}: the processes that it would start are up, started by the "
+            f"launch. Call {own}(rank, ...) here, with the rank from torch.distributed.get_rank(); or launch {own} "
+            "itself."
         )
 
     return start

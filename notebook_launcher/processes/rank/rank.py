@@ -19,8 +19,9 @@ import time
 import types
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import board_layout, context, messages, travel
+from notebook_launcher import board_layout, messages, travel
 from notebook_launcher.channel import Channel, anonymous_file
+from notebook_launcher.context import RankContext, begin_call, current, enter
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.failures.kept_failure import KeptFailure
@@ -52,18 +53,19 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
     rank_process.reset_signals()
     rank_process.redirect_output(start)
     if start.setup.start_method == "spawn":
-        rendezvous.install()  # Forked ranks inherit torch and this change to torch from their parent.
+        # Forked ranks inherit torch and this change to torch from their parent.
+        rendezvous.replace_init_process_group()
     else:
         inherited.forget(start.setup.start_method)
-    rank = _Rank(start, inherited_call)
+    process = _RankProcess(start, inherited_call)
     try:
-        rank.serve()
+        process.serve()
     except KeyboardInterrupt:
         return 130
     return rank_process.leave()
 
 
-class _Rank:
+class _RankProcess:
     def __init__(self, start: RankStart, inherited_call: travel.FunctionCall | None) -> None:
         self._number = start.rank
         self._setup = start.setup
@@ -82,8 +84,8 @@ class _Rank:
             sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ.update(torchrun_environment(start.setup, start.rank))
         board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
-        context.enter(
-            context.RankContext(
+        enter(
+            RankContext(
                 rank=start.rank,
                 num_processes=start.setup.num_processes,
                 pid=os.getpid(),
@@ -95,11 +97,11 @@ class _Rank:
                 next_change=self._inbox.next_change,
             )
         )
-        self._widgets = frontend.install(
+        self._widgets = frontend.connect(
             start.rank, self._channel.send_and_wait, self._inbox.ask, send_soon=self._channel.send
         )
         if start.setup.start_method != "forkserver":  # Its forks have inherited the changes.
-            frameworks.install()
+            frameworks.patch_when_imported()
 
     def serve(self) -> None:
         stacks = anonymous_file("stacks")
@@ -136,9 +138,9 @@ class _Rank:
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
         self._widgets.begin_call(call.widget_ranks)
         stage = _Stage()
-        if not call.is_aside:
+        if not call.keeps_failure:
             self._forget_failure()
-        context.begin_call(call.call_id, call.checkpoints)
+        begin_call(call.call_id, call.checkpoints)
         # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._forget_edited_modules()
@@ -318,14 +320,14 @@ def _pack(value: Any) -> tuple[int | None, str]:
 
 def _end_training_records() -> None:
     """Send the rest of the phases' times, and end a profile that is under way."""
-    rank = context.current()
-    if rank is None:
+    context = current()
+    if context is None:
         return
     with contextlib.suppress(OSError):  # The kernel is gone.
-        if rank.clock is not None:
-            rank.clock.flush()
-        if rank.safepoint is not None:
-            rank.safepoint.close()
+        if context.clock is not None:
+            context.clock.flush()
+        if context.safepoint is not None:
+            context.safepoint.close()
 
 
 def _peak_rss() -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.messages import Setup
 
-__all__ = ["Rendezvous", "install", "redirect_globals", "torchrun_environment"]
+__all__ = ["Rendezvous", "redirect_globals", "replace_init_process_group", "torchrun_environment"]
 
 NCCL_DEFAULTS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """Set in ranks with GPUs unless the user has. After a device-side assert every CUDA call of the process fails, even
@@ -255,7 +255,7 @@ def _check_for_gpus(asked: Any, ours: str | None) -> None:
 # The only place that changes torch itself: in ranks and in the fork server, never in the kernel.
 
 
-def install() -> None:
+def replace_init_process_group() -> None:
     """Replace `torch.distributed.init_process_group`, wherever torch refers to it, by a function that asks the rank."""
     # Imported now, before there is a group: as defaults, the module's functions keep the group of the time of the
     # import. DDP imports the module through the compiler. A group that is kept there keeps its connections open, and
@@ -294,14 +294,14 @@ def _replacement(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        from notebook_launcher import context
+        from notebook_launcher.context import current
 
-        rank = context.current()
+        context = current()
         # A data-loader worker or another child process of a rank is not the rank.
-        if rank is None or rank.pid != os.getpid():
+        if context is None or context.pid != os.getpid():
             original(*args, **kwargs)
         else:
-            rank.rendezvous.init_process_group(original, dict(signature.bind(*args, **kwargs).arguments))
+            context.rendezvous.init_process_group(original, dict(signature.bind(*args, **kwargs).arguments))
 
     init_process_group.notebook_launcher_original = original  # type: ignore[attr-defined]
     return init_process_group

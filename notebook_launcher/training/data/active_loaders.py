@@ -25,7 +25,9 @@ class ActiveLoader(Protocol):
     counts_otherwise: str
     iteration_token: object | None
     num_drawn: int
-    repeat_is_known: bool
+
+    def note_repeat(self) -> None:
+        """Note that the loop leaves out a batch that a rank got again."""
 
 
 class LoopOwner(Protocol):

@@ -97,7 +97,7 @@ class Order:
         because they continue from there.
         """
         here = _default_states()
-        aside = [
+        set_apart = [
             (owner, owner.generator)
             for owner, state in zip(owners, self.generators, strict=False)
             if state is None and owner.generator is not None
@@ -105,11 +105,11 @@ class Order:
         restore_rng_states(self.defaults)
         self.restore_generators(owners)
         try:
-            for owner, _ in aside:
+            for owner, _ in set_apart:
                 owner.generator = None
             yield
         finally:
-            for owner, generator in aside:
+            for owner, generator in set_apart:
                 owner.generator = generator
             restore_rng_states(here)
 

@@ -10,8 +10,8 @@ ranks hang or end in gloo's abort. Three things give it away, without a collecti
   same mode write nothing.
 - A peer has another number of forwards or optimizer steps behind it: rank 0 repeats its first micro-batch while its
   peer, after an update, begins the second. `forward_marks.py` compares the numbers, on one machine.
-- A peer waits already in a call that all ranks make, such as `save_model`. Each rank marks on the launcher's page that
-  it waits, so looking takes nanoseconds. A peer that comes there later prints its notice after 10 s instead.
+- A peer waits already in a call that all ranks make, such as `save_model`. Each rank marks on the board that it
+  waits, so looking takes nanoseconds. A peer that comes there later prints its notice after 10 s instead.
 
 All hold only for a forward that gathers: units that kept their parameters after the last one are left out.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from notebook_launcher import context
+from notebook_launcher.context import current
 from notebook_launcher.training.parallelism.forward_marks import ForwardMarks
 from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
 from notebook_launcher.training.rank_check.bulletin import Bulletin
@@ -128,8 +128,8 @@ class _ForwardCheck:
         return "with gradients inside accumulate()" if self._is_in_block() else "with gradients"
 
     def _refuse_while_peers_wait(self, model: torch.nn.Module) -> None:
-        rank = context.current()
-        waiting = [] if rank is None else [peer for peer in rank.waiting_peers() if peer in self._peers]
+        context = current()
+        waiting = [] if context is None else [peer for peer in context.waiting_peers() if peer in self._peers]
         if waiting and (ahead := find_ahead(waiting)):
             raise RuntimeError(_explain_wait(_name(model), ahead))
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from notebook_launcher import context
 from notebook_launcher.board_layout import FORWARDS, STEPS
+from notebook_launcher.context import RankContext, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,22 +48,22 @@ class ForwardMarks:
 
     def begin(self) -> None:
         """Mark a forward that gathers."""
-        rank = _own_rank()
-        if rank is None:
+        context = _own_context()
+        if context is None:
             return
-        if rank.call_id != self._call_id:  # The last call may have failed after a step on some ranks alone.
-            self._call_id, self._steps_before = rank.call_id, self._count_steps()
-        board, mine = rank.board, FORWARDS + rank.rank
-        board[STEPS + rank.rank] = self._num_steps() % 256
+        if context.call_id != self._call_id:  # The last call may have failed after a step on some ranks alone.
+            self._call_id, self._steps_before = context.call_id, self._count_steps()
+        board, mine = context.board, FORWARDS + context.rank
+        board[STEPS + context.rank] = self._num_steps() % 256
         board[mine] = board[mine] % 255 + 1
 
     def compare(self) -> Drift | None:
         """Return how the peers differ, after a forward that has gathered; None if they agree."""
-        rank = _own_rank()
-        if rank is None:
+        context = _own_context()
+        if context is None:
             return None
-        board, num_steps = rank.board, self._num_steps()
-        num_forwards = board[FORWARDS + rank.rank]
+        board, num_steps = context.board, self._num_steps()
+        num_forwards = board[FORWARDS + context.rank]
         fewer, steps = [], {}
         for peer in self._peers:
             theirs = board[FORWARDS + peer]
@@ -80,7 +80,7 @@ class ForwardMarks:
         return self._count_steps() - self._steps_before
 
 
-def _own_rank() -> context.RankContext | None:
-    """Return the rank that this process is; None outside a launch, and in a process that a rank has forked."""
-    rank = context.current()
-    return None if rank is None or rank.pid != os.getpid() else rank
+def _own_context() -> RankContext | None:
+    """Return this rank's context; None outside a launch, and in a process that a rank has forked."""
+    context = current()
+    return None if context is None or context.pid != os.getpid() else context

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from notebook_launcher import context
+from notebook_launcher.context import WAITING, activity, call_id, current
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def meet(call: str, patience: float = math.inf) -> None:
     visit = store.add(_key(call, dist.get_rank()), 1)
     absent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     begin = time.monotonic()
-    with context.activity(context.WAITING):
+    with activity(WAITING):
         # The store's own wait cannot be interrupted, and prints warnings.
         while absent := [rank for rank in absent if store.add(_key(call, rank), 0) < visit]:
             waited = time.monotonic() - begin
@@ -71,12 +71,12 @@ def meet(call: str, patience: float = math.inf) -> None:
 
 
 def _key(call: str, what: int | str) -> str:
-    return f"run {context.call_id()}/{call}/{what}"
+    return f"run {call_id()}/{call}/{what}"
 
 
 def _refuse_crossing(call: str, absent: Iterable[int]) -> None:
-    rank = context.current()
-    ahead = find_ahead(set(absent).intersection([] if rank is None else rank.waiting_peers()))
+    context = current()
+    ahead = find_ahead(set(absent).intersection([] if context is None else context.waiting_peers()))
     if ahead:
         raise RuntimeError(
             f"rank {dist.get_rank()} waits in {call}, and {describe_ahead(ahead)}: they would wait for each other for "

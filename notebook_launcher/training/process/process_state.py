@@ -67,7 +67,7 @@ class ProcessState:
         self._patience = math.inf if timeout is None else timeout.total_seconds() / 2
         place = None
         if dist.is_available():
-            place = _adopt(backend, timeout) if dist.is_initialized() else read_place(os.environ)
+            place = _place_in_group(backend, timeout) if dist.is_initialized() else read_place(os.environ)
         self.process_index = place.rank if place else 0
         self.local_process_index = place.local_rank if place else 0
         self.num_processes = place.num_processes if place else 1
@@ -278,7 +278,7 @@ def wait_for_everyone() -> None:
     ProcessState().wait_for_everyone()
 
 
-def _adopt(backend: str | None, timeout: timedelta | None) -> ProcessPlace:
+def _place_in_group(backend: str | None, timeout: timedelta | None) -> ProcessPlace:
     """Return this process' place in the group that is up."""
     up = dist.get_backend()
     if backend is not None and backend != up:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher import context
+from notebook_launcher.context import WAITING, activity, current
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Peers:
 
     def __init__(self) -> None:
         names = [uuid.uuid4().hex]
-        with context.activity(context.WAITING):
+        with activity(WAITING):
             dist.broadcast_object_list(names)
         # The group's own store, which outlives it here. torch has no public name for it.
         self._store = dist.PrefixStore(f"attempts/{names[0]}", dist.distributed_c10d._get_default_store())  # noqa: SLF001
@@ -141,9 +141,9 @@ def _leave_group() -> None:
     _take_from_torch(group())
     _take_from_models()
     gc.collect()
-    rank = context.current()
-    if rank is not None and rank.pid == os.getpid():
-        rank.rendezvous.leave()
+    context = current()
+    if context is not None and context.pid == os.getpid():
+        context.rendezvous.leave()
     elif "nccl" in dist.get_backend():
         dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - `destroy` would wait for the collective
     else:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher import context, messages
+from notebook_launcher import messages
+from notebook_launcher.context import current
 from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.bulletin import Bulletin
@@ -309,11 +310,11 @@ def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
 
 def notify(text: str) -> None:
     """Show a line in the cell; without a launcher, warn."""
-    rank = context.current()
-    if rank is None:
+    context = current()
+    if context is None:
         warn_user(text)
     else:
-        rank.send(messages.Notice(text=text))
+        context.send(messages.Notice(text=text))
 
 
 def _nobody() -> None:

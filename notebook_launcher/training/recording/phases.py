@@ -13,7 +13,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher import context, messages
+from notebook_launcher import messages
+from notebook_launcher.context import COMPUTING, WAITING, RankContext, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +92,7 @@ class PhaseClock:
         """Mark that a watched backward has computed all gradients and now waits for the ranks."""
         self._computed = _now()
         if self._set_activity is not None:
-            self._set_activity(context.WAITING)
+            self._set_activity(WAITING)
 
     def end_backward(self, *, synced: bool) -> None:
         """Mark the end of the backward.
@@ -107,7 +108,7 @@ class PhaseClock:
             if self._began < self._computed:
                 self._sync_share = (now - self._computed) / max(now - since, 1e-9)
             if self._set_activity is not None:
-                self._set_activity(context.COMPUTING)
+                self._set_activity(COMPUTING)
         # `mark` twice, written out: beside a busy peer, a call costs more than its work.
         self._phases.append("backward")
         self._times.append(since + (now - since) * (1.0 - self._sync_share))
@@ -181,20 +182,20 @@ class PhaseClock:
 
 def make_clock() -> PhaseClock | None:
     """Return the clock of the rank that this process is, the same at every call; None without a launcher."""
-    rank = context.current()
-    if rank is None:
+    context = current()
+    if context is None:
         return None
-    if rank.clock is None:
-        rank.clock = _make_clock(rank)
-    assert isinstance(rank.clock, PhaseClock)
-    return rank.clock
+    if context.clock is None:
+        context.clock = _make_clock(context)
+    assert isinstance(context.clock, PhaseClock)
+    return context.clock
 
 
-def _make_clock(rank: context.RankContext) -> PhaseClock:
+def _make_clock(context: RankContext) -> PhaseClock:
     import torch
 
     if not torch.cuda.is_available():
-        return PhaseClock(rank.send, rank.set_activity, rank.settings_now)
+        return PhaseClock(context.send, context.set_activity, context.settings_now)
     from notebook_launcher.training.recording.device_phases import DevicePhaseClock, record_cuda_event
 
-    return DevicePhaseClock(rank.send, record_cuda_event, rank.set_activity, rank.settings_now)
+    return DevicePhaseClock(context.send, record_cuda_event, context.set_activity, context.settings_now)

@@ -135,9 +135,9 @@ class JSONLinesTracker(GeneralTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write `config.json`, whole or not at all."""
         text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        aside = self.folder / f".config.json.{os.getpid()}"
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(self.folder / "config.json")
+        temporary = self.folder / f".config.json.{os.getpid()}"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.folder / "config.json")
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Append a line.

@@ -1,7 +1,7 @@
 """The update at which all ranks do something together, agreed on without a message.
 
 Ranks see a request of the kernel at different moments, so rank 0 names an update and writes its number where all ranks
-find it: on the board, a page that all ranks of one machine map, or, over several machines, into the store at which the
+find it: on the board, memory that all ranks of one machine map, or, over several machines, into the store at which the
 ranks have met. The named update must lie so far ahead that no rank can have passed it unseen. How far that is
 follows from the gradients' reduction, which no rank completes before every rank has begun it:
 
@@ -14,7 +14,7 @@ follows from the gradients' reduction, which no rank completes before every rank
 
 Over several machines the same holds, because rank 0 waits for the store's answer before it continues. But each
 machine has a board of its own, and a rank that has not seen the request would not look. Therefore the kernel writes a
-request to the board of rank 0 last, when all other machines have it (`engines/cluster/relayed_page.py`).
+request to the board of rank 0 last, when all other machines have it (`engines/cluster/relayed_memory.py`).
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class BoardSlot:
 class StoreSlot:
     """Slot for ranks of several machines: a number in the store, for each call another. Each look asks the store."""
 
-    def __init__(self, rank: RankContext, name: str) -> None:
+    def __init__(self, context: RankContext, name: str) -> None:
         """Begin before the first update.
 
         Args:
-            rank: This rank.
+            context: This rank.
             name: The kind of request.
         """
-        self._rank = rank
+        self._context = context
         self._name = name
 
     def read(self) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class StoreSlot:
 
     def _add(self, number: int) -> int:
         # The only operation of a store that does not wait for the key, and returns once the store has carried it out.
-        return self._rank.rendezvous.store.add(f"call-{self._rank.call_id}/{self._name}", number)
+        return self._context.rendezvous.store.add(f"call-{self._context.call_id}/{self._name}", number)
 
 
 class QueuedWork(Protocol):

@@ -13,7 +13,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from notebook_launcher import board_layout, context, messages
+from notebook_launcher import board_layout, messages
+from notebook_launcher.context import COMPUTING, WAITING, RunStopped, current, notify
 from notebook_launcher.training.recording.update_profile import UpdateProfile
 from notebook_launcher.training.requests.agreement import Agreement, BoardSlot, StoreSlot, make_fence
 
@@ -52,12 +53,12 @@ class ChangingSettings(Protocol):
 class Safepoint:
     """Counts the updates of an Accelerator, and carries out requests after the update that all ranks agree on."""
 
-    def __init__(self, rank: RankContext, fence: UpdateFence) -> None:
+    def __init__(self, context: RankContext, fence: UpdateFence) -> None:
         self._steering: Callable[[], ChangingSettings | None] = lambda: None
         """Returns the settings, which are held weakly; None before `connect`."""
         self._save_update: Callable[[], Callable[[int], Any] | None] = lambda: None
         """Returns the method that saves a checkpoint, which is held weakly; None before `connect`."""
-        self._rank = rank
+        self._context = context
         self.num_backwards = 0
         """Backwards so far: a rank that makes no more of them stops without waiting for the others' update."""
         self.is_due = False
@@ -66,16 +67,16 @@ class Safepoint:
         """Updates that this Accelerator has made."""
         self._fence = fence
         """Keeps this rank from running ahead of its peers' view of the board."""
-        options: dict[str, Any] = {"chooses": rank.rank == 0, "lead": fence.lead if rank.num_processes > 1 else 0}
-        self._saves_agreed = Agreement(_slot(rank, "save", board_layout.SAVE_CHOICE), **options)
-        self._stop_agreed = Agreement(_slot(rank, "stop", board_layout.STOP_CHOICE), **options)
+        options: dict[str, Any] = {"chooses": context.rank == 0, "lead": fence.lead if context.num_processes > 1 else 0}
+        self._saves_agreed = Agreement(_slot(context, "save", board_layout.SAVE_CHOICE), **options)
+        self._stop_agreed = Agreement(_slot(context, "stop", board_layout.STOP_CHOICE), **options)
         self._seen = 0
         """The last request for a checkpoint that was carried out."""
         self._saves = False
         """True if a checkpoint is due."""
         self._stop_at: int | None = None
         """Number of the update after which all ranks stop; None: no stop was requested."""
-        self._changes_agreed = Agreement(_slot(rank, "change", board_layout.CHANGE_CHOICE), **options)
+        self._changes_agreed = Agreement(_slot(context, "change", board_layout.CHANGE_CHOICE), **options)
         self._num_changes = 0
         """Number of the last change that was carried out."""
         self._changes_due = 0
@@ -99,10 +100,10 @@ class Safepoint:
             return
         self._num_updates += 1
         self._fence.pass_update()
-        rank = self._rank
-        if rank.safepoint is not self and not self._claim(rank):
+        context = self._context
+        if context.safepoint is not self and not self._claim(context):
             return
-        board = rank.board
+        board = context.board
         if board[board_layout.SAVES_ASKED] != self._seen:
             self._agree_to_save(board[board_layout.SAVES_ASKED])
         if board[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER:
@@ -111,13 +112,13 @@ class Safepoint:
         if 0 < num_new < MAX_NEW_CHANGES:
             self._agree_to_change(self._num_changes + num_new)
 
-    def _claim(self, rank: RankContext) -> bool:
+    def _claim(self, context: RankContext) -> bool:
         # One Accelerator of a call answers: two would count different updates.
-        if rank.pid != os.getpid() or rank.safepoint is not None:
+        if context.pid != os.getpid() or context.safepoint is not None:
             return False
-        rank.safepoint, self._seen, self._saves, self._stop_at, self.is_due = self, 0, False, None, False
+        context.safepoint, self._seen, self._saves, self._stop_at, self.is_due = self, 0, False, None, False
         self._num_changes = self._changes_due = 0
-        rank.board[board_layout.HAS_SAFEPOINT] = 1
+        context.board[board_layout.HAS_SAFEPOINT] = 1
         return True
 
     def _agree_to_save(self, asked: int) -> None:
@@ -156,49 +157,49 @@ class Safepoint:
         self.is_due = self.is_due or self._profile is not None
         if self._stop_at == self._num_updates:
             self._stop_at = None  # A session's next run may use this Accelerator again.
-            raise context.RunStopped
+            raise RunStopped
 
     def _change(self) -> None:
-        steering, receive = self._steering(), self._rank.next_change
+        steering, receive = self._steering(), self._context.next_change
         if steering is None or receive is None:
             return
         if steering.has_open_window:
             self.is_due = True  # Of other models: after the next micro-batch, on all ranks alike.
             return
-        is_paused, before = False, self._rank.set_activity(context.COMPUTING)
+        is_paused, before = False, self._context.set_activity(COMPUTING)
         try:
             while is_paused or self._num_changes < self._changes_due:
                 change = receive()
                 self._num_changes = change.number
                 if change.action in ("pause", "resume"):
                     is_paused = change.action == "pause"
-                    self._rank.set_activity(context.WAITING if is_paused else before)
+                    self._context.set_activity(WAITING if is_paused else before)
                 self._carry_out(change, steering)
         finally:
-            self._rank.set_activity(before)
+            self._context.set_activity(before)
 
     def _carry_out(self, change: messages.Change, steering: ChangingSettings) -> None:
         values = steering.change(change.values)
-        if change.profile is not None and self._rank.rank in change.profile.ranks:
+        if change.profile is not None and self._context.rank in change.profile.ranks:
             self._end_profile()
-            self._profile = UpdateProfile(self._rank.rank, change.profile, self._num_updates)
+            self._profile = UpdateProfile(self._context.rank, change.profile, self._num_updates)
             if self._profile.end == self._num_updates:  # It could not begin.
                 self._end_profile()
-        if self._rank.rank == 0:
+        if self._context.rank == 0:
             now = time.monotonic()
             record = messages.Changed(
                 time=now, update=self._num_updates, action=change.action, values=values, source=change.source
             )
-            self._rank.send(record)
+            self._context.send(record)
         if change.action == "save":
             self._save()
         elif change.action == "stop":
-            raise context.RunStopped
+            raise RunStopped
 
     def _end_profile(self) -> None:
         profile, self._profile = self._profile, None
         if profile is not None:
-            self._rank.send(profile.finish(self._num_updates))
+            self._context.send(profile.finish(self._num_updates))
 
     def close(self) -> None:
         """End the profile that is under way; called when the function has ended."""
@@ -212,14 +213,14 @@ class Safepoint:
     def _save(self) -> None:
         save = self._save_update()
         if save is not None:
-            context.notify(f"saved {save(self._num_updates)}, after update {self._num_updates}")
+            notify(f"saved {save(self._num_updates)}, after update {self._num_updates}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.
 
 
-def _slot(rank: RankContext, name: str, place: slice) -> ChoiceSlot:
-    return BoardSlot(rank.board, place) if rank.num_nodes == 1 else StoreSlot(rank, name)
+def _slot(context: RankContext, name: str, place: slice) -> ChoiceSlot:
+    return BoardSlot(context.board, place) if context.num_nodes == 1 else StoreSlot(context, name)
 
 
 def _nobody() -> None:
@@ -228,7 +229,7 @@ def _nobody() -> None:
 
 def make_safepoint(process: ProcessState) -> Safepoint | None:
     """Return a safepoint, for one Accelerator; None without a launcher."""
-    rank = context.current()
-    if rank is None:
+    context = current()
+    if context is None:
         return None
-    return Safepoint(rank, make_fence(process.device, process.num_processes))
+    return Safepoint(context, make_fence(process.device, process.num_processes))

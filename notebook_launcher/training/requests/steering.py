@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher import context
+from notebook_launcher.context import current, notify
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_change
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Steering:
 
 
 def _note_unchanged(wanted: Wanted) -> None:
-    context.notify(
+    notify(
         f"lr={wanted!r} changed nothing: the rate is 0 at this update, as at the start of a warm-up, and no factor "
         "changes that. Ask again after the next update."
     )
@@ -138,11 +138,11 @@ def _scale_scheduler(scheduler: Any, factor: float) -> None:
 
 
 def _change_tunable(name: str, wanted: Wanted) -> tuple[Any, Any]:
-    rank = context.current()
-    assert rank is not None
-    before = rank.tunables.get(name)
+    context = current()
+    assert context is not None
+    before = context.tunables.get(name)
     if before is not None:
-        rank.tunables[name] = type(before)(apply_change(before, wanted))
+        context.tunables[name] = type(before)(apply_change(before, wanted))
     elif not isinstance(wanted, str):  # This rank has not read the setting yet, so a factor has nothing to multiply.
-        rank.tunables[name] = apply_change(0.0, wanted)
-    return before, rank.tunables.get(name)
+        context.tunables[name] = apply_change(0.0, wanted)
+    return before, context.tunables.get(name)

@@ -93,10 +93,8 @@ def test_pace_restarts_with_a_restarted_rank() -> None:
 
 def test_items_are_counted_over_all_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[messages.Progress] = []
-    rank = SimpleNamespace(
-        rank=0, send=sent.append, board=bytearray(4096), num_items=0, num_loops=0, last_progress=-1e9
-    )
-    monkeypatch.setattr(context._Current, "context", rank)
+    own = SimpleNamespace(rank=0, send=sent.append, board=bytearray(4096), num_items=0, num_loops=0, last_progress=-1e9)
+    monkeypatch.setattr(context._Current, "context", own)
     for _ in reporting.track(range(3)):
         for _ in reporting.track(range(10)):
             pass

@@ -125,7 +125,7 @@ def test_call_and_its_parcel_go_to_every_rank_once(clock: Clock) -> None:
     tree.board.ask_to_stop(together=False)
     Attempt(tree, call, (7,), deadline=None, debug=False).begin()
     assert tree.sent == [(0, (call, 7)), (1, (call, 7))]
-    assert not any(tree.board.page)
+    assert not any(tree.board.memory)
 
 
 def test_attempt_without_failures_settles_once_every_rank_has_returned(clock: Clock) -> None:
@@ -198,10 +198,10 @@ def test_stop_interrupts_ranks_that_read_no_board_and_asks_others_first(clock: C
     call.attempt.stop()
     assert call.act() == [((0, 1, 2), signal.SIGINT)]
     asked = Call(clock).start()
-    asked.tree.board.page[board_layout.COOPERATIVE + 1] = 1
+    asked.tree.board.memory[board_layout.COOPERATIVE + 1] = 1
     asked.attempt.stop()
     assert asked.act() == []
-    assert asked.tree.board.page[board_layout.STOP_FLAG] == board_layout.STOP_EACH
+    assert asked.tree.board.memory[board_layout.STOP_FLAG] == board_layout.STOP_EACH
     assert asked.attempt.rung is Rung.ASK
     assert asked.act(USER_BUDGETS[Rung.ASK]) == [((0, 1, 2), signal.SIGINT)]
     assert asked.act(USER_BUDGETS[Rung.INTERRUPT]) == [((0, 1, 2), signal.SIGTERM)]
@@ -237,9 +237,9 @@ def test_session_kills_one_rank_in_place_of_terminating_all(clock: Clock) -> Non
 def test_stop_after_the_step_sends_no_signal(clock: Clock) -> None:
     call = Call(clock).start()
     assert not call.attempt.requests.ask_to_stop(call.attempt.state.unsettled)
-    call.tree.board.page[board_layout.COOPERATIVE] = 1
+    call.tree.board.memory[board_layout.COOPERATIVE] = 1
     assert call.attempt.requests.ask_to_stop(call.attempt.state.unsettled)
-    assert call.tree.board.page[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER
+    assert call.tree.board.memory[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER
     assert (call.act(1000), call.attempt.rung) == ([], Rung.ASK)
     call.fail(0)
     assert call.attempt.state.outcomes[0].after_stop
@@ -315,11 +315,11 @@ def test_run_that_takes_too_long_is_stopped_and_looked_at_first(clock: Clock) ->
 
 def test_clock_of_the_time_limit_stands_still_while_input_or_a_pause_holds_the_ranks(clock: Clock) -> None:
     call = Call(clock, deadline=clock.now + 10).start()
-    call.attempt.hold_clock(held=True)
+    call.attempt.hold_clock()
     clock.now += 100
     assert call.attempt.next_deadline() is None
     call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="pause", values={}))
-    call.attempt.hold_clock(held=False)  # The input is answered, and the pause goes on.
+    call.attempt.release_clock()  # The input is answered, and the pause goes on.
     assert call.act(100) == []
     call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="resume", values={}))
     assert call.attempt.next_deadline() == clock.now + 10
@@ -358,14 +358,14 @@ def test_ladder_ends_on_its_last_rung() -> None:
 
 def test_changes_reach_all_ranks_before_the_board_announces_them(clock: Clock) -> None:
     call = Call(clock, Tree(2)).start()
-    requests, page = call.attempt.requests, call.tree.board.page
+    requests, memory = call.attempt.requests, call.tree.board.memory
     assert not requests.ask_to_change("pause")
-    page[board_layout.HAS_SAFEPOINT] = 1
+    memory[board_layout.HAS_SAFEPOINT] = 1
     assert requests.ask_to_change("set", {"lr": 0.1})
     assert call.tree.sent == [(rank, messages.Change(number=1, action="set", values={"lr": 0.1})) for rank in range(2)]
-    assert page[board_layout.CHANGES_ASKED] == 1
+    assert memory[board_layout.CHANGES_ASKED] == 1
     assert requests.ask_to_save()
-    assert page[board_layout.SAVES_ASKED] == 1
+    assert memory[board_layout.SAVES_ASKED] == 1
     call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="pause", values={}))
     assert requests.ask_to_save()  # Paused ranks read their channels, not the board.
-    assert (page[board_layout.SAVES_ASKED], page[board_layout.CHANGES_ASKED]) == (1, 2)
+    assert (memory[board_layout.SAVES_ASKED], memory[board_layout.CHANGES_ASKED]) == (1, 2)

@@ -37,7 +37,7 @@ def ask(request):
     channel.send(request)
     return channel.receive()[0]
 
-frontend.install(1, channel.send, ask)
+frontend.connect(1, channel.send, ask)
 try:
     exec(compile(code, "<cell>", "exec"), {"__name__": "__main__"})
     frontend.flush_figures()
@@ -340,7 +340,7 @@ def run(body):
             def request(record):
                 channel.send(record)
                 return channel.receive()[0]
-            frontend.install(1, channel.send, request)
+            frontend.connect(1, channel.send, request)
             body()
             frontend.flush_figures()
         except BaseException:

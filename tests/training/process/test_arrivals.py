@@ -16,7 +16,7 @@ from notebook_launcher.training.process import arrivals
 from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -41,14 +41,20 @@ def wait(_folder: Path) -> Any:
     return Accelerator(cpu=True).wait_for_everyone()
 
 
+@contextlib.contextmanager
+def impatient(notice_after: float) -> Iterator[None]:
+    """Let this rank print its notice so soon, until the end of the block; the session keeps the rank's process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrivals, "NOTICE_AFTER", notice_after)
+        yield
+
+
 def stand_in_for_a_slow_rank(call: Callable[[Path], Any], folder: Path) -> tuple[str, Any]:
     """Call it on rank 0, and on the others once rank 0 has said that it waits; return what it said."""
     said = folder.parent / "said"
     if torch.distributed.get_rank() == 0:
-        patience, arrivals.NOTICE_AFTER = arrivals.NOTICE_AFTER, 0.1
-        with said.open("w") as file, contextlib.redirect_stderr(file):
+        with said.open("w") as file, contextlib.redirect_stderr(file), impatient(0.1):
             result = call(folder)
-        arrivals.NOTICE_AFTER = patience
     else:
         while not (said.exists() and said.read_text()):
             time.sleep(0.01)
@@ -83,12 +89,10 @@ def test_notice_names_all_absent_ranks(tmp_path):
 def test_main_process_first_waits_without_a_notice(ranks, tmp_path):
     def listen() -> Any:
         said = tmp_path / f"said by {torch.distributed.get_rank()}"
-        patience, arrivals.NOTICE_AFTER = arrivals.NOTICE_AFTER, 0.1
         turns = Accelerator(cpu=True).main_process_first()
-        with said.open("w") as file, contextlib.redirect_stderr(file), turns:
+        with said.open("w") as file, contextlib.redirect_stderr(file), impatient(0.1), turns:
             if torch.distributed.get_rank() == 0:
                 time.sleep(0.3)  # stands for work that takes longer than the patience of the others
-        arrivals.NOTICE_AFTER = patience
         return said.read_text()
 
     assert ranks.run(2, listen) == ["", ""]
@@ -97,9 +101,9 @@ def test_main_process_first_waits_without_a_notice(ranks, tmp_path):
 def test_rank_that_waits_in_vain_fails_right_after_its_notice(tmp_path):
     def only_on_the_main_process() -> None:
         accelerator = Accelerator(cpu=True)
-        arrivals.NOTICE_AFTER = 0.1
         if accelerator.is_main_process:
-            accelerator.save_state(tmp_path / "a")
+            with impatient(0.1):
+                accelerator.save_state(tmp_path / "a")
 
     with pytest.raises(RuntimeError, match="gloo/transport/tcp"):
         notebook_launch(only_on_the_main_process, 2, output="none")
@@ -112,10 +116,8 @@ def test_run_after_a_failure_on_one_rank_waits_for_nobody(ranks: Any, tmp_path: 
         return iterate(folder)
 
     def iterate_again(folder: Path) -> tuple[Any, str]:
-        patience, arrivals.NOTICE_AFTER = arrivals.NOTICE_AFTER, 0.5
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        with contextlib.redirect_stderr(io.StringIO()) as said, impatient(0.5):
             result = iterate(folder)
-        arrivals.NOTICE_AFTER = patience
         return result, said.getvalue()
 
     with pytest.raises(ValueError, match="before its call"):

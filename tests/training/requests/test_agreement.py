@@ -53,12 +53,12 @@ class Rank(threading.Thread):
         self.num_saved = 0
         self.acts: Acts = []
         rendezvous: Any = SimpleNamespace(store=world)
-        rank = RankContext(
+        context = RankContext(
             rank=number, num_processes=len(world.fences), pid=world.pid, settings=SETTINGS,
             send=lambda _: None, board=world.boards[number], rendezvous=rendezvous,
             num_nodes=world.num_nodes,
         )  # fmt: skip
-        self.safepoint = Safepoint(rank, world.fences[number](self))
+        self.safepoint = Safepoint(context, world.fences[number](self))
         self.steering = Steering(None, None, None)  # type: ignore[arg-type] # Nothing changes here.
         self.safepoint.connect(self.steering, self.save_state)
 

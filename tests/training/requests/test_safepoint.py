@@ -261,22 +261,22 @@ def test_another_stop_does_not_wait_for_the_step():
     assert run.stop() == "interrupt"
 
 
-class SlowPage:
-    """A page whose writer, the run's thread, is held up when it has asked the ranks to stop."""
+class SlowMemory:
+    """Memory whose writer, the run's thread, is held up when it has asked the ranks to stop."""
 
-    def __init__(self, page: Any) -> None:
-        self.page = page
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
 
     def __getitem__(self, index: Any) -> Any:
-        return self.page[index]
+        return self.memory[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self.page[index] = value
+        self.memory[index] = value
         if index == board_layout.STOP_FLAG:
             time.sleep(0.5)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.page, name)
+        return getattr(self.memory, name)
 
 
 @pytest.mark.parametrize("presses", [1, 2])
@@ -290,7 +290,7 @@ def test_rank_may_stop_before_the_caller_of_stop_continues(presses):
     until(functools.partial(has_reported, run), run)
     attempt: Any = run._data.attempt
     tree = attempt.tree
-    tree.board.page = SlowPage(tree.board.page)
+    tree.board.memory = SlowMemory(tree.board.memory)
     for _ in range(presses):
         run.stop(after_step=True, wait=False)
     run.wait()

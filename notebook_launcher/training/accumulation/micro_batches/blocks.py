@@ -83,7 +83,7 @@ class MicroBatchBlock:
             self._warn_of_reading()
         if window.num_batches > 1 and self._rules.guards:
             self._check_untouched()
-        self.outer, gradient_state.block = gradient_state.block, self
+        self.outer = gradient_state.open_block(self)
         self.free = False
         if not gradient_state.sync_gradients and self._pausable:
             self._paused = pause(self._pausable, sync_each_batch=gradient_state.plugin.sync_each_batch)
@@ -101,8 +101,9 @@ class MicroBatchBlock:
                 self._check_untouched()
         elif kind is None and self._clock is not None:
             self._clock.end_window(window.world_weight, window.num_batches)
-        gradient_state.block, self.outer = self.outer, None
-        if not gradient_state.leave(window, failed=kind is not None):
+        is_endless = not gradient_state.leave(self, failed=kind is not None)
+        self.outer = None
+        if is_endless:
             self._warn_once(
                 "no end",
                 "the last micro-batch of a loader had no backward, so the window has no end: its gradients are dropped."

@@ -151,8 +151,7 @@ class Updates:
         gradient_state = self._gradient_state
         if window is None or not gradient_state.lacks_end(window):
             return False
-        window.put_off()
-        gradient_state.sync_gradients = False  # Schedulers follow it.
+        gradient_state.put_off(window)
         return True
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:

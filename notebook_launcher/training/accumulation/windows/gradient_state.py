@@ -59,6 +59,10 @@ class OpenBlock(Protocol):
     def probes(self) -> Sequence[torch.Tensor | None]:
         """A trained parameter of each member."""
 
+    @property
+    def outer(self) -> OpenBlock | None:
+        """The block around it."""
+
 
 class GradientState:
     """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
@@ -76,7 +80,7 @@ class GradientState:
             rules: The differences from Accelerate.
             on_next: Called when an outermost loop over a prepared loader asks for its next batch.
         """
-        self.adopt(plugin)
+        self.use_plugin(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
         self.active_loaders = ActiveLoaders(self, on_next=on_next, follows_draws=rules.guards)
@@ -102,7 +106,7 @@ class GradientState:
         self.loaded: dict[int, dict[str, Any]] = {}
         """Windows of a checkpoint whose models have not been used since, by their numbers."""
 
-    def adopt(self, plugin: GradientAccumulationPlugin) -> None:
+    def use_plugin(self, plugin: GradientAccumulationPlugin) -> None:
         """Take over the settings of a plugin; a window that is open keeps its number of micro-batches."""
         self.plugin = plugin
         # An Accelerator has resolved the number; a plugin that `compat`'s GradientState was given may have none.
@@ -258,11 +262,17 @@ class GradientState:
             window.iteration is not None and iteration is not window.iteration and self._is_over(window)
         )
 
-    def leave(self, window: Window, *, failed: bool) -> bool:
-        """End a micro-batch; return False if the window can no longer end, because the loader is exhausted.
+    def open_block(self, block: OpenBlock) -> OpenBlock | None:
+        """Note that a block was entered, after `enter`; return the block around it."""
+        outer, self.block = self.block, block
+        return outer
+
+    def leave(self, block: OpenBlock, *, failed: bool) -> bool:
+        """Close a block and end its micro-batch; return False if its window cannot end: the loader is exhausted.
 
         A micro-batch that failed before its backward does not count.
         """
+        self.block, window = block.outer, block.window
         if window.backwards_in_block == 0:
             was_last = (self.sync_gradients or window.is_deferred) and not failed
             self.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
@@ -281,6 +291,21 @@ class GradientState:
         if window is None or not self.sync_gradients or self._rules.nominal_divisor:
             return False
         return window.num_backwards > 0 and window.backwards_in_block == 0
+
+    def put_off(self, window: Window) -> None:
+        """Put the update of a window off, because its last micro-batch was left out; schedulers wait, too."""
+        window.put_off()
+        self.sync_gradients = False
+
+    def given_unit_by(self, measure: Callable[[], float]) -> float:
+        """Return the unit of weights given by hand; `measure` finds it, once."""
+        if self.given_unit is None:
+            self.given_unit = measure()
+        return self.given_unit
+
+    def forget_left_out(self) -> None:
+        """Forget the batch that was left out last: all ranks have left out the same."""
+        self.left_out = None
 
     def note_end(self, loader: ActiveLoader) -> None:
         """Note that a loop over a prepared loader has come to its end."""
@@ -336,6 +361,11 @@ class GradientState:
         ]
         # The unit was called a reference when the first checkpoints were written; the name stays, to read them.
         return {"windows": opened, "given_reference": self.given_unit} if opened else {}
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Restore a checkpoint's windows; None: no window was open, so all that are open now are closed."""
+        self.load_state_dict(state or {})
+        self.sync_gradients = state is None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the windows that were open when the state was taken; windows of models not known yet wait."""

@@ -133,7 +133,7 @@ class Weighing:
             mine = self._given_weight(weight)
             total = self._total(mine)
             return ratio(self._num_data_ranks * (mine if reduction == "mean" else one_if_used(mine)), total, 0.0)
-        weights = self._round_weights()
+        weights = self._use_round_weights()
         if weights is None or num_steps > 1:
             return 1.0 / num_steps
         return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
@@ -167,7 +167,7 @@ class Weighing:
         """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
         loader = self._gradient_state.active_loaders.active
         current = None if loader is None else loader.current_round
-        weights = None if current is None else self._round_weights()
+        weights = None if current is None else self._use_round_weights()
         if loader is None or current is None or weights is None:
             mine = window.unit if window.kind == "counted" else 1.0
             window.weigh("equal", mine, mine * self._num_data_ranks, mine)
@@ -193,11 +193,12 @@ class Weighing:
             looked_up.has_sparse_gradients = has_sparse_gradients(self._members.models_and_leaves)
         # A weight of 0 leaves the rows of sparse gradients out, so it must be known to be 0.
         value = checked_weight(weight, self._device, reads=looked_up.has_sparse_gradients)
-        weights = self._round_weights()
+        weights = self._use_round_weights()
         repeats = weights is not None and not weights[self._data_rank] and (self._is_local or any(weights))
         return 0.0 if repeats else value
 
-    def _round_weights(self) -> tuple[int, ...] | None:
+    def _use_round_weights(self) -> tuple[int, ...] | None:
+        """Return the weights of all ranks' present batches, for a backward that weighs by them; None: unknown."""
         loader = self._gradient_state.active_loaders.active
         current = None if loader is None else loader.current_round
         if current is None or len(current.weights) != self._num_data_ranks:
@@ -206,7 +207,7 @@ class Weighing:
         if self._is_local:
             weights = (weights[self._data_rank],) * self._num_data_ranks
         if 0 in weights and loader is not None:
-            loader.repeat_is_known = True
+            loader.note_repeat()
         return weights
 
     def _unit_of_given(self, weight: float | torch.Tensor) -> float:
@@ -214,9 +215,9 @@ class Weighing:
         # in multiples of the first, which all ranks agree on once.
         if self._scaler is None:
             return 1.0
-        if self._gradient_state.given_unit is None:
-            self._gradient_state.given_unit = float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
-        return self._gradient_state.given_unit
+        return self._gradient_state.given_unit_by(
+            lambda: float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
+        )
 
     def _total(self, weight: float | torch.Tensor) -> float | torch.Tensor:
         if self._num_data_ranks == 1 or self._is_local:

@@ -248,8 +248,8 @@ def save(
             "safe_serialization=False."
         )
     if not hasattr(f, "write"):
-        write = (lambda aside: write_weights(aside, obj, safe=True)) if safe_serialization else None
-        staging.replace_file(Path(f), write or (lambda aside: durable_files.write_object(aside, obj)))
+        write = (lambda path: write_weights(path, obj, safe=True)) if safe_serialization else None
+        staging.replace_file(Path(f), write or (lambda path: durable_files.write_object(path, obj)))
     elif safe_serialization:
         check_tensors(obj, safe=True)
         f.write(safetensors.torch.save(*split_tied(obj)))

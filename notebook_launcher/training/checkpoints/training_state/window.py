@@ -69,5 +69,4 @@ def restore_window(stateful: StatefulObjects, window: dict[str, Any] | None) -> 
     for name, tensor in stateful.parameters():
         gradient = gradients.get(name)
         tensor.grad = None if gradient is None else from_local_part(gradient.to(tensor.device, tensor.dtype), tensor)
-    stateful.gradient_state.load_state_dict({} if window is None else window["state"])
-    stateful.gradient_state.sync_gradients = window is None
+    stateful.gradient_state.restore(None if window is None else window["state"])

@@ -62,6 +62,10 @@ class DataLoaderStateMixin:
         self.iteration_token = object()
         self.active_loaders.begin(self)
 
+    def note_repeat(self) -> None:
+        """Note that a backward or `gather_for_metrics` leaves out a batch of this loop that a rank got again."""
+        self.repeat_is_known = True
+
     def end(self) -> None:
         """Stop being the active loader."""
         self.active_loaders.end(self)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import RunPicture, RunReader
 
-__all__ = ["PictureFeed"]
+__all__ = ["ReportedPictureFeed"]
 
 Item = dict[str, Any]
 ALL_BYTES = 4_000_000
@@ -25,7 +25,7 @@ NEW_BYTES = 500_000
 """Bytes of the pictures in an update; the newest picture of each name and rank is always sent."""
 
 
-class PictureFeed:
+class ReportedPictureFeed:
     """Images, histograms and tables of a run as items PICTURE."""
 
     def __init__(self, reader: RunReader) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Doorway", "HostConnection", "greet", "listen", "peer_of"]
+__all__ = ["HostConnection", "SocketWatch", "greet", "listen", "peer_of"]
 
 CREDENTIALS = struct.Struct("3i")
 GREETING = f"notebook-launcher host {PROTOCOL}\n".encode("ascii")
@@ -43,7 +43,7 @@ def listen(folder: Path, socket_name: str = SOCKET) -> socket.socket:
     return sock
 
 
-class Doorway:
+class SocketWatch:
     """The folder of a socket, held open, so that its host notices when the socket is deleted.
 
     A folder that is only moved keeps its socket, and clients reach the host in the new place.

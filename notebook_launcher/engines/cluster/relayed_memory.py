@@ -1,4 +1,4 @@
-"""The board's page where every node has its own: what is written goes to all, what is read comes from all.
+"""The board's memory where every node has its own: what is written goes to all, what is read comes from all.
 
 A request goes to the node of rank 0 last, when all other nodes have confirmed that they have it. So once rank 0 sees
 the request and names an update for it, every rank that looks sees it too (`training/requests/agreement.py`).
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from notebook_launcher.engines.cluster.node import Node
 
-__all__ = ["RelayedPage"]
+__all__ = ["RelayedMemory"]
 
 
-class RelayedPage:
-    """The page of a tree of several nodes, as the kernel writes and reads it.
+class RelayedMemory:
+    """The board's memory in a tree of several nodes, as the kernel writes and reads it.
 
     Args:
         nodes: The nodes; rank 0 is on the first.
@@ -31,17 +31,17 @@ class RelayedPage:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
-        self._page = bytearray(board_layout.BOARD_SIZE)
+        self._memory = bytearray(board_layout.BOARD_SIZE)
         self._epoch = 0
         self._numbers = itertools.count(1)
         self._held: collections.deque[_HeldWrite] = collections.deque()
         """Requests that the first node does not have yet, the oldest first."""
 
     def __getitem__(self, at: Any) -> Any:
-        return self._page[at]
+        return self._memory[at]
 
     def __setitem__(self, at: Any, value: Any) -> None:
-        self._page[at] = value
+        self._memory[at] = value
         if isinstance(at, slice):
             self._write_all(at.start or 0, bytes(value))
         else:
@@ -76,9 +76,9 @@ class RelayedPage:
         """Take over what ranks of one node have written, unless the board was cleared since."""
         if state.epoch != self._epoch:
             return
-        self._page[board_layout.HAS_SAFEPOINT] |= state.has_safepoint
+        self._memory[board_layout.HAS_SAFEPOINT] |= state.has_safepoint
         for first, values in ((board_layout.COOPERATIVE, state.cooperative), (board_layout.ACTIVITY, state.activities)):
-            self._page[first + ranks[0] : first + ranks[0] + len(values)] = values
+            self._memory[first + ranks[0] : first + ranks[0] + len(values)] = values
 
 
 @dataclasses.dataclass(slots=True)
