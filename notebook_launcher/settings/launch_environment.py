@@ -27,12 +27,22 @@ RESERVED = {
 }
 """By variable that the launcher sets in each rank, whatever `env=` has: the way to what it would change."""
 _DEBUG = "TORCH_DISTRIBUTED_DEBUG"
+_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_CHOSEN = frozenset({*RESERVED, PRECISION_VARIABLE, STEPS_VARIABLE, _DEBUG, *_GPUS, *_THREADS})
+"""Variables that the launcher chooses for each launch."""
 
 
 def check_environment(value: object) -> Mapping[str, str]:
-    """Return environment variables, which nothing can change."""
+    """Return environment variables, which nothing can change.
+
+    `{**os.environ, "MORE": "1"}` asks for one variable more. The kernel's values of variables that the launcher chooses
+    are left out of it.
+    """
     if not isinstance(value, Mapping):
         raise ConfigError(f"env={value!r} is {type_of(value)}; it must map names to strings.", field="env")
+    if os.environ.keys() <= value.keys():
+        value = {name: text for name, text in value.items() if name not in _CHOSEN or os.environ.get(name) != text}
     for key, text in value.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise ConfigError(
@@ -70,14 +80,14 @@ def check_no_contradiction(env: Mapping[str, str], options: Any) -> None:
     for variable, option in (
         (PRECISION_VARIABLE, "mixed_precision"),
         (STEPS_VARIABLE, "gradient_accumulation_steps"),
-        ("OMP_NUM_THREADS", "threads_per_process"),
+        (_THREADS[0], "threads_per_process"),
     ):
         value = getattr(options, option)
         if value is not None and variable in env and env[variable].strip().lower() != str(value):
             raise _contradiction(variable, env[variable], f"{option}={value!r}")
     if options.check_collectives and env.get(_DEBUG, "DETAIL") != "DETAIL":
         raise _contradiction(_DEBUG, env[_DEBUG], "check_collectives=True")
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+    for variable in _GPUS:
         if options.devices is not None and variable in env and not _shows(env[variable], options.devices):
             raise _contradiction(variable, env[variable], f"devices={_as_typed(options.devices)!r}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from typing import Any
@@ -87,6 +88,21 @@ def test_env_that_contradicts_an_option_is_refused(
     assert refusal.value.field == "env"
     assert LaunchConfig(**options, env={variable: equal}).env == {variable: equal}
     assert LaunchConfig(env={variable: other}).env == {variable: other}
+
+
+def test_env_may_be_the_kernels_own_environment_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {"RANK", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"}
+    for name in chosen:
+        monkeypatch.setenv(name, "7")
+    options: dict[str, Any] = {"threads_per_process": 3, "gradient_accumulation_steps": 2}
+    env = LaunchConfig(**options, env={**os.environ, "MORE": "1"}).env
+    assert env["MORE"] == "1"
+    assert env["PATH"] == os.environ["PATH"]
+    assert not chosen & env.keys()
+    with pytest.raises(ConfigError, match=r"'OMP_NUM_THREADS'.* contradicts threads_per_process=3"):
+        LaunchConfig(**options, env={**os.environ, "OMP_NUM_THREADS": "5"})
+    with pytest.raises(ConfigError, match=r"'RANK'.* Leave it out"):
+        LaunchConfig(env={"RANK": "7"})
 
 
 @pytest.mark.parametrize(
