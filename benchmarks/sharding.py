@@ -137,7 +137,7 @@ def wire_table(found: Measurements, names: list[str], sizes: dict[str, int], win
         "of the parameters in an all-gather or a reduce-scatter, and twice that in an all-reduce. DDP reduces once in "
         "a window; a sharded model gathers its blocks twice and reduces once in each micro-batch. An "
         "all-reduce in the place of each reduce-scatter, of which a rank keeps its part, would send 1.33 of this "
-        "theory: so much gloo sends.\n\n" + table(["", "measured, MB", "theory, MB", "of theory"], rows)
+        "theory, and gloo sends that.\n\n" + table(["", "measured, MB", "theory, MB", "of theory"], rows)
     )
 
 

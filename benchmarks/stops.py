@@ -37,7 +37,7 @@ RANKS = 4
 LATEST = 0.3
 """Seconds before which a stop comes: a warm launch takes about as long. A session's call takes a tenth."""
 SLOW = 5.0
-"""Seconds from which on a stop is told: the ladder is over after 2."""
+"""Fewest seconds of a stop that is listed: the ladder is over after 2."""
 HUNG = 30.0
 """Seconds after which a run counts as one that does not end."""
 SEED = 7
@@ -51,7 +51,7 @@ def compute() -> None:
 
 
 def wait_in_a_collective() -> None:
-    """Wait for rank 0, which comes never."""
+    """Wait for rank 0, which never comes."""
     while os.environ["RANK"] == "0":
         time.sleep(60)
     dist.all_reduce(torch.ones(1))

@@ -82,7 +82,7 @@ COMM_SIGNAL = signal.SIGRTMAX - 6
 """The signal at which a rank that runs a call reads what the page has sent to its widgets."""
 ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop", "profile"]
 ChangeSource: TypeAlias = Literal["code", "monitor"]
-Stage: TypeAlias = Literal["arrive", "group", "function", "return"]
+Stage: TypeAlias = Literal["arrive", "function", "return"]
 
 
 # kernel -> rank and back
@@ -414,7 +414,7 @@ class Raised:
     time: float
     peak_rss: int
     stage: Stage
-    """The stage of the call that raised: unpacking, joining the process group, the function, packing its value."""
+    """The stage of the call that raised: unpacking, the function and what it needs, packing its value."""
     report: ExceptionReport
     group: GroupState
     exit_code: int | None = None

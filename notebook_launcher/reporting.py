@@ -221,8 +221,6 @@ def tunable(name: str, default: float) -> float:
         ValueError: The name is not an identifier, or belongs to a setting of the `Accelerator`.
     """
     if not isinstance(default, (int, float)):
-        from notebook_launcher.text import type_of
-
         raise TypeError(f"tunable({name!r}, {default!r}): the default is {type_of(default)}; it must be a number.")
     if not isinstance(name, str) or not name.isidentifier() or name in ACCELERATOR_SETTINGS:
         taken = (

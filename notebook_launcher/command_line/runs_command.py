@@ -23,7 +23,6 @@ __all__ = ["COMMAND"]
 NUM_LISTED = 16
 CHOICES = ("name", "tag", "state", "kind")
 """Options that choose runs as `RunList.filter` does."""
-TAIL_LINES = 20
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

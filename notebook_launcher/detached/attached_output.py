@@ -36,7 +36,7 @@ class AttachedOutput:
     Args:
         folder: The run's folder.
         config: The run's options.
-        since: Seconds before now, from which on output is shown; None: from the beginning.
+        since: Age in seconds of the oldest output that is shown; None: all output.
         displays: Takes rich output that a cell on ranks shows at its end.
         socket_name: Name of the host's socket in the folder.
     """
@@ -58,7 +58,7 @@ class AttachedOutput:
         self._shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view shows the progress."""
         self._picture_from = math.inf
-        """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
+        """Earliest time, by `time.monotonic()`, at which a picture instead of a line shows the end of the run."""
         self.last_line = ""
         """The run's last line, if the picture is to show it."""
         self.is_raised = False

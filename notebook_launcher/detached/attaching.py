@@ -35,7 +35,7 @@ def attach(
         run: The run's id, the beginning of its id, or the path of its folder. None and `"last"` mean the latest
             detached run.
         folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
-        since: Seconds before now, from which on its output is shown. None: from the beginning.
+        since: Age in seconds of the oldest output that is shown. None: all output.
         show: False: show nothing.
 
     Raises:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.detached.requests import PendingQuestion
-from notebook_launcher.kernel.run.questions import Answer
+from notebook_launcher.kernel.display.questions import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.kernel.run.questions import Question
+    from notebook_launcher.kernel.display.questions import Question
 
 __all__ = ["HostQuestions"]
 

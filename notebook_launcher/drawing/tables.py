@@ -40,7 +40,7 @@ LINE = "1px solid rgba(128,128,128,.3)"
 CELL = "padding:3px 16px 3px 0;vertical-align:baseline;border:0"
 NO_WRAP = ";white-space:nowrap"
 LONG = 20
-"""Characters of a text from which on it may wrap, into lines that are not much shorter."""
+"""Fewest characters of a text that may wrap, into lines that are not much shorter."""
 WRAPPED = "text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:16ch"
 _COLUMN_STYLES = {
     "text": f"text-align:left{NO_WRAP}",

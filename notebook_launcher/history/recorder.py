@@ -43,7 +43,7 @@ SUMMARY_EVERY = 5.0
 LARGEST_SHARE = 0.02
 """Share of the time that writes may take; where one takes long, as with a thousand ranks, the next comes later."""
 MUCH = 100_000
-"""Characters that the ranks of a brief run wrote, from which on the run is kept: a cell does not keep all of it."""
+"""Fewest characters of output for which a brief run is kept, because a cell does not keep all of it."""
 HEAVY = 1_000_000
 """Bytes of a run from which it checks the size of all folders, which takes a `stat` of each of their files."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["SyncCost", "measure_sync", "slowest_rank"]
 
 NOTABLE = 0.05
-"""Smallest difference between two ranks' shares of waiting from which one of them counts as slower."""
+"""Smallest difference between two ranks' shares of waiting for one of them to count as slower."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

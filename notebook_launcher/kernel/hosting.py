@@ -13,7 +13,7 @@ from notebook_launcher.messages import ExceptionReport
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.kernel.run.questions import Question
+    from notebook_launcher.kernel.display.questions import Question
 
 __all__ = ["Hosting", "TakesQuestions", "UnpacksException"]
 

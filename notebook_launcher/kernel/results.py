@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError, ReturnValueError
 from notebook_launcher.kernel import combining
+from notebook_launcher.text import one_line
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.units import format_metrics, plural, rank_list
 
@@ -274,8 +275,7 @@ def short_form(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and getattr(value, "ndim", False):
         return f"{type(value).__name__}, shape {tuple(shape)}, {getattr(value, 'dtype', '')}".rstrip(", ")
-    text = " ".join(_Short().repr(value).split())
-    return text if len(text) <= SHORT else text[: SHORT - 3] + "..."
+    return one_line(_Short().repr(value), SHORT)
 
 
 class _Short(reprlib.Repr):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.kernel.comms.tap import poll_tap
-from notebook_launcher.kernel.display.progress_line import QUIET
 from notebook_launcher.kernel.held_interrupts import held_interrupts
+from notebook_launcher.kernel.run.progress_line import QUIET
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.display.cell import Sink

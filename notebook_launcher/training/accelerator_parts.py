@@ -96,6 +96,8 @@ class AcceleratorParts:
         self.prepared = Prepared(Members(num_processes=process.num_processes, strict=rules.guards))
         self.rank_check = self._make_rank_check()
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
+        self._scaler = self._make_scaler()
+        self._weighing = self._make_weighing()
         self.micro_batches = self._make_micro_batches()
         self.updates = self._make_updates()
         self.steering = Steering(self.prepared, self.updates, gradient_state)
@@ -116,24 +118,25 @@ class AcceleratorParts:
             fence=make_fence(process.device, process.num_processes),
         )
 
-    def _make_micro_batches(self) -> MicroBatches:
-        gradient_state, members, scaler = self._gradient_state, self.prepared.members, self._make_scaler()
-        weighing = Weighing(
-            gradient_state,
-            members,
+    def _make_weighing(self) -> Weighing:
+        return Weighing(
+            self._gradient_state,
+            self.prepared.members,
             self._rules,
             self._process,
             self._layout,
-            scaler=scaler,
+            scaler=self._scaler,
             warn_once=self._warn_once,
         )
+
+    def _make_micro_batches(self) -> MicroBatches:
         return MicroBatches(
-            gradient_state,
-            members,
+            self._gradient_state,
+            self.prepared.members,
             self._rules,
-            weighing,
+            self._weighing,
             num_processes=self._process.num_processes,
-            scaler=scaler,
+            scaler=self._scaler,
             clock=make_clock(),
             safepoint=self._safepoint,
             rank_check=self.rank_check,
@@ -147,23 +150,23 @@ class AcceleratorParts:
         return precision.make_scaler(device, handler) if handler.enabled else None
 
     def _make_updates(self) -> Updates:
-        gradient_state, members, micro_batches = self._gradient_state, self.prepared.members, self.micro_batches
+        gradient_state, members = self._gradient_state, self.prepared.members
         return Updates(
             gradient_state,
             members,
             self._optimizers,
             self._rules,
-            micro_batches.weighing,
+            self._weighing,
             StepChecks(gradient_state, members, self.rank_check, self._warn_once),
             num_processes=self._process.num_processes,
             max_grad_norm=self._resolved.max_grad_norm,
-            scaler=micro_batches.scaler,
-            note_step=micro_batches.note_step,
+            scaler=self._scaler,
+            note_step=self.micro_batches.note_step,
         )
 
     def _make_preparation(self) -> Preparation:
         resolved = self._resolved
-        computes_in = precision.forward_precision(self._process.mixed_precision, self.micro_batches.scaler)
+        computes_in = precision.forward_precision(self._process.mixed_precision, self._scaler)
         return Preparation(
             process=self._process,
             prepared=self.prepared,

@@ -8,6 +8,7 @@ import textwrap
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.text import one_line as in_one_line
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
@@ -40,14 +41,12 @@ def _last_line(report: ExceptionReport) -> str:
 
 def one_line(report: ExceptionReport, limit: int = 200) -> str:
     """Return an exception in one line: `ValueError: boom`."""
-    line = " ".join(_last_line(report).split())
-    return line if len(line) <= limit else line[: limit - 3] + "..."
+    return in_one_line(_last_line(report), limit)
 
 
 def one_line_of(error: BaseException, limit: int = 200) -> str:
     """Return an exception of this process in one line: `ValueError: boom`."""
-    line = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
-    return line if len(line) <= limit else line[: limit - 3] + "..."
+    return in_one_line("".join(traceback.format_exception_only(type(error), error)), limit)
 
 
 def _summary(frame: Frame) -> traceback.FrameSummary:

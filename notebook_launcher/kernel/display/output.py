@@ -60,7 +60,7 @@ class RunOutput:
         self._shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view is expected to show the progress."""
         self._picture_from = math.inf
-        """Time, by `time.monotonic()`, from which on the end of the run is shown by a picture instead of a line."""
+        """Earliest time, by `time.monotonic()`, at which a picture instead of a line shows the end of the run."""
         self.last_line = ""
         """The run's last line, if the picture is to show it."""
 

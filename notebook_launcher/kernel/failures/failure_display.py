@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 WORTH_TELLING = 1_000_000
-"""Bytes of tensors in kept frames from which on the message of a failure has their size."""
+"""Fewest bytes of tensors in kept frames whose size the message of a failure has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,18 +17,18 @@ from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.display.output import RunOutput
+from notebook_launcher.kernel.display.questions import Question, Questions
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
-from notebook_launcher.kernel.run.questions import Question, Questions
 from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
     from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.questions import Answer
     from notebook_launcher.kernel.hosting import TakesQuestions
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.data import RunData
-    from notebook_launcher.kernel.run.questions import Answer
 
 __all__ = ["PostMortem", "frames_to_debug"]
 

@@ -8,10 +8,10 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from notebook_launcher.kernel.display.questions import Answer
 from notebook_launcher.kernel.inspection.profiles import Profile
 from notebook_launcher.kernel.inspection.stacks import Stacks
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.run.questions import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,9 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import checks, fork_check, views
 from notebook_launcher.kernel.answers import check_answers
 from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.display.questions import Questions
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.hosting import Hosting
-from notebook_launcher.kernel.inspection.sampling import check_sampling, take_samples
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.run import snapshots
@@ -31,7 +31,7 @@ from notebook_launcher.kernel.run.commands import (
     StopCommand,
 )
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
-from notebook_launcher.kernel.run.questions import Questions
+from notebook_launcher.kernel.run.sampling import check_sampling, take_samples
 from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.settings.changes import check_change, read_wanted

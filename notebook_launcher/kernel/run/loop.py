@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.kernel.display.formatting import one_line
-from notebook_launcher.kernel.display.progress_line import ProgressLine
+from notebook_launcher.kernel.display.questions import Answer, Question
 from notebook_launcher.kernel.inspection.inspector import RankInspector
 from notebook_launcher.kernel.inspection.profile_requests import ProfileRequests
 from notebook_launcher.kernel.run.attempt import Attempt
@@ -27,7 +27,7 @@ from notebook_launcher.kernel.run.exits import end_ranks
 from notebook_launcher.kernel.run.live_values import describe_change
 from notebook_launcher.kernel.run.mending import mend, replace_the_dead
 from notebook_launcher.kernel.run.periodic import Periodic
-from notebook_launcher.kernel.run.questions import Answer, Question
+from notebook_launcher.kernel.run.progress_line import ProgressLine
 from notebook_launcher.kernel.run.restarts import restart
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
-from notebook_launcher.kernel.display.progress_line import QUIET
 from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.run.data import RunData
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.loop import RunLoop
+from notebook_launcher.kernel.run.progress_line import QUIET
 from notebook_launcher.units import rank_list
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.display.questions import Question
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.kernel.origin import Origin
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.outcome import RunOutcome
-    from notebook_launcher.kernel.run.questions import Question
 
 __all__ = ["RunThread", "live_threads"]
 

@@ -176,17 +176,15 @@ class _RankProcess:
             self._channel.send(messages.Notice(text=text))
 
     def _perform(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
-        stage.name = "group"
         if self._setup.use_gpu:
             # Before the call is unpacked: a captured torch.Generator("cuda") would make a context on the first GPU.
             seeding.choose_gpu(self._number, self._setup.place.local_rank(self._number))
-        stage.name = "arrive"
         if call.ranks is not None and self._number not in call.ranks:
-            return self._sit_out(call, fds, stage), None
+            return self._sit_out(call, fds), None
+        stage.name = "arrive"
         function_call = self._take_call(fds)
-        stage.name = "group"
-        self._rendezvous.join(call.generation)
         stage.name = "function"
+        self._rendezvous.join(call.generation)
         self._channel.send(messages.CallStarted(call_id=call.call_id))
         value = self._call_function(call, function_call)
         self._rendezvous.drop_destroyed()
@@ -224,11 +222,10 @@ class _RankProcess:
             frontend.flush_figures()
             rank_process.mend_output()
 
-    def _sit_out(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> messages.Returned:
+    def _sit_out(self, call: messages.RunCall, fds: list[int]) -> messages.Returned:
         """Take no part in a call for other ranks, except that a new process group needs all ranks."""
         for fd in fds:
             os.close(fd)
-        stage.name = "group"
         self._rendezvous.join(call.generation)
         return self._returned(call)
 
@@ -306,7 +303,7 @@ class _RankProcess:
 class _Stage:
     """The present stage of a call."""
 
-    name: messages.Stage = "arrive"
+    name: messages.Stage = "function"
     """As in `messages.Raised.stage`."""
 
 

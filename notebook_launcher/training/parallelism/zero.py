@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO
 from notebook_launcher.training.plugins import GradScalerKwargs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
 
 __all__ = ["GivenSetting", "ZeroSettings", "resolve_zero"]
 
@@ -96,8 +97,6 @@ def resolve_zero(
         ValueError: DeepSpeed's settings and the call differ, or the batch sizes do not multiply; the message has both
             values.
     """
-    if not isinstance(plugin, DeepSpeedPlugin):
-        raise TypeError(f"deepspeed_plugin={plugin!r} is not a DeepSpeedPlugin.")
     plugin.check()
     agreed = _agree("gradient_accumulation_steps", _number(plugin, "gradient_accumulation_steps"), num_steps)
     settled_steps, micro = _settle_batches(plugin, None if agreed is None else int(agreed), num_ranks)
