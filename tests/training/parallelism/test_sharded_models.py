@@ -489,6 +489,20 @@ def test_sharded_objects_train_on_after_a_call_that_failed_between_the_steps_of_
         assert list(session.run(step_on_one_rank_then_on_all, kwargs={"fails": False})) == [2.0, 2.0]
 
 
+def describe_mesh(plugin: Plugin | None) -> tuple[Any, ...]:
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    mesh = accelerator.torch_device_mesh
+    names = None if mesh is None else (mesh.mesh_dim_names, mesh.size())
+    return names, accelerator.is_composable_parallelism_enabled, accelerator.multi_device
+
+
+def test_an_accelerator_has_a_mesh_only_if_it_shards(session):
+    assert list(session.run(describe_mesh, args=(Plugin(),))) == [((("dp_shard",), 2), True, False)] * 2
+    assert list(session.run(describe_mesh, args=(None,))) == [(None, False, False)] * 2
+
+
 def misuse_precisions() -> None:
     from notebook_launcher import Accelerator
 

@@ -133,3 +133,28 @@ def test_shard_of_a_launch_is_checked_before_anything_starts() -> None:
         LaunchConfig(num_processes=4, shard=3)
     with pytest.raises(ConfigError, match="shard=0 is too small"):
         LaunchConfig(shard=0)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"dp_shard_size": 4},
+        {"dp_replicate_size": 2, "dp_shard_size": 2},
+        {"dp_shard_size": 2, "tp_size": 2},
+        {"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2},
+    ],
+)
+def test_sizes_describe_themselves_as_accelerates_do(sizes: dict[str, Any]) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    ours, theirs = ParallelismConfig(**sizes), accelerate.ParallelismConfig(**sizes)
+    names = [f"{dimension}_enabled" for dimension in ("dp_replicate", "dp_shard", "tp", "cp", "sp")]
+    for name in [
+        *names,
+        "total_size",
+        "non_data_parallel_size",
+        "active_mesh_dims",
+        "dp_dim_names",
+        "non_dp_dim_names",
+    ]:
+        assert getattr(ours, name) == getattr(theirs, name), name
