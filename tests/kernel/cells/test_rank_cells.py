@@ -195,7 +195,7 @@ def test_group_is_made_again_for_a_subset_too(notebook: Kernel) -> None:
 def test_mistakes_are_explained(notebook: Kernel) -> None:
     outcome = notebook.execute("%%ranks 0-9\n1")
     assert (outcome.error or "").startswith(
-        "ConfigError: ranks='0-9': there is no rank 2: this session has 2 ranks, 0 to 1."
+        "NoSuchRankError: ranks='0-9': there is no rank 2: this session has 2 ranks, 0 to 1."
     )
     assert "there is no session of this name" in notebook.execute("%%ranks -s nowhere\n1").stderr
     assert (notebook.execute("session.push({'a b': 1})").error or "").startswith(

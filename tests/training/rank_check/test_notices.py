@@ -138,7 +138,7 @@ def test_code_wins_over_the_launch() -> None:
 def test_check_ranks_rejects_what_is_no_switch() -> None:
     no: Any = "no"
     two: Any = 2
-    with pytest.raises(ValueError, match="check_ranks='no' is a str; it must be True or False"):
+    with pytest.raises(ValueError, match="check_ranks='no' is a str; it must be True, False or None"):
         LaunchConfig(check_ranks=no)
     with pytest.raises(TypeError, match="check_ranks=2 is an int; it must be True or False, or None"):
         Accelerator(cpu=True, check_ranks=two)
