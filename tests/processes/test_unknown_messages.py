@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from notebook_launcher import InternalError, Session, context, notebook_launch
 from notebook_launcher.channel import Channel, channel_pair
 from notebook_launcher.engines.cluster.agent import Agent
-from notebook_launcher.engines.events import Output, RankLost
+from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.engines.process_tree import ProcessTree
+from notebook_launcher.kernel.run.loop import RunLoop
 from notebook_launcher.processes import forkserver, supervisor
 
 if TYPE_CHECKING:
@@ -56,6 +58,19 @@ def test_kernel_refuses_an_unknown_message_of_a_rank() -> None:
     message = "the run's thread failed: TypeError: the kernel got an unknown message from rank 0: 'hello'"
     with pytest.raises(InternalError, match=message):
         notebook_launch(send_hello, 1, devices="cpu", output="none")
+
+
+def test_descriptors_of_events_after_an_unknown_message_are_closed() -> None:
+    loop: Any = object.__new__(RunLoop)  # The constructor wants a run.
+    loop._data = None
+    fds = os.pipe()
+    with pytest.raises(TypeError, match="the kernel got an unknown message from rank 0: 'hello'"):
+        loop._handle_all(
+            [FromRank(0, "hello", []), FromRank(0, "later", [fds[0]]), FromRank(0, "last", [fds[1]])], None
+        )
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
 def test_agent_refuses_an_unknown_message_for_its_ranks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -122,8 +123,7 @@ class RunLoop:
         attempt.begin()
         while not attempt.settled:
             self._carry_out_commands(attempt)
-            for event in attempt.tree.events(self._patience(attempt)):
-                self._handle(event, attempt)
+            self._handle_all(attempt.tree.events(self._patience(attempt)), attempt)
             if self._has_live:
                 self._has_live = False
                 attempt.note_activity()
@@ -183,6 +183,18 @@ class RunLoop:
             mend(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
         else:
             end_ranks(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
+
+    def _handle_all(self, events: list[Event], attempt: Attempt) -> None:
+        """Handle events in order; after one that shows a fault of this package, close the descriptors of the rest."""
+        rest = iter(events)
+        try:
+            for event in rest:
+                self._handle(event, attempt)
+        finally:
+            for event in rest:
+                if isinstance(event, FromRank):
+                    for fd in event.fds:
+                        os.close(fd)
 
     def _handle(self, event: Event, attempt: Attempt) -> None:
         match event:

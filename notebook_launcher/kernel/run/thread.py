@@ -152,6 +152,8 @@ class RunThread:
     def _fail(self, fault: BaseException) -> RunOutcome:
         with contextlib.suppress(Exception):
             self._ranks.close()
+        if self.data.attempt is not None:
+            self.data.attempt.state.close()
         seconds = time.monotonic() - self.data.launched
         return fault_of_ours(fault, self.data.plan, seconds=seconds, folder=self._settle_folder(failed=True))
 
