@@ -15,6 +15,8 @@ from support.program import parse, publish
 from support.ranks import reports
 from support.report import median, megabytes, table
 
+from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
@@ -22,9 +24,12 @@ if TYPE_CHECKING:
 LABELS = {
     "ddp": "DDP by hand",
     "hand": "fully_shard by hand",
+    "huge": "the same, large tensors in huge pages",
     "ours": "notebook_launcher",
     "accelerate": "accelerate",
 }
+ENVIRONMENTS = {"huge": TENSORS_IN_HUGE_PAGES, "ours": TENSORS_IN_HUGE_PAGES}
+"""By contender: variables of its ranks. Ours has the one that each launch sets; `huge` is what it brings by itself."""
 NUM_RANKS = 4
 FULL = {"width": 1024, "num_layers": 10, "window": 2, "num_windows": 3}
 QUICK = {"width": 256, "num_layers": 4, "window": 2, "num_windows": 3}
@@ -51,7 +56,12 @@ def measure(options: argparse.Namespace) -> Iterator[str]:
             say(LABELS[name])
             with found.guarded(name), connected(LINKS["node"]) as network:
                 (row,) = reports(
-                    network, "sharding_rank.py", {"name": name, **shape}, limit=QUIET, world_size=NUM_RANKS
+                    network,
+                    "sharding_rank.py",
+                    {"name": name, **shape},
+                    limit=QUIET,
+                    world_size=NUM_RANKS,
+                    more=ENVIRONMENTS.get(name, {}),
                 )
                 if "failed" in row:
                     raise FailedError(row["failed"])
@@ -75,7 +85,8 @@ def introduction(shape: dict[str, int], sizes: dict[str, int]) -> str:
     """Return the description of the tables."""
     return (
         f"A transformer of {shape['num_layers']} layers of width {shape['width']}, {megabytes(sum(sizes.values()))} MB "
-        f"of fp32 parameters, with AdamW on {NUM_RANKS} ranks (CPU, gloo, plain processes), in windows of "
+        f"of fp32 parameters, with AdamW on {NUM_RANKS} ranks (CPU, gloo, plain processes; ours with the variable of a "
+        "launch that puts large tensors into huge pages), in windows of "
         f"{shape['window']} micro-batches of 128 tokens. *Memory* is the largest resident memory of the rank with the "
         "most, less what it had before its model; *preparing* ends before the first forward. Every rank builds the "
         "whole model first. Times and bytes are of the windows after the first; "
@@ -120,7 +131,7 @@ def wire_table(found: Measurements, names: list[str], sizes: dict[str, int], win
     part = (NUM_RANKS - 1) / NUM_RANKS
     # The root's parameters stay after the forward; the blocks' are gathered again for the backward.
     sharded = part * window * (2 * blocks + (whole - blocks) + whole)
-    theory = {"ddp": 2 * part * whole, "hand": sharded, "ours": sharded, "accelerate": sharded}
+    theory = dict.fromkeys(LABELS, sharded) | {"ddp": 2 * part * whole}
     rows = [
         [
             LABELS[name],

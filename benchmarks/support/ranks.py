@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from support.process import FailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from support.links import Network
 
@@ -31,9 +31,17 @@ PR_SET_PDEATHSIG = 1
 
 
 def reports(
-    network: Network, program: str, spec: dict[str, Any], *, limit: float, world_size: int = 2
+    network: Network,
+    program: str,
+    spec: dict[str, Any],
+    *,
+    limit: float,
+    world_size: int = 2,
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Run `program` on two ranks, more on one node, or in one process without torchrun's variables; yield its reports.
+
+    `more` has further environment variables of the ranks.
 
     Raises:
         FailedError: a rank ended with an error, or there was no report for `limit` seconds.
@@ -47,7 +55,7 @@ def reports(
             ranks = []
             for rank, output in enumerate(outputs):
                 torchrun = _torchrun_variables(network, rank, world_size) if world_size > 1 else {}
-                environ = {**torchrun, REPORTS: str(writing) if rank == 0 else ""}
+                environ = {**torchrun, **(more or {}), REPORTS: str(writing) if rank == 0 else ""}
                 ranks.append(
                     stack.enter_context(_process([*network.enter[min(rank, 1)], *command], environ, output, writing))
                 )

@@ -133,7 +133,7 @@ def _with(accelerator: Any, model: Transformer) -> Step:
     return prepared, step
 
 
-CONTENDERS = {"ddp": with_ddp, "hand": by_hand, "ours": with_ours, "accelerate": with_accelerate}
+CONTENDERS = {"ddp": with_ddp, "hand": by_hand, "huge": by_hand, "ours": with_ours, "accelerate": with_accelerate}
 
 
 def status(field: str) -> int:

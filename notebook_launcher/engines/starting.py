@@ -40,9 +40,9 @@ LAST_WORDS = 4000
 _FORKING = threading.Lock()
 """Held during a fork: the child gets a copy of the locks that other threads hold, and of the warnings' filters."""
 READ_AT_IMPORT = ("TORCH_", "PYTORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_", "AOT_INDUCTOR_", "AOTINDUCTOR_",
-                  "INDUCTOR_", "CUTLASS_", "ENABLE_", "PT2_", "CXX", "CUDA_HOME")  # fmt: skip
-"""Variables that torch, its compiler or Triton read when they are imported: ranks that have others need another fork
-server."""
+                  "INDUCTOR_", "CUTLASS_", "ENABLE_", "PT2_", "CXX", "CUDA_HOME", "THP_")  # fmt: skip
+"""Variables that torch, its compiler or Triton read when they are imported, or soon after: ranks that have others need
+another fork server."""
 READ_LATER = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Exceptions to READ_AT_IMPORT: torch sets these in the kernel when it compiles, and reads them at use."""
 

@@ -25,6 +25,7 @@ from notebook_launcher import messages
 from notebook_launcher.channel import Channel, channel_pair
 from notebook_launcher.processes import inherited, libraries
 from notebook_launcher.processes.chores import LaunchClock, do_chores, garbage_left, import_compiler
+from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
 from notebook_launcher.processes.supervisor import run_supervisor
@@ -54,8 +55,12 @@ def main(fd: int) -> None:
 
 
 def _import_now() -> None:
+    for name, value in TENSORS_IN_HUGE_PAGES.items():
+        os.environ.setdefault(name, value)
     import torch.distributed
-    import torch.nn.parallel  # noqa: F401
+    import torch.nn.parallel
+
+    torch.empty(1)  # torch reads the variable here, and not in a rank, whose environment is the kernel's.
 
     with contextlib.suppress(ImportError):
         import numpy.random  # noqa: F401 - ranks seed it, and NumPy 2 imports it at its first use.

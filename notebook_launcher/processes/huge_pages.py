@@ -1,4 +1,4 @@
-"""Huge pages for the fork server's heap, which make forks cheap.
+"""Huge pages: for the fork server's heap, which makes forks cheap, and for large tensors of ranks.
 
 A fork copies a table entry for each resident page, and an exit drops it again: with torch and its
 compiler imported, 216 MB of private memory are 54,000 entries. Collapsed into pages of 2 MB they are a
@@ -13,7 +13,12 @@ import os
 
 from notebook_launcher.processes.libraries import libc
 
-__all__ = ["collapse"]
+__all__ = ["TENSORS_IN_HUGE_PAGES", "collapse"]
+
+TENSORS_IN_HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Variable by which torch asks for huge pages for each tensor of 2 MB and more on the CPU; it is read at the first one.
+An update of a transformer of 512 MB took 6.4 s of processor time instead of 7.1 with `fully_shard` on 4 ranks, and 3.5
+instead of 3.7 with DistributedDataParallel, at 1 % more memory: a page of 2 MB costs one fault instead of 512."""
 
 HUGE = 1 << 21
 MADV_HUGEPAGE = 14

@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messages import GroupState
+from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.rank.sockets import hang_up, open_sockets
 
 if TYPE_CHECKING:
@@ -42,9 +43,10 @@ and would end their processes."""
 def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
     """Return the environment variables that torchrun would set, and the node's number by its name elsewhere."""
     world_size, place = str(setup.num_processes), setup.place
+    defaults = {**TENSORS_IN_HUGE_PAGES, **(NCCL_DEFAULTS if setup.use_gpu else {})}
     return {
         **_own_slice(setup, place.local_rank(rank)),
-        **{name: value for name, value in NCCL_DEFAULTS.items() if setup.use_gpu and name not in setup.environ},
+        **{name: value for name, value in defaults.items() if name not in setup.environ},
         "RANK": str(rank),
         "LOCAL_RANK": str(place.local_rank(rank)),
         "WORLD_SIZE": world_size,

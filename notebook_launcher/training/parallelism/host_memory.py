@@ -4,8 +4,9 @@ A sharded model allocates and frees whole parameters and gradients in each micro
 32 MB from its heap once such blocks were freed, and the shards that live on between them keep the heap from shrinking.
 A transformer of 512 MB, shared out by 4 ranks, had 520 MB in tensors of a rank and grew to 1,220 MB of memory within 4
 updates. With blocks of 8 MB and more outside the heap it stays at 860 MB. The price is that their pages are new at each
-use: 9 to 13 % more processor time with micro-batches of 32 or 128 tokens. With 1 MB the memory was 790 MB and the price
-13 to 20 %; with 14 MB nothing was gained.
+use: 9 to 13 % more processor time with micro-batches of 32 or 128 tokens, 4 to 6 % where large tensors lie in huge
+pages (`processes/huge_pages.py`, which saves 7 to 9 %). With 1 MB the memory was 790 MB and the price 13 to 20 %; with
+14 MB nothing was gained.
 """
 
 from __future__ import annotations
