@@ -1,7 +1,8 @@
 """Measure what it costs to launch detached and to attach: `python benchmarks/detached.py [launches] [reports]`.
 
 In turns, all warm: a plain launch of 2 ranks that do nothing, a detached one, `attach(...)` with a first snapshot of a
-run in progress, and the parts of a detached launch. Then, in turns, a call of a session in the kernel and in a host.
+run in progress, and the parts of a detached launch. Between them it rests, as a person does: meanwhile the fork server
+forks the host of the next detached launch. Then, in turns, a call of a session in the kernel and in a host.
 
 With a number of reports: only memory and descriptors of host and client while one rank reports so often, as fast as it
 can, which stands for a day of reports. A host keeps the newest million.
@@ -16,12 +17,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
 from notebook_launcher import Session, attach, launch, notebook_launch, report
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+REST = 0.6
+"""Seconds between two launches; after 0.2 s without one the fork server begins to fork a host."""
 QUIET: dict[str, Any] = {"output": "none", "monitor": False}
 
 
@@ -58,7 +65,7 @@ def main() -> None:
         run = launch(wait_for, 2, args=(str(gate),), detached=True, **QUIET)
         while run.state != "running":
             time.sleep(0.02)
-        turns = [(plain(), detached(), attached(run.id), *started()) for _ in range(num)]
+        turns = [(rested(plain), rested(detached), attached(run.id), *rested(started)) for _ in range(num)]
         gate.touch()
         run.wait()
         calls = session_calls(num)
@@ -91,6 +98,12 @@ def measure_long_run(num: int) -> None:
         )
         due = position + num // 10
     run.result()
+
+
+def rested(measure: Callable[[], T]) -> T:
+    """Rest, and then measure."""
+    time.sleep(REST)
+    return measure()
 
 
 def timed_since(began: float) -> float:

@@ -6,6 +6,8 @@ OpenMP pool, no CUDA context and no other thread, whatever the kernel did before
 After a moment without a launch, if another one is likely, the server does its chores, which take seconds. No launch
 waits for them: the server first forks a deputy, which serves launches in its place until the chores are done.
 
+After a detached launch the server keeps a spare host for a minute, which serves the next one.
+
     server ──fork──▶ imports, huge pages ──────────────▶ serves again
        └──▶ deputy   serves                        closes its channel; ends with its last supervisor
 """
@@ -28,6 +30,7 @@ from notebook_launcher.processes.chores import LaunchClock, do_chores, garbage_l
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
+from notebook_launcher.processes.spare_host import SpareHost
 from notebook_launcher.processes.supervisor import run_supervisor
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ __all__ = ["main"]
 IDLE = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
 row that each make an optimizer took 13 s with IDLE = 2, because every rank imported torch's compiler, and take 3 s."""
+SPARE_FOR = 60.0
+"""Seconds after a detached launch for which a host waits for the next one."""
 
 
 def main(fd: int) -> None:
@@ -87,6 +92,7 @@ class _Server:
         self._expects_launches = True
         """True if another launch is likely, which the chores are for: also before the first one, after `prewarm`."""
         self._launches = LaunchClock()
+        self._spare = SpareHost(keep_for=SPARE_FOR)
         self._is_retired = False
         """True in a deputy that takes no more launches."""
         self._is_done = False
@@ -118,9 +124,12 @@ class _Server:
         """
         while self._is_needed:
             _freeze()
-            events = self._selector.select(IDLE if self._has_chores and self._expects_launches else None)
-            if not events:
+            has_chores = self._has_chores and self._expects_launches
+            events = self._selector.select(IDLE if has_chores else self._spare.next_due(IDLE))
+            if not events and has_chores:
                 self._do_chores()
+            elif not events:
+                self._keep_spare()
             for key, _ in events[:1]:  # Only one, because the call may close the descriptor of the next event.
                 key.data()
         return self._become
@@ -138,7 +147,10 @@ class _Server:
                 self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
             case messages.StartHost() as request, (host_fd,):
                 self._note_launch(request)
-                self._fork(lambda: _become_host(request.module, host_fd), host_fd)
+                if not self._spare.take(request, host_fd):
+                    self._fork(lambda: _become_host(request.module, host_fd), host_fd)
+                if not self._has_chores:  # A host that is forked before the chores would do them all by itself.
+                    self._spare.expect(request.module)
             case unknown, _:
                 raise TypeError(f"the fork server got an unknown message: {unknown!r}")
 
@@ -176,9 +188,18 @@ class _Server:
         os.close(fd)
         self._watch(pid, *reaped_fds)
 
+    def _keep_spare(self) -> None:
+        """Fork a spare host if one is missing, and dismiss one that nobody has needed."""
+        if not self._spare.is_missing:
+            self._spare.dismiss()
+            return
+        module, fd, pid = self._spare.module, self._spare.prepare().detach(), os.getpid()
+        self._fork(lambda: _become_spare_host(module, fd, pid), fd)
+
     def _close_watched(self) -> None:
         """Close the descriptors that belong to the parent's children; call it in a forked process."""
         self._selector.close()
+        self._spare.dismiss()
         for fds in self._children.values():
             for fd in fds:
                 os.close(fd)
@@ -253,19 +274,47 @@ class _Server:
 
 def _become_host(module: str, host_fd: int) -> None:
     """Become a host, whose life is `main` of a module, with a fork of this process as its fork server."""
+    if server := _leave_with_server(host_fd):
+        libraries.name_process("host")
+        importlib.import_module(module).main(host_fd, *server)
+
+
+def _become_spare_host(module: str, fd: int, server_pid: int) -> None:
+    """Become a host that begins its life once it receives its request from descriptor `fd` of a fork server."""
+    if server := _leave_with_server(fd):
+        libraries.name_process(f"spare {server_pid}")
+        life = importlib.import_module(module)
+        life.rehearse()
+        with contextlib.closing(Channel(socket.socket(fileno=fd))) as channel:
+            received = channel.receive()
+        if received is not None:  # None: the host was not needed, or the fork server is gone.
+            _, (host_fd,) = received
+            libraries.name_process("host")
+            life.main(host_fd, *server)
+
+
+def _leave_with_server(fd: int) -> tuple[Channel, int] | None:
+    """Leave the fork server's family, with a fork of this process as own fork server.
+
+    Args:
+        fd: A descriptor that the own fork server has to close.
+
+    Returns:
+        The channel to the own fork server and its process number; None in a process that has nothing left to do.
+    """
     os.setsid()  # A kernel is killed with its session, and a terminal sends its signals to one.
     if os.fork():
-        return  # The server reaps this process now, so that the host outlives it.
+        return None  # The server reaps this process now, so that the host outlives it.
     ours, theirs = channel_pair()
     host_pid = os.getpid()
     server_pid = os.fork()
     if server_pid == 0:
         ours.close()
-        os.close(host_fd)
+        os.close(fd)
         _Server(Channel(theirs), host_pid).serve()()
-        return
+        return None
     theirs.close()
-    importlib.import_module(module).main(host_fd, ours, server_pid)
+    return ours, server_pid
 
 
 def _nothing() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
 from typing import Any
 
-__all__ = ["libc", "open_now", "openblas_setter"]
+__all__ = ["libc", "name_process", "open_now", "openblas_setter"]
+
+PR_SET_NAME = 15
 
 OPENBLAS_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 """Names in NumPy's own builds since 1.26, in its builds before, and in the builds of a system."""
@@ -26,6 +29,12 @@ def libc() -> ctypes.CDLL:
     library = ctypes.CDLL(None)
     getattr(library, "prctl", None)  # Looked up here, so that forked supervisors and ranks inherit the function.
     return library
+
+
+def name_process(name: str) -> None:
+    """Name this process for `ps` and `top`, which show 15 characters."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc().prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 @functools.lru_cache(maxsize=1)

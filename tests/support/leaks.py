@@ -260,7 +260,17 @@ def _tolerated_servers(before: Surroundings, after: Surroundings) -> set[int]:
             owner = _owner(psutil.Process(pid))
             if owner is not None and owner.pid in owners:
                 tolerated.add(pid)
-    return tolerated
+    return tolerated | _spare_hosts(after, tolerated)
+
+
+def _spare_hosts(after: Surroundings, servers: set[int]) -> set[int]:
+    """Return the hosts that these fork servers keep ready for the next detached launch, and their own fork servers."""
+    found = set()
+    for process in after.processes:
+        with contextlib.suppress(psutil.Error):
+            if process.name() in {f"spare {pid}" for pid in servers}:
+                found |= {process.pid, *(child.pid for child in process.children())}
+    return found
 
 
 def _own_servers(surroundings: Surroundings) -> set[int]:

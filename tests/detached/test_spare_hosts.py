@@ -1,0 +1,148 @@
+"""Tests for the host that a kernel keeps ready after a detached launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from notebook_launcher import attach, launch, messages, notebook_launch
+from notebook_launcher.channel import Channel
+from notebook_launcher.engines.starting import fork_server
+from notebook_launcher.processes.spare_host import SpareHost
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REQUEST = messages.StartHost(module="some.module", is_interactive=False, uses_compiler=False)
+QUIET: dict[str, Any] = {"output": "none", "monitor": False, "detached": True}
+
+
+@pytest.fixture
+def spare(home: Path) -> psutil.Process:
+    """The spare host of this process's fork server."""
+    del home
+    while True:  # Launches of a script before the fork server's chores are done keep no host.
+        notebook_launch(os.getpid, 1, **QUIET)
+        end = time.monotonic() + 2.0
+        while time.monotonic() < end:
+            if found := spare_hosts():
+                return found[0]
+            time.sleep(0.02)
+
+
+def spare_hosts() -> list[psutil.Process]:
+    """Return the hosts that wait for a launch of this process."""
+    servers = {child.pid for child in psutil.Process().children()}
+    names = {f"spare {pid}" for pid in servers}
+    return [process for process in psutil.process_iter(["name"]) if process.info["name"] in names]
+
+
+def host_of(run: Any) -> int:
+    pid: int = json.loads((run.folder / "summary.json").read_text())["kernel"]["pid"]
+    return pid
+
+
+def test_spare_host_conducts_the_next_detached_run_and_another_takes_its_place(spare: psutil.Process) -> None:
+    run = launch(os.getpid, 2, **QUIET)
+    assert host_of(run) == spare.pid
+    assert spare.name() == "host"
+    assert len(set(run.result())) == 2
+    until(lambda: [process.pid for process in spare_hosts()] not in ([], [spare.pid]))
+    spare.wait(20)
+
+
+def test_spare_host_takes_environment_and_folder_of_the_launch(
+    spare: psutil.Process, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATER", "than the spare host")
+    monkeypatch.chdir(home)
+    run = launch(lambda: (os.environ["LATER"], os.getcwd()), 1, **QUIET)
+    assert host_of(run) == spare.pid
+    assert [*run.result()] == [("than the spare host", str(home))]
+
+
+def test_launch_after_the_death_of_the_spare_host_forks_another(spare: psutil.Process) -> None:
+    server = spare.children()[0]
+    spare.kill()
+    psutil.wait_procs([spare, server], timeout=20)
+    run = launch(os.getpid, 1, **QUIET)
+    assert host_of(run) != spare.pid
+    assert len(run.result()) == 1
+
+
+def test_spare_host_ends_with_the_fork_server(spare: psutil.Process) -> None:
+    server = spare.children()[0]
+    fork_server().stop()
+    _, alive = psutil.wait_procs([spare, server], timeout=20)
+    assert alive == []
+
+
+def test_plain_launches_keep_no_host() -> None:
+    fork_server().stop()
+    for _ in range(3):
+        notebook_launch(os.getpid, 1, output="none")
+    assert spare_hosts() == []
+
+
+def test_run_of_a_spare_host_outlives_the_fork_server(spare: psutil.Process, home: Path) -> None:
+    gate = home / "gate"
+
+    def wait_for_gate() -> int:
+        while not gate.exists():
+            time.sleep(0.02)
+        return 7
+
+    run = launch(wait_for_gate, 1, **QUIET)
+    assert host_of(run) == spare.pid
+    fork_server().stop()
+    gate.touch()
+    assert [*attach(run.id, show=False).result()] == [7]
+
+
+def test_spare_host_is_forked_after_idleness_and_dismissed_after_its_time() -> None:
+    host = SpareHost(keep_for=0.05)
+    assert host.next_due(0.2) is None
+    host.expect("some.module")
+    assert host.is_missing
+    assert host.next_due(0.2) == 0.2
+    theirs = Channel(host.prepare())
+    assert not host.is_missing
+    until(lambda: host.next_due(0.2) == 0.0)
+    host.dismiss()
+    assert theirs.receive() is None
+    assert host.next_due(0.2) is None
+    theirs.close()
+
+
+def test_request_goes_to_the_waiting_host_with_its_descriptor() -> None:
+    host = SpareHost(keep_for=60.0)
+    host.expect("some.module")
+    theirs = Channel(host.prepare())
+    reading, writing = os.pipe()
+    assert host.take(REQUEST, writing)
+    received = theirs.receive()
+    assert received is not None
+    request, (fd,) = received
+    assert request == REQUEST
+    os.close(fd)
+    assert os.read(reading, 1) == b""  # The fork server's own copy of the descriptor is closed, too.
+    assert theirs.receive() is None
+    assert not host.take(REQUEST, reading)
+    os.close(reading)
+    theirs.close()
+
+
+def test_request_stays_here_if_the_waiting_host_is_gone() -> None:
+    host = SpareHost(keep_for=60.0)
+    host.expect("some.module")
+    host.prepare().close()
+    reading, writing = os.pipe()
+    assert not host.take(REQUEST, writing)
+    os.close(writing)
+    os.close(reading)
