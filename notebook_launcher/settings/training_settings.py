@@ -1,4 +1,7 @@
-"""Settings of a launch for training; Accelerate's environment variables give what the launch leaves open."""
+"""Settings of a launch for training; Accelerate's environment variables give what the launch leaves open.
+
+An argument in the code wins over both (`training/resolving.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.settings.option_choices import CHOICES
+from notebook_launcher.text import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +20,8 @@ __all__ = [
     "STEPS_VARIABLE",
     "SettingName",
     "TrainingSettings",
+    "precision_of",
+    "read_precision",
     "steps_of",
     "whole_number_in",
 ]
@@ -46,22 +52,33 @@ class TrainingSettings:
         A field stays None if its variable cannot be read. The rank then raises an error with the variable's name.
         """
         steps, precision = self.gradient_accumulation_steps, self.mixed_precision
-        if steps is None:
-            with contextlib.suppress(ValueError):
-                steps = steps_of(environ)
-        if precision is None:
-            precision = environ.get(PRECISION_VARIABLE, "no").lower()
+        with contextlib.suppress(ValueError):
+            steps = steps_of(steps, environ)
+        with contextlib.suppress(ValueError):
+            precision = precision_of(precision, environ)
         return dataclasses.replace(
-            self,
-            mixed_precision=precision if precision in CHOICES["mixed_precision"].words else None,
-            gradient_accumulation_steps=steps,
-            comm_hook=self.comm_hook or "no",
+            self, mixed_precision=precision, gradient_accumulation_steps=steps, comm_hook=self.comm_hook or "no"
         )
 
 
-def steps_of(environ: Mapping[str, str]) -> int:
-    """Return the accumulation steps in an environment, by default 1; raise ValueError if they are not a number."""
-    return whole_number_in(environ, STEPS_VARIABLE)
+def precision_of(launched: str | None, environ: Mapping[str, str]) -> str:
+    """Return the precision of a launch, else the variable's, else "no"; raise ValueError if the variable has none."""
+    if launched is not None:
+        return launched
+    return read_precision(PRECISION_VARIABLE, environ.get(PRECISION_VARIABLE, "no"))
+
+
+def read_precision(name: str, value: object) -> str:
+    """Return a precision in small letters; raise ValueError with the name of its source if there is none such."""
+    words, text = CHOICES["mixed_precision"].words, str(value).lower()
+    if text in words:
+        return text
+    raise ValueError(unknown(name, value, words))
+
+
+def steps_of(launched: int | None, environ: Mapping[str, str]) -> int:
+    """Return the accumulation steps of a launch, else the variable's, else 1; raise ValueError if it has no number."""
+    return whole_number_in(environ, STEPS_VARIABLE) if launched is None else launched
 
 
 def whole_number_in(environ: Mapping[str, str], variable: str) -> int:

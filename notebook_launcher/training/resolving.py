@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import context
 from notebook_launcher.settings.option_checks import check_number, whole_number
 from notebook_launcher.settings.option_numbers import NUMBERS
-from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
-from notebook_launcher.text import unknown
+from notebook_launcher.settings.training_settings import STEPS_VARIABLE, precision_of, read_precision, steps_of
 from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
@@ -19,7 +18,6 @@ from notebook_launcher.training.plugins import (
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     GradScalerKwargs,
-    PrecisionType,
     ProjectConfiguration,
     RNGType,
 )
@@ -136,21 +134,11 @@ def resolve(
 
 def resolve_precision(argument: Any, conflicts: list[str]) -> str:
     """Return the precision; raise ValueError if it is unknown."""
-    if argument is not None:
-        chosen = _precision("mixed_precision", argument)
-        _compare("mixed_precision", chosen, conflicts)
-        return chosen
-    launched = context.setting("mixed_precision")
-    if launched is not None:
-        return str(launched)
-    return _precision(PRECISION_VARIABLE, os.environ.get(PRECISION_VARIABLE, "no"))
-
-
-def _precision(name: str, value: Any) -> str:
-    text = str(value).lower()
-    if text in PrecisionType.list():
-        return text
-    raise ValueError(unknown(name, value, PrecisionType.list()))
+    if argument is None:
+        return precision_of(context.setting("mixed_precision"), os.environ)
+    chosen = read_precision("mixed_precision", argument)
+    _compare("mixed_precision", chosen, conflicts)
+    return chosen
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -210,12 +198,11 @@ def _resolve_accumulation(
 
 def _num_steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
     if rules.environment_wins and STEPS_VARIABLE in os.environ:
-        return steps_of(os.environ)
-    if given is not None:
-        _compare("gradient_accumulation_steps", given, conflicts)
-        return given
-    launched = context.setting("gradient_accumulation_steps")
-    return steps_of(os.environ) if launched is None else int(launched)
+        return steps_of(None, os.environ)
+    if given is None:
+        return steps_of(context.setting("gradient_accumulation_steps"), os.environ)
+    _compare("gradient_accumulation_steps", given, conflicts)
+    return given
 
 
 def _resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float | None:

@@ -101,7 +101,7 @@ def test_error_about_a_variable_names_the_environment() -> None:
         r"environment: of the shell, of os\.environ, or of the launch's env=\."
     )
     with pytest.raises(ValueError, match=message):
-        steps_of({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "many"})
+        steps_of(None, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "many"})
 
 
 def test_names_of_settings_are_the_fields_of_the_record() -> None:
