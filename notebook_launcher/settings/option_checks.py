@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.text import type_of, unknown
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.settings.option_numbers import OptionNumber
 
 __all__ = [
+    "accumulation_steps",
     "check_choice",
     "check_devices",
     "check_folder",
@@ -41,7 +43,7 @@ def whole_number(name: str, value: object, *, minimum: int = 1, maximum: int | N
         value: The value as given.
         minimum: Least value.
         maximum: Largest value; None: no limit.
-        hint: Words that follow if it is not a whole number.
+        hint: Words that follow in the error.
     """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -50,10 +52,19 @@ def whole_number(name: str, value: object, *, minimum: int = 1, maximum: int | N
     if number is None or isinstance(value, bool):
         raise ValueError(f"{name}={value!r} is {type_of(value)}; it must be a whole number.{hint}")
     if number < minimum:
-        raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.")
+        raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.{hint}")
     if maximum is not None and number > maximum:
-        raise ValueError(f"{name}={value!r} is too large; it must be {maximum} or less.")
+        raise ValueError(f"{name}={value!r} is too large; it must be {maximum} or less.{hint}")
     return number
+
+
+def accumulation_steps(name: str, value: object, *, hint: str = "") -> int:
+    """Return a number of accumulation steps as an int; raise ValueError with the name of its source if it is none.
+
+    Each source is checked here: an argument, a plugin, a variable, DeepSpeed's settings, a change during a run. A
+    launch's option has the same bound, and its error says which option it is (`check_number`).
+    """
+    return whole_number(name, value, minimum=NUMBERS["gradient_accumulation_steps"].least, hint=hint)
 
 
 def check_whole_number(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:

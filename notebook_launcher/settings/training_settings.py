@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+from notebook_launcher.settings.option_checks import accumulation_steps
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.text import unknown
 
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "OF_ENVIRONMENT",
     "PRECISION_VARIABLE",
     "STEPS_VARIABLE",
     "SettingName",
     "TrainingSettings",
     "precision_of",
     "read_precision",
+    "read_variable",
     "steps_of",
-    "whole_number_in",
 ]
 
 SettingName = Literal[
@@ -33,6 +35,8 @@ SettingName = Literal[
 
 PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 STEPS_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+OF_ENVIRONMENT = " It is a variable of the environment: of the shell, of os.environ, or of the launch's env=."
+"""End of an error about a variable."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +82,12 @@ def read_precision(name: str, value: object) -> str:
 
 def steps_of(launched: int | None, environ: Mapping[str, str]) -> int:
     """Return the accumulation steps of a launch, else the variable's, else 1; raise ValueError if it has no number."""
-    return whole_number_in(environ, STEPS_VARIABLE) if launched is None else launched
+    if launched is not None:
+        return launched
+    return accumulation_steps(STEPS_VARIABLE, read_variable(environ, STEPS_VARIABLE), hint=OF_ENVIRONMENT)
 
 
-def whole_number_in(environ: Mapping[str, str], variable: str) -> int:
-    """Return the number that a variable holds, by default 1; raise ValueError if it is none, or less than 1."""
+def read_variable(environ: Mapping[str, str], variable: str) -> int | str:
+    """Return the number that a variable holds, by default 1; its text if that is no whole number."""
     text = environ.get(variable, "1").strip()
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(
-            f"{variable}={text!r} must be a whole number, 1 or more. It is a variable of the environment: of the "
-            "shell, of os.environ, or of the launch's env=."
-        )
-    return int(text)
+    return int(text) if text.lstrip("-").isdecimal() else text

@@ -8,7 +8,7 @@ import enum
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.option_checks import accumulation_steps, whole_number
 from notebook_launcher.text import type_of
 from notebook_launcher.training.argument_checks import check_fields
 
@@ -132,7 +132,7 @@ class GradientAccumulationPlugin:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.num_steps is not None:
-            self.num_steps = whole_number("num_steps", self.num_steps)
+            self.num_steps = accumulation_steps("num_steps", self.num_steps)
 
 
 @dataclasses.dataclass
