@@ -1,4 +1,4 @@
-"""The ranks that a call is for, and how its run is shown."""
+"""The ranks that a call is for, its name and arguments in words, and how its run is shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUBSET_NOTICE = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallScope:
-    """The ranks that a call is for, and how its run is shown."""
+    """The ranks that a call is for, its name and arguments in words, and how its run is shown."""
 
     ranks: tuple[int, ...] | None = None
     """The ranks that call the function, in order; None: all."""

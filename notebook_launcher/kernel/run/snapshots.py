@@ -63,7 +63,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         summary=plan.summary,
         seed=plan.seed,
         config=config_as_json(plan.config),
-        arguments=data.arguments,
+        arguments=dict(data.scope.arguments or {}),
         restarts=results.restarts if results is not None else data.restarts,
         stopped_by=results.stopped_by if results is not None else None,
         timed_out=results.timed_out if results is not None else False,
