@@ -147,7 +147,7 @@ class LaunchConfig:
 
         put("engine", engine_choice.chosen(self.engine))
         for name, number in NUMBERS.items():
-            put(name, option_checks.check_number(name, getattr(self, name), number))
+            put(name, option_checks.check_option_number(name, getattr(self, name), number))
         engine_choice.check_spread(self.num_processes, self.nodes, self.processes_per_node, self.engine)
         put("devices", option_checks.check_devices(self.devices))
         for name, choices in CHOICES.items():

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from notebook_launcher.archive.recorded import RecordedRun
-from notebook_launcher.archive.stored import find_home, stored_runs
+from notebook_launcher.archive.stored import require_home, stored_runs
 from notebook_launcher.history import run_folders
 from notebook_launcher.text import did_you_mean
 from notebook_launcher.tracebacks import for_caller
@@ -35,7 +35,7 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
         raise for_caller(TypeError(msg))
     if isinstance(run, os.PathLike) or os.sep in run:
         return RecordedRun(Path(run).expanduser().absolute())
-    home = find_home(folder)
+    home = require_home(folder)
     ids = run_folders.list_ids(home)
     found = [name for name in ids if name == run] or [name for name in ids if run and name.startswith(run)]
     if not found and run == LAST and (every := stored_runs(home)):

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["find_home", "stored_runs"]
+__all__ = ["require_home", "stored_runs"]
 
 
-def find_home(folder: str | os.PathLike[str]) -> Path:
+def require_home(folder: str | os.PathLike[str]) -> Path:
     """Return the folder that holds the runs; raise `LookupError` if `folder` is `"auto"` and recording is off."""
     home = run_folders.find_home(folder)
     if home is None:

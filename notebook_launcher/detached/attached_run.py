@@ -417,5 +417,5 @@ class AttachedRun(AnyRun):
             )
         error = self._fault or RankFailedError(msg)
         results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed, folder=self._folder)
-        failure_display.attach(error, (), results)
+        failure_display.attach_failures(error, (), results)
         return RunOutcome(state="failed", results=results, error=error)

@@ -70,7 +70,7 @@ class Ending:
         results.fill(values, unsent, folder)
         failure = self.error if self.raised is None else self._open_error(folder)
         if failure is not None:
-            failure_display.attach(failure, results.failures, results)
+            failure_display.attach_failures(failure, results.failures, results)
         return RunOutcome(state=self.state, results=results, error=failure)
 
     def _open_error(self, folder: Path) -> BaseException:

@@ -243,7 +243,7 @@ class SessionHost:
         )
         return RunSnapshot(
             id="",
-            name=session_folders.name_of(plan.config),
+            name=session_folders.session_name_of(plan.config),
             kind="session",
             state="running",
             started=self._started,

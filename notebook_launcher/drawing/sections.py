@@ -31,7 +31,7 @@ __all__ = [
     "alike",
     "because",
     "failures_html",
-    "failures_of",
+    "failures_to_show",
     "logs_html",
     "metric_columns",
     "metric_rows",
@@ -132,7 +132,7 @@ def shares_html(phases: Mapping[int, RankPhases]) -> str:
     return table_html(columns, caption="Where the time went", more="more ranks")
 
 
-def failures_of(snapshot: RunSnapshot) -> list[RankFailure]:
+def failures_to_show(snapshot: RunSnapshot) -> list[RankFailure]:
     """Return the failures, without ranks that ended because the user stopped the run."""
     stopped = {rank.rank for rank in snapshot.ranks if rank.state == "stopped"}
     return [failure for failure in snapshot.failures if failure.victim or failure.rank not in stopped]

@@ -24,7 +24,7 @@ __all__ = [
     "check_folder",
     "check_monitor",
     "check_name",
-    "check_number",
+    "check_option_number",
     "check_option_switch",
     "check_shard",
     "check_tags",
@@ -82,7 +82,7 @@ def check_whole_number(name: str, value: object, *, minimum: int, maximum: int |
         raise ConfigError(str(error), field=name) from None
 
 
-def check_number(name: str, value: object, number: OptionNumber) -> int | float | None:
+def check_option_number(name: str, value: object, number: OptionNumber) -> int | float | None:
     """Return the value of an option that is a number, as an int or a float."""
     if value is None and number.none is not None:
         return None

@@ -19,7 +19,7 @@ from notebook_launcher.training.accumulation.updates.scheduler import Accelerate
 from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
 from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
-from notebook_launcher.training.data.prepare import share_out
+from notebook_launcher.training.data.prepare import make_prepared_loader
 from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.unwrapping import synced_part
@@ -313,7 +313,7 @@ class Preparation:
             keeps_shares=not self.rules.guards,
             active_loaders=self.gradient_state.active_loaders,
         )
-        return share_out(data_loader, settings)
+        return make_prepared_loader(data_loader, settings)
 
 
 def _check_placements(device_placement: Any, number: int) -> list[bool | None]:

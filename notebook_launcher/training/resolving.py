@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import accumulation_steps, check_number
+from notebook_launcher.settings.option_checks import accumulation_steps, check_option_number
 from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE, precision_of, read_precision, steps_of
 from notebook_launcher.training.argument_checks import check_instance, check_switch
@@ -210,7 +210,7 @@ def _resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> floa
     if argument is None:
         launched = context.setting("max_grad_norm")
         return None if launched is None else float(launched)
-    limit = check_number("max_grad_norm", argument, NUMBERS["max_grad_norm"])
+    limit = check_option_number("max_grad_norm", argument, NUMBERS["max_grad_norm"])
     _compare("max_grad_norm", limit, conflicts)
     return limit
 

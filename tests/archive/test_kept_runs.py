@@ -144,7 +144,7 @@ def test_versions_follow_what_is_installed(tmp_path, monkeypatch):
 
 
 def files_of(function):
-    told = origin.Origin(origin.source_of(function), origin.describe_environment())
+    told = origin.Origin(origin.source_with_needs(function), origin.describe_environment())
     return {**told.files, **(told.later(wait=True) or {})}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from notebook_launcher import ConfigError
 from notebook_launcher.widgets import ConfigPanel
-from notebook_launcher.widgets.launching.parameters import MISSING, parameters_of
+from notebook_launcher.widgets.launching.parameters import MISSING, signature_parameters
 from tests.support.panels import Model, Optimizer, field, note_of, train, type_in
 
 pytestmark = pytest.mark.usefixtures("small_machine")
@@ -62,7 +62,7 @@ def test_kind_of_a_parameter_follows_annotation_and_default(annotation, default,
         function.__defaults__ = None
     if annotation is MISSING:
         del function.__annotations__["x"]
-    (parameter,) = parameters_of(function)
+    (parameter,) = signature_parameters(function)
     assert (parameter.kind, parameter.optional) == (kind, optional)
     assert parameter.fits(default) is (kind != "code" or default in (MISSING, None))
 
@@ -142,7 +142,7 @@ def test_typed_container_has_the_type_of_the_annotation(annotation, right, wrong
         pass
 
     function.__annotations__["layers"] = annotation
-    (parameter,) = parameters_of(function)
+    (parameter,) = signature_parameters(function)
     assert parameter.parse(right) == ast.literal_eval(right)
     with pytest.raises(ValueError, match=re.escape(words)):
         parameter.parse(wrong)

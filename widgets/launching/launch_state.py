@@ -21,7 +21,13 @@ from notebook_launcher.widgets.launching import hardware, typed
 from notebook_launcher.widgets.launching.argument_values import Arguments
 from notebook_launcher.widgets.launching.batch import EffectiveBatch
 from notebook_launcher.widgets.launching.call import Namer, call_code
-from notebook_launcher.widgets.launching.parameters import MISSING, Parameter, is_literal, parameters_of, takes_any_name
+from notebook_launcher.widgets.launching.parameters import (
+    MISSING,
+    Parameter,
+    is_literal,
+    signature_parameters,
+    takes_any_name,
+)
 from notebook_launcher.widgets.launching.sharding_hint import parameter_bytes, sharding_hint
 
 if TYPE_CHECKING:
@@ -57,7 +63,7 @@ class LaunchState(traitlets.HasTraits):
 
     def __init__(self, function: Any, config: LaunchConfig, arguments: Mapping[str, Any], holder: Any = None) -> None:
         self.function = function
-        self.parameters: dict[str, Parameter] = {each.name: each for each in parameters_of(function)}
+        self.parameters: dict[str, Parameter] = {each.name: each for each in signature_parameters(function)}
         self.mistakes: dict[str, str] = {}
         self.problems: dict[str, str] = {}
         self.plan: Plan | None = None

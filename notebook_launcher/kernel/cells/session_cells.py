@@ -157,7 +157,7 @@ class SessionCells(ABC):
         request = CellRequest(
             code=code,
             filename=name,
-            place=cells.place_of(name),
+            place=cells.shown_file(name),
             first_line=first_line,
             pushed=_checked_names(push or {}),
             pulls=pulls,

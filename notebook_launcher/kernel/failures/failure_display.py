@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_hint",
-    "attach",
+    "attach_failures",
     "brief",
     "end_line",
     "failed_after",
@@ -55,7 +55,7 @@ class _Rendering:
         return list(self.lines)
 
 
-def attach(error: BaseException, failures: tuple[Failure, ...], results: Results) -> None:
+def attach_failures(error: BaseException, failures: tuple[Failure, ...], results: Results) -> None:
     """Add to the exception its rank, the failures, the results, and the text that notebooks show."""
     # No rank is to blame for a time-out or a stop.
     own = failures[0] if failures and not isinstance(error, (RunTimeoutError, RunStoppedError)) else None

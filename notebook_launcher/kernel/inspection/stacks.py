@@ -84,7 +84,7 @@ class StackFrame:
     @property
     def place(self) -> str:
         """`Cell In[3], line 7`."""
-        return f"{cells.place_of(self.file)}, line {self.line}"
+        return f"{cells.shown_file(self.file)}, line {self.line}"
 
     @property
     def is_library(self) -> bool:

@@ -87,7 +87,7 @@ def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> R
         outcome.close()
     if error is None:
         return RunOutcome(state="done", results=results, error=None)
-    failure_display.attach(error, failures, results)
+    failure_display.attach_failures(error, failures, results)
     stopped = isinstance(error, RunStoppedError)
     return RunOutcome(state="stopped" if stopped else "failed", results=results, error=error)
 

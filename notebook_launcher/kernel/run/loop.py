@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost
-from notebook_launcher.kernel.display.formatting import one_line
+from notebook_launcher.kernel.display.formatting import error_line
 from notebook_launcher.kernel.display.questions import Answer, Question
 from notebook_launcher.kernel.inspection.inspector import RankInspector
 from notebook_launcher.kernel.inspection.profile_requests import ProfileRequests
@@ -262,9 +262,8 @@ class RunLoop:
         if failure.raised is None or failure.exited is not None:
             self._data.output.notice(f"debug=True: the process of rank {rank} has ended; no frames are left to debug")
             return
-        self._data.output.notice(
-            f"rank {rank} failed: {one_line(failure.raised.report)}. The other ranks stay as they are; q ends the run."
-        )
+        error = error_line(failure.raised.report)
+        self._data.output.notice(f"rank {rank} failed: {error}. The other ranks stay as they are; q ends the run.")
         self._data.output.show_rank(rank)
         attempt.begin_debugging(rank)
 

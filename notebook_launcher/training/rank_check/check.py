@@ -22,7 +22,7 @@ from notebook_launcher.context import current
 from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.bulletin import Bulletin
-from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe, named
+from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe_divergence, named
 from notebook_launcher.training.rank_check.evidence import Evidence, Unit, digest, order_of
 from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
 from notebook_launcher.training.rank_check.left_out import LeftOut
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.requests.agreement import UpdateFence
 
-__all__ = ["RankCheck", "notify"]
+__all__ = ["RankCheck", "notify_or_warn"]
 
 SAME_INPUTS = 3
 """Comparisons in a row with the same inputs on all ranks, after which a notice is shown."""
@@ -207,7 +207,7 @@ class RankCheck:
             unowned=self._unowned(unit),
             own_state=unit.notes.own_state,
         )
-        text, is_error = describe(difference)
+        text, is_error = describe_divergence(difference)
         if is_error:
             raise RuntimeError(text)
         self._notify(what, text)
@@ -251,7 +251,7 @@ class RankCheck:
     def _notify(self, key: str, text: str) -> None:
         if self._rank == 0 and key not in self._notified:
             self._notified.add(key)
-            notify(text)
+            notify_or_warn(text)
 
     # What optimizers know of a unit's parameters.
 
@@ -308,7 +308,7 @@ def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
         )
 
 
-def notify(text: str) -> None:
+def notify_or_warn(text: str) -> None:
     """Show a line in the cell; without a launcher, warn."""
     context = current()
     if context is None:

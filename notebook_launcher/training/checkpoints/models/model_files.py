@@ -26,7 +26,7 @@ from notebook_launcher.training.checkpoints.models.packing import (
     shard,
 )
 from notebook_launcher.training.checkpoints.models.weights import (
-    check_fit,
+    check_names_and_shapes,
     fill_in,
     load_shards,
     read_index,
@@ -213,7 +213,7 @@ def load_model(
     paths = read_index(first) if first.suffix == ".json" else [first]
     weights = read_weights(paths)
     tensors = fill_in(bare, weights)
-    check_fit(bare, tensors, weights.source, strict=strict)
+    check_names_and_shapes(bare, tensors, weights.source, strict=strict)
     return bare.load_state_dict(share_out(tensors, bare.state_dict()), strict=strict)
 
 
