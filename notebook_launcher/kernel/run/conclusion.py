@@ -57,8 +57,8 @@ def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> R
     assert attempt is not None
     asked_to_stop = data.commands.asked_to_stop
     outcomes = attempt.state.sorted_outcomes
-    members = [outcome for outcome in outcomes if data.scope.includes(outcome.rank)]
-    values, unsent = _rebuild(members, hosting.take_value)
+    called = [outcome for outcome in outcomes if data.scope.includes(outcome.rank)]
+    values, unsent = _rebuild(called, hosting.take_value)
     failures = _failures(data, outcomes)
     last_values, victims = data.live.last_values, culprit.consequences(failures)
     seconds = time.monotonic() - launched
@@ -73,7 +73,7 @@ def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> R
             for outcome in outcomes
             if outcome.failed or data.scope.includes(outcome.rank)
         ],
-        members=data.scope.ranks,
+        called_ranks=data.scope.ranks,
         unsent=unsent,
         failures=failures,
         seconds=seconds,
