@@ -8,7 +8,7 @@ import numbers
 import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from notebook_launcher.settings.option_checks import accumulation_steps
+from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from notebook_launcher.settings.option_checks import accumulation_steps
 from notebook_launcher.settings.option_choices import CHOICES
+from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.text import unknown
 
 if TYPE_CHECKING:

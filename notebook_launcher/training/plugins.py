@@ -8,7 +8,7 @@ import enum
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.option_checks import accumulation_steps, whole_number
+from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
 from notebook_launcher.text import type_of
 from notebook_launcher.training.argument_checks import check_fields
 

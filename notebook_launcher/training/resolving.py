@@ -7,9 +7,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import accumulation_steps, check_option_number
+from notebook_launcher.settings.option_checks import check_option_number
 from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE, precision_of, read_precision, steps_of
+from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (

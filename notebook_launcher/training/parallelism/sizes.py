@@ -6,8 +6,8 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.settings.training_settings import OF_ENVIRONMENT, read_variable
+from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.option_checks import accumulation_steps, whole_number
+from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO
 from notebook_launcher.training.plugins import GradScalerKwargs
 

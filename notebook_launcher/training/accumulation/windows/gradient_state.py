@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from notebook_launcher.settings.option_checks import accumulation_steps
+from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows.windows import Window
 from notebook_launcher.training.data.active_loaders import ActiveLoaders
