@@ -16,13 +16,13 @@ from notebook_launcher.detached.session_folders import session_name_of
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
-from notebook_launcher.kernel import checks
-from notebook_launcher.kernel.answers import check_answers
-from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.calls import checks
+from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.calls.origin import source_with_needs
 from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
-from notebook_launcher.kernel.origin import source_with_needs
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from notebook_launcher.detached.preemption import on_preemption
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_host import SessionHost
 from notebook_launcher.engines.this_machine import cool_down, take_over_server
-from notebook_launcher.kernel.call_scope import CallScope
+from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.processes import boot
 from notebook_launcher.travel import cells

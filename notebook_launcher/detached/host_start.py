@@ -15,9 +15,9 @@ from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRef
 from notebook_launcher.engines.this_machine import start_host
 from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
-from notebook_launcher.kernel.argument_text import describe_arguments
-from notebook_launcher.kernel.checks import check_call
-from notebook_launcher.kernel.origin import describe_environment, source_with_needs
+from notebook_launcher.kernel.calls.argument_text import describe_arguments
+from notebook_launcher.kernel.calls.checks import check_call
+from notebook_launcher.kernel.calls.origin import describe_environment, source_with_needs
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.travel import cells
 from notebook_launcher.value_text import name_of

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from notebook_launcher import messages
     from notebook_launcher.detached.requests import Follow, PendingQuestion
     from notebook_launcher.engines.events import Stream
-    from notebook_launcher.kernel.call_scope import TakesDisplay
+    from notebook_launcher.kernel.calls.call_scope import TakesDisplay
 
 __all__ = ["Journal"]
 

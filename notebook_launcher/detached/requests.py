@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from notebook_launcher import messages
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.plan import Plan
 
 __all__ = [

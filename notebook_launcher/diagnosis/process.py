@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.diagnosis.finding import Finding
-from notebook_launcher.kernel.fork_check import try_fork
+from notebook_launcher.kernel.calls.fork_check import try_fork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -254,7 +254,7 @@ def fork_starter(call: FunctionCall) -> Starter:
             _import_for_children()
         with _FORKING, warnings.catch_warnings():
             # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for the fork, and
-            # `kernel/fork_check.py` has tested for the known causes.
+            # `kernel/calls/fork_check.py` has tested for the known causes.
             warnings.simplefilter("ignore", DeprecationWarning)
             forking.settle_before_a_fork()
             pid = os.fork()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from notebook_launcher import travel
+from notebook_launcher.kernel.calls.origin import Origin, describe_environment, source_with_needs
 from notebook_launcher.kernel.display import cell
-from notebook_launcher.kernel.origin import Origin, describe_environment, source_with_needs
 from notebook_launcher.messages import ExceptionReport
 
 if TYPE_CHECKING:

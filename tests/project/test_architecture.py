@@ -406,7 +406,7 @@ def test_imports_follow_the_layers():
         ("installed", "import psutil"),
         ("travel.parcel", "def f():\n    from notebook_launcher.kernel import plan"),
         ("notebook_code.needs", "from notebook_launcher.kernel.plan import make_plan"),
-        ("kernel.origin", "from notebook_launcher.exporting.exporter import export"),
+        ("kernel.calls.origin", "from notebook_launcher.exporting.exporter import export"),
         ("exporting.exporter", "def f():\n    from notebook_launcher.engines.starting import start"),
         ("archive.listing", "def f():\n    from notebook_launcher.detached.attached_run import AttachedRun"),
         ("kernel.run.thread", "from notebook_launcher.detached import host_socket"),

@@ -13,7 +13,7 @@ import traitlets
 
 from notebook_launcher.config import LaunchConfig, changed_options
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.kernel import checks
+from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine import devices
 from notebook_launcher.value_text import name_of

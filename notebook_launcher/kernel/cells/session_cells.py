@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError
-from notebook_launcher.kernel.call_scope import CallScope
+from notebook_launcher.kernel.calls.call_scope import CallScope
+from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.kernel.cells.cell_values import show_tabs, show_values
 from notebook_launcher.kernel.cells.rank_selection import selected_ranks
 from notebook_launcher.kernel.cells.rank_variables import RankVariables
-from notebook_launcher.kernel.checks import check_not_in_rank
 from notebook_launcher.kernel.comms.rank_panels import RankPanels, shown_rank
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.failures import failure_display

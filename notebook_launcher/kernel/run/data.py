@@ -16,7 +16,7 @@ from notebook_launcher.kernel.run.live_values import LiveValues
 
 if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunKind
-    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.inspection.hangs import Hang
     from notebook_launcher.kernel.inspection.stacks import Stacks

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks, fork_check, views
-from notebook_launcher.kernel.answers import check_answers
-from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel import views
+from notebook_launcher.kernel.calls import checks, fork_check
+from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.display.questions import Questions
 from notebook_launcher.kernel.failures import failure_display
+from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
-from notebook_launcher.kernel.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.run import snapshots
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.commands import (

@@ -34,8 +34,8 @@ from notebook_launcher.kernel.run.restarts import restart
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.recorder import Recorder
+    from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.hosting import Hosting
-    from notebook_launcher.kernel.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.data import RunData

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.calls.call_scope import CallScope
+    from notebook_launcher.kernel.calls.origin import Origin
+    from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.display.questions import Question
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.latch import Latch
-    from notebook_launcher.kernel.origin import Origin
-    from notebook_launcher.kernel.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.outcome import RunOutcome

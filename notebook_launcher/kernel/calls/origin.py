@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
-from notebook_launcher.kernel.git import GitChanges, git_commit
+from notebook_launcher.kernel.calls.git import GitChanges, git_commit
 from notebook_launcher.notebook_code.needs import Needs
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from notebook_launcher import (
     launch,
     notebook_launch,
 )
-from notebook_launcher.kernel.checks import check_call, check_not_in_rank
+from notebook_launcher.kernel.calls.checks import check_call, check_not_in_rank
 from notebook_launcher.value_text import name_of
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from notebook_launcher import messages
-from notebook_launcher.kernel.argument_text import describe_arguments
+from notebook_launcher.kernel.calls.argument_text import describe_arguments
 from notebook_launcher.value_text import name_of
 
 if TYPE_CHECKING:

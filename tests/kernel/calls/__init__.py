@@ -1,0 +1,1 @@
+"""Tests of a run's handle."""
