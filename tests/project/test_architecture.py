@@ -56,7 +56,7 @@ TRAINING_ROOMS = (
     "checkpoints",
 )
 """The rooms of `training`: each may import those before it."""
-KERNEL_ROOMS = ("display", "comms", "inspection", "metering", "failures", "run", "cells")
+KERNEL_ROOMS = ("display", "comms", "inspection", "metering", "failures", "calls", "run", "cells")
 """The rooms of `kernel`: each may import those before it."""
 TRAINING_TOP = ("accelerator", "accelerator_parts", "preparation")
 """The modules of `training` that put its rooms together."""
