@@ -10,6 +10,7 @@ from notebook_launcher import Commands, Session, messages
 from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
 from notebook_launcher.engines.cluster.packed_events import HOLD, HeldEvents, pack_event, unpack_event
 from notebook_launcher.engines.events import FromRank, Output, Woken
+from tests.support.run_state import tree_of
 
 METRICS = messages.Metrics(time=5.0, step=3, values={"loss": 0.5})
 PROGRESS = messages.Progress(time=5.0, done=1, total=None, description="train", loops=1, items=1)
@@ -56,7 +57,7 @@ def test_events_are_taken_some_at_a_time_however_many_there_are() -> None:
     # Of a thousand ranks there may always be one more; stops and snapshots have to come in between.
     with Commands([[], ["env"]]) as engine, Session(2, engine=engine, output="none", monitor=False) as session:
         session.run(print)
-        tree: Any = session._runs.ranks.tree
+        tree: Any = tree_of(session)
         for _ in range(1000):
             tree.wake()
         assert len(tree.events(0)) < 500

@@ -14,6 +14,7 @@ from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.kernel.run.loop import RunLoop
 from notebook_launcher.processes import forkserver, supervisor
+from tests.support.run_state import tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +83,7 @@ def test_agent_refuses_an_unknown_message_for_its_ranks() -> None:
 
 def test_rank_ends_at_an_unknown_message() -> None:
     with Session(1, devices="cpu") as session:
-        tree: Any = session._runs.ranks.tree
+        tree: Any = tree_of(session)
         tree.send(0, "hello")
         happened: list[Any] = []
         while not any(isinstance(event, RankLost) for event in happened):

@@ -23,7 +23,7 @@ class Line:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.sent: list[Any] = []
-        monkeypatch.setattr(phases, "_now", lambda: self.now)
+        monkeypatch.setattr(phases, "read_clock", lambda: self.now)
         self.clock = PhaseClock(self.sent.append)
         self.clock.mark(None)
 

@@ -19,6 +19,7 @@ from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_chang
 from notebook_launcher.training.requests.steering import scale_rates
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_requests import PageRequests
+from tests.support.run_state import data_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def test_time_limit_does_not_count_while_paused() -> None:
     until(lambda: len(run.metrics) > 6, run)
     run.pause()
     until(lambda: run.state == "paused", run)
-    attempt = run._data.attempt
+    attempt = data_of(run).attempt
     assert attempt is not None
     assert attempt.next_deadline() is None
     run.stop()
