@@ -13,7 +13,7 @@ from notebook_launcher.settings import accelerate_yaml, engine_choice, launch_en
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import TrainingSettings
-from notebook_launcher.text import type_of
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     import os

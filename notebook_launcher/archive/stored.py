@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
-from notebook_launcher.text import type_of
 from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -53,7 +53,7 @@ def _arguments(text: str) -> dict[str, Any]:
 def _lines(size: ModelSize, num_processes: int, optimizer: str) -> list[str]:
     from notebook_launcher.command_line.memory_estimate import bytes_of
     from notebook_launcher.drawing.tables import Column, table_text
-    from notebook_launcher.units import format_bytes, plural
+    from notebook_launcher.wording.units import format_bytes, plural
 
     rows = [(precision, sharding) for precision in PRECISIONS for sharding in SHARDINGS]
     parts = [

@@ -9,7 +9,7 @@ from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.parser import Parser, choice, positive_number, whole_number_reader, words_of
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.rank_numbers import check_rank
-from notebook_launcher.units import plural
+from notebook_launcher.wording.units import plural
 
 if TYPE_CHECKING:
     import argparse
@@ -174,7 +174,7 @@ def _delete(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.opening import open_run
     from notebook_launcher.detached.run_listing import runs, stop_hosted
     from notebook_launcher.drawing.tables import terminal_width
-    from notebook_launcher.units import format_bytes
+    from notebook_launcher.wording.units import format_bytes
 
     every = runs(options.folder)
     if options.runs:

@@ -29,10 +29,10 @@ from notebook_launcher.kernel.run.thread import RunThread
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.detached.clients import Caller
     from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.messaging.channel import AnonymousFile
 
 __all__ = ["HostedRun"]
 

@@ -15,7 +15,7 @@ from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
 from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
 from notebook_launcher.history.run_files import replace
-from notebook_launcher.units import format_seconds
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     import socket

@@ -10,7 +10,7 @@ from typing import Any
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.kernel.session import Session
-from notebook_launcher.units import format_bytes, format_seconds
+from notebook_launcher.wording.units import format_bytes, format_seconds
 
 __all__ = ["failure_finding", "try_launch"]
 

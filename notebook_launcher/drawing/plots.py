@@ -13,7 +13,7 @@ from notebook_launcher.drawing.places import name_place, place_ticks
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
 from notebook_launcher.drawing.svg import SIZE, SMALL, SvgPicture, marker, pixels, stack, text
 from notebook_launcher.drawing.widths import shorten, text_width
-from notebook_launcher.text import escape, one_line
+from notebook_launcher.wording.text import escape, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -10,8 +10,8 @@ from notebook_launcher.drawing.averages import mean_of
 from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.sparks import spark_line
 from notebook_launcher.drawing.tables import FEW_ROWS, MAX_ROWS, Column, folded, table_html
-from notebook_launcher.text import clean, escape, one_line
-from notebook_launcher.units import (
+from notebook_launcher.wording.text import clean, escape, one_line
+from notebook_launcher.wording.units import (
     format_bytes,
     format_count,
     format_number,

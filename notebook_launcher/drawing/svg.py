@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.colours import INK, LineStyle
 from notebook_launcher.drawing.widths import shorten
-from notebook_launcher.text import escape
+from notebook_launcher.wording.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -21,9 +21,9 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
-from notebook_launcher import messages
-from notebook_launcher.channel import Channel, anonymous_file, channel_pair, read_tail
 from notebook_launcher.errors import ResourceError
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import Channel, anonymous_file, channel_pair, read_tail
 from notebook_launcher.processes import boot
 from notebook_launcher.processes.rank import forking
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from notebook_launcher import travel
 from notebook_launcher.kernel.calls.origin import Origin, describe_environment, source_with_needs
 from notebook_launcher.kernel.display import cell
-from notebook_launcher.messages import ExceptionReport
+from notebook_launcher.messaging.messages import ExceptionReport
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig

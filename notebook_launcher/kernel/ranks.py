@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
 from notebook_launcher.engines.engine import ReducibleEngine
 from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
 from notebook_launcher.kernel.comms.rank_comms import RankComms
-from notebook_launcher.units import rank_list
+from notebook_launcher.messaging import messages
+from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

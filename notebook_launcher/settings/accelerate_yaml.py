@@ -26,7 +26,7 @@ from notebook_launcher.settings.accelerate_sections import (
     variables_of,
 )
 from notebook_launcher.settings.option_choices import CHOICES
-from notebook_launcher.text import type_of
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

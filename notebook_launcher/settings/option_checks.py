@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings.whole_numbers import whole_number
-from notebook_launcher.text import type_of, unknown
+from notebook_launcher.wording.text import type_of, unknown
 
 if TYPE_CHECKING:
     from notebook_launcher.settings.option_choices import OptionChoices

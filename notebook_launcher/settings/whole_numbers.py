@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 
 from notebook_launcher.settings.option_numbers import NUMBERS
-from notebook_launcher.text import type_of
+from notebook_launcher.wording.text import type_of
 
 __all__ = ["accumulation_steps", "whole_number"]
 

@@ -9,8 +9,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
-from notebook_launcher.text import type_of
 from notebook_launcher.training.argument_checks import check_fields
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from notebook_launcher.text import type_of
 from notebook_launcher.training import precision
 from notebook_launcher.training.accumulation.members.ddp import wrap
 from notebook_launcher.training.accumulation.members.held_gradients import parameter_groups
@@ -23,6 +22,7 @@ from notebook_launcher.training.data.prepare import make_prepared_loader
 from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.unwrapping import synced_part
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from cloudpickle.cloudpickle import _extract_code_globals as globals_of_code
 
 from notebook_launcher.travel.kinds import SHELL, describe_object, kind_of_type
 from notebook_launcher.travel.pickling import MakePickler, parcel_size_of, pickling_error
-from notebook_launcher.units import format_bytes
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,7 +31,7 @@ from notebook_launcher.engines.cluster import agent, node_records
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
 from notebook_launcher.errors import NodeLostError
-from notebook_launcher.links import Link
+from notebook_launcher.messaging.links import Link
 from tests.engines.calls import all_up, kill_rank, sum_up, wait_for_rank_0
 from tests.engines.options import QUIET
 from tests.support.run_state import data_of, tree_of

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import Commands, Session, messages
+from notebook_launcher import Commands, Session
 from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
 from notebook_launcher.engines.cluster.packed_events import HOLD, HeldEvents, pack_event, unpack_event
 from notebook_launcher.engines.events import FromRank, Output, Woken
+from notebook_launcher.messaging import messages
 from tests.support.run_state import tree_of
 
 METRICS = messages.Metrics(time=5.0, step=3, values={"loss": 0.5})

@@ -81,7 +81,7 @@ class Rule:
     def forbids(self, imported: Import) -> bool:
         if imported.deferred and not self.deferred:
             return False
-        # `from notebook_launcher import messages` names the package beside the module that it is about.
+        # `from notebook_launcher.messaging import messages` names the package beside the module that it is about.
         outside = imported.name != PACKAGE and not _within(imported.name, self.only)
         return (bool(self.only) and outside) or _within(imported.name, self.never)
 
@@ -443,7 +443,7 @@ def test_forbidden_import_is_reported(module, source):
         ("settings.engine_choice", "def f():\n    from notebook_launcher.engines.cluster.clusters import SSH"),
         ("kernel.launch", "def f():\n    from notebook_launcher.detached.host_start import start_detached"),
         ("command_line.program", "def f():\n    from notebook_launcher.kernel.launch import launch"),
-        ("channel", "import socket\nfrom notebook_launcher import messages"),
+        ("channel", "import socket\nfrom notebook_launcher.messaging import messages"),
     ],
 )
 def test_allowed_import_is_not_reported(module, source):
@@ -540,11 +540,11 @@ def _used_names(source: str) -> Iterator[tuple[str, str]]:
 
 
 def test_names_that_modules_take_from_each_other_are_found():
-    source = "from notebook_launcher import messages as m, units\nfrom notebook_launcher.text import first_columns\n"
-    source += "m.Close\ndef f(units): units.plural\n"
+    source = "from notebook_launcher.messaging import messages as m\nfrom notebook_launcher.wording import units\n"
+    source += "from notebook_launcher.wording.text import first_columns\nm.Close\ndef f(units): units.plural\n"
     assert set(_used_names(source)) == {
-        ("notebook_launcher.messages", "Close"),
-        ("notebook_launcher.text", "first_columns"),
+        ("notebook_launcher.messaging.messages", "Close"),
+        ("notebook_launcher.wording.text", "first_columns"),
     }
 
 

@@ -16,7 +16,6 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine import devices
-from notebook_launcher.value_text import name_of
 from notebook_launcher.widgets.launching import hardware, typed
 from notebook_launcher.widgets.launching.argument_values import Arguments
 from notebook_launcher.widgets.launching.batch import EffectiveBatch
@@ -29,6 +28,7 @@ from notebook_launcher.widgets.launching.parameters import (
     takes_any_name,
 )
 from notebook_launcher.widgets.launching.sharding_hint import parameter_bytes, sharding_hint
+from notebook_launcher.wording.value_text import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.curves import Curves, Point, thin
 from notebook_launcher.history.usage import usage_points
-from notebook_launcher.units import format_bytes
 from notebook_launcher.widgets.monitor.page_items import json_number
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,8 +13,8 @@ from notebook_launcher.drawing.sections import failures_to_show
 from notebook_launcher.history.merged_progress import merge_progress
 from notebook_launcher.history.schema import RankPhases
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
-from notebook_launcher.text import one_line
-from notebook_launcher.units import format_count, format_number, format_setting
+from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.units import format_count, format_number, format_setting
 
 if TYPE_CHECKING:
     from notebook_launcher.history.merged_progress import MergedProgress

@@ -12,7 +12,6 @@ import ipywidgets
 
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE
-from notebook_launcher.value_text import describe_value, name_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.launching import hardware, typed
 from notebook_launcher.widgets.launching.lifetime_hints import lifetime_hints
@@ -26,6 +25,7 @@ from notebook_launcher.widgets.panel.recalled import Recalled
 from notebook_launcher.widgets.panel.script_file import ScriptFile
 from notebook_launcher.widgets.panel.section import Section
 from notebook_launcher.widgets.panel.settings_file import SettingsFile
+from notebook_launcher.wording.value_text import describe_value, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

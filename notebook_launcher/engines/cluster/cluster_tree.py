@@ -14,8 +14,6 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
-from notebook_launcher.channel import anonymous_file
 from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
@@ -26,6 +24,8 @@ from notebook_launcher.engines.cluster.relayed_memory import RelayedMemory
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost, Woken
 from notebook_launcher.engines.gauges import Pulse
 from notebook_launcher.machine.node_allocation import ranks_by_node
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import anonymous_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

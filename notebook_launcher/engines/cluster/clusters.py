@@ -20,8 +20,8 @@ from notebook_launcher.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher import messages
     from notebook_launcher.engines.cluster.connections import Connection
+    from notebook_launcher.messaging import messages
 
 __all__ = ["ClusterKey", "Clusters", "clusters"]
 

@@ -11,8 +11,8 @@ import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, Woken
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

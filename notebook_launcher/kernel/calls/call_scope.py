@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from notebook_launcher import messages
 from notebook_launcher.kernel.calls.argument_text import describe_arguments
-from notebook_launcher.value_text import name_of
+from notebook_launcher.messaging import messages
+from notebook_launcher.wording.value_text import name_of
 
 if TYPE_CHECKING:
     from notebook_launcher.travel import FunctionCall

@@ -21,10 +21,10 @@ from notebook_launcher.kernel.cells.rank_variables import RankVariables
 from notebook_launcher.kernel.comms.rank_panels import RankPanels, shown_rank
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.failures import failure_display
-from notebook_launcher.text import one_line, type_of
 from notebook_launcher.travel import cells
 from notebook_launcher.travel.rank_function import CellRequest, RankFunction
-from notebook_launcher.units import format_seconds
+from notebook_launcher.wording.text import one_line, type_of
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

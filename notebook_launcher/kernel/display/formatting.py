@@ -8,11 +8,11 @@ import textwrap
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.text import one_line as in_one_line
 from notebook_launcher.travel import cells
+from notebook_launcher.wording.text import one_line as in_one_line
 
 if TYPE_CHECKING:
-    from notebook_launcher.messages import ExceptionReport, Frame
+    from notebook_launcher.messaging.messages import ExceptionReport, Frame
 
 __all__ = ["error_line", "format_report", "one_line_of"]
 

@@ -7,9 +7,9 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
 from notebook_launcher.engines.events import Output
 from notebook_launcher.kernel.display.console import Console, Status, Text
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

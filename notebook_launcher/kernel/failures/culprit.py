@@ -20,8 +20,8 @@ from notebook_launcher.kernel.display.formatting import error_line, format_repor
 from notebook_launcher.kernel.failures.failure import Failure
 from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
 from notebook_launcher.kernel.inspection.stacks import crash_site
-from notebook_launcher.text import name_rank
-from notebook_launcher.units import format_bytes, rank_list
+from notebook_launcher.wording.text import name_rank
+from notebook_launcher.wording.units import format_bytes, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.hosting import UnpacksException
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
-    from notebook_launcher.messages import ExceptionReport, Raised
+    from notebook_launcher.messaging.messages import ExceptionReport, Raised
 
 __all__ = [
     "STOPPED",

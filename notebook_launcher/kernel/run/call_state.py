@@ -11,9 +11,9 @@ from notebook_launcher.engines.events import SupervisorLost
 from notebook_launcher.kernel.failures.culprit import is_victim_like
 
 if TYPE_CHECKING:
-    from notebook_launcher import messages
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+    from notebook_launcher.messaging import messages
 
 __all__ = ["CallState"]
 

@@ -18,15 +18,14 @@ from notebook_launcher.kernel.failures import culprit, failure_display
 from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run.outcome import RunOutcome
-from notebook_launcher.text import name_rank
 from notebook_launcher.tracebacks import without_locals
-from notebook_launcher.units import rank_list
+from notebook_launcher.wording.text import name_rank
+from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from notebook_launcher import messages
     from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.hosting import Hosting, UnpacksException
     from notebook_launcher.kernel.inspection.stacks import Stacks
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+    from notebook_launcher.messaging import messages
 
 __all__ = ["SettlesFolder", "conclude", "describe_failure", "fault_of_ours"]
 

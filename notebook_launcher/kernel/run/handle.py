@@ -38,7 +38,7 @@ from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.settings.changes import check_change, read_wanted
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.travel.rank_function import RankFunction
-from notebook_launcher.units import format_seconds, plural
+from notebook_launcher.wording.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.commands import AskingCommand
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.outcome import RunOutcome
-    from notebook_launcher.messages import ChangeAction, ChangeSource
+    from notebook_launcher.messaging.messages import ChangeAction, ChangeSource
     from notebook_launcher.settings.changes import Wanted
 
 __all__ = ["Run", "data_of"]

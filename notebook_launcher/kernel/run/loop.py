@@ -7,7 +7,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.kernel.display.formatting import error_line
 from notebook_launcher.kernel.display.questions import Answer, Question
@@ -30,6 +29,7 @@ from notebook_launcher.kernel.run.mending import mend, replace_the_dead
 from notebook_launcher.kernel.run.periodic import Periodic
 from notebook_launcher.kernel.run.progress_line import ProgressLine
 from notebook_launcher.kernel.run.restarts import restart
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event

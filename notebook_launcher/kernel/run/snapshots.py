@@ -12,7 +12,7 @@ from notebook_launcher import context
 from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.display.formatting import one_line_of
 from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
-from notebook_launcher.value_text import SECRET
+from notebook_launcher.wording.value_text import SECRET
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig

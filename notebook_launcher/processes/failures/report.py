@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from notebook_launcher.messages import ExceptionReport, Frame
+from notebook_launcher.messaging.messages import ExceptionReport, Frame
 from notebook_launcher.package_folder import is_ours
 from notebook_launcher.travel import cells
 

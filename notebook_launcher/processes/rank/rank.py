@@ -19,10 +19,11 @@ import time
 import types
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import board_layout, messages, travel
-from notebook_launcher.channel import Channel, anonymous_file
+from notebook_launcher import travel
 from notebook_launcher.context import RankContext, begin_call, current, enter
 from notebook_launcher.errors import ResourceError, ReturnValueError
+from notebook_launcher.messaging import board_layout, messages
+from notebook_launcher.messaging.channel import Channel, anonymous_file
 from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.failures.kept_failure import KeptFailure
 from notebook_launcher.processes.failures.report import describe_exception, users_place

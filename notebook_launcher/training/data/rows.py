@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.text import type_of
 from notebook_launcher.training.operations import find_batch_size
 from notebook_launcher.training.operations.nested import is_dataclass_instance, rebuild
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher import messages
 from notebook_launcher.context import current
+from notebook_launcher.messaging import messages
 from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.bulletin import Bulletin

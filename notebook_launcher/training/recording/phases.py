@@ -13,8 +13,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher import messages
 from notebook_launcher.context import COMPUTING, WAITING, RankContext, current
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import Session, launch, messages, reporting
+from notebook_launcher import Session, launch, reporting
 from notebook_launcher.history.schema import MAX_SPANS, RankPhases
 from notebook_launcher.kernel.run.live_values import LiveValues
+from notebook_launcher.messaging import messages
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
 from tests.support.toy_training import session_fixture

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from notebook_launcher import Accelerator, launch, messages, report, tunable
+from notebook_launcher import Accelerator, launch, report, tunable
 from notebook_launcher.errors import CallOrderError, NoSuchRankError
 from notebook_launcher.kernel.inspection.profiles import Profile
+from notebook_launcher.messaging import messages
 from notebook_launcher.training.recording import update_profile
 from notebook_launcher.training.recording.profiler_lines import without_profiler_lines
 from notebook_launcher.training.recording.update_profile import UpdateProfile

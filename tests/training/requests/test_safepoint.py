@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, Session, board_layout, launch, notebook_launch, report, track
+from notebook_launcher import Accelerator, Session, launch, notebook_launch, report, track
 from notebook_launcher.errors import CallOrderError, RunStoppedError
+from notebook_launcher.messaging import board_layout
 from tests.support.run_state import data_of
 from tests.support.waiting import until
 

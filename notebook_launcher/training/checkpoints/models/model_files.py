@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
-from notebook_launcher.text import type_of
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.folders import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.folders.file_names import METADATA
@@ -37,6 +36,7 @@ from notebook_launcher.training.checkpoints.models.weights import (
 from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.unwrapping import unwrap_model
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

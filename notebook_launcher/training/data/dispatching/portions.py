@@ -6,11 +6,11 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.text import type_of
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.dispatching.counted import CountedBatch, counted
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.rows import find_rows, join_batches
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -14,7 +14,7 @@ import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING
 
-from notebook_launcher.text import one_line
+from notebook_launcher.wording.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
