@@ -23,27 +23,22 @@ PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
 LIBRARIES = (*STANDARD_LIBRARY, "cloudpickle", "numpy", "psutil", "torch")
 FOUNDATIONS = (
-    "board_layout",
-    "channel",
     "colours",
     "config",
     "context",
     "errors",
     "facade",
     "installed",
-    "links",
-    "messages",
+    "messaging",
     "package_folder",
     "pictures",
     "rank_numbers",
     "reporting",
     "settings",
-    "text",
     "tracebacks",
-    "units",
-    "value_text",
+    "wording",
 )
-"""Modules, and one package, that everything else may import."""
+"""Modules and packages that everything else may import."""
 TRAINING_ROOMS = (
     "process",
     "operations",
@@ -161,10 +156,15 @@ RULES = [
         reason="options are read before anything heavy is there",
     ),
     Rule(
+        who=(f"{PACKAGE}.wording",),
+        only=(*STANDARD_LIBRARY, f"{PACKAGE}.wording"),
+        reason="words for people are needed everywhere, also where nothing else is there",
+    ),
+    Rule(
         who=(f"{PACKAGE}.machine",),
         only=(
             *STANDARD_LIBRARY,
-            *(f"{PACKAGE}.{name}" for name in ("board_layout", "errors", "machine", "text", "units")),
+            *(f"{PACKAGE}.{name}" for name in ("errors", "machine", "messaging.board_layout", "wording")),
         ),
         reason="what a machine has is known without a launch",
     ),
@@ -175,7 +175,7 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.history",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("history", "text", "units"))),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("history", "wording"))),
         reason="records and folders of runs are plain data; who draws them reads them",
     ),
     Rule(
@@ -261,7 +261,7 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.drawing",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("colours", "drawing", "history", "text", "units"))),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("colours", "drawing", "history", "wording"))),
         reason="a picture is drawn from plain data, wherever that was read",
     ),
     Rule(
@@ -398,7 +398,7 @@ def test_imports_follow_the_layers():
         ("training.process.regrouping", "from notebook_launcher.training.operations import gather"),
         ("training.accumulation.members.ddp", "from notebook_launcher.training.rank_check import bulletin"),
         ("training.data.prepare", "def f():\n    from notebook_launcher.training.accelerator import Accelerator"),
-        ("messages", "import numpy"),
+        ("messaging.messages", "import numpy"),
         ("machine.devices", "from notebook_launcher.kernel import plan"),
         ("settings.accelerate_yaml", "def f():\n    from notebook_launcher.kernel.plan import make_plan"),
         ("settings.accelerate_yaml", "from notebook_launcher.config import LaunchConfig"),
@@ -422,7 +422,7 @@ def test_imports_follow_the_layers():
         ("archive.recorded", "def f():\n    from notebook_launcher.kernel.run.handle import Run"),
         ("drawing.curves", "import numpy"),
         ("drawing.run_picture", "from notebook_launcher.kernel.run.handle import Run"),
-        ("messages", "from notebook_launcher.kernel import run"),
+        ("messaging.messages", "from notebook_launcher.kernel import run"),
         ("config", "try:\n    import yaml\nexcept ImportError:\n    pass"),
         ("widgets.panel", "import widgets.monitor"),
     ],
@@ -443,7 +443,7 @@ def test_forbidden_import_is_reported(module, source):
         ("settings.engine_choice", "def f():\n    from notebook_launcher.engines.cluster.clusters import SSH"),
         ("kernel.launch", "def f():\n    from notebook_launcher.detached.host_start import start_detached"),
         ("command_line.program", "def f():\n    from notebook_launcher.kernel.launch import launch"),
-        ("channel", "import socket\nfrom notebook_launcher.messaging import messages"),
+        ("messaging.channel", "import socket\nfrom notebook_launcher.messaging import messages"),
     ],
 )
 def test_allowed_import_is_not_reported(module, source):
