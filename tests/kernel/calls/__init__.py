@@ -1,1 +1,1 @@
-"""Tests of a run's handle."""
+"""Tests of a call before its run."""
