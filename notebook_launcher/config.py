@@ -13,7 +13,7 @@ from notebook_launcher.settings import accelerate_yaml, engine_choice, launch_en
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import TrainingSettings
-from notebook_launcher.text import type_of
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     import os
@@ -147,7 +147,7 @@ class LaunchConfig:
 
         put("engine", engine_choice.chosen(self.engine))
         for name, number in NUMBERS.items():
-            put(name, option_checks.check_number(name, getattr(self, name), number))
+            put(name, option_checks.check_option_number(name, getattr(self, name), number))
         engine_choice.check_spread(self.num_processes, self.nodes, self.processes_per_node, self.engine)
         put("devices", option_checks.check_devices(self.devices))
         for name, choices in CHOICES.items():

@@ -13,13 +13,13 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from notebook_launcher.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
+from notebook_launcher.messaging.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from notebook_launcher.messages import Change
+    from notebook_launcher.messaging.messages import Change
     from notebook_launcher.settings.training_settings import SettingName, TrainingSettings
 
 __all__ = [
@@ -190,7 +190,7 @@ def note_checkpoint(folder: str, *, is_writer: bool) -> None:
         return
     context.checkpoints.append(folder)
     if is_writer:
-        from notebook_launcher.messages import CheckpointSaved
+        from notebook_launcher.messaging.messages import CheckpointSaved
 
         context.send(CheckpointSaved(folder=folder))
 
@@ -231,7 +231,9 @@ def notify(text: str) -> None:
     """Show a line in the cell, once for all ranks: rank 0 of a run sends it, and nothing else does."""
     context = _Current.context
     if context is not None and context.rank == 0:
-        from notebook_launcher.messages import Notice  # here, because they take a third of the time of importing this
+        from notebook_launcher.messaging.messages import (
+            Notice,  # here, because they take a third of the time of importing this
+        )
 
         context.send(Notice(text=text))
 

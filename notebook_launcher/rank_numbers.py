@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from notebook_launcher.errors import NoSuchRankError
-from notebook_launcher.text import no_such_rank
 from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.wording.text import no_such_rank
 
 __all__ = ["check_rank"]
 

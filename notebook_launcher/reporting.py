@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.context import current, step_boundary
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
-from notebook_launcher.text import type_of
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,7 +63,7 @@ def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None
     step = None if step is None else _integer(step)
     if context is None:
         return
-    from notebook_launcher import messages  # here, because they take a third of the time of importing this module
+    from notebook_launcher.messaging import messages
 
     _send_pictures(context, drawn, step)
     if numbers or not drawn:
@@ -102,7 +102,7 @@ def encode_pictures(values: Mapping[str, Any], *, call: str) -> dict[str, tuple[
 
 
 def _send_pictures(context: RankContext, pictures: Mapping[str, tuple[str, bytes]], step: int | None) -> None:
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
 
     now = time.monotonic()
     for name, (mime, data) in pictures.items():
@@ -113,7 +113,7 @@ def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = N
     """Send a table to the run, if there is one; `to_csv` returns it."""
     context = current()
     if context is not None:
-        from notebook_launcher import messages
+        from notebook_launcher.messaging import messages
 
         picture = messages.ReportedPicture(time=time.monotonic(), step=step, name=name, mime="text/csv", data=to_csv())
         context.send(picture)
@@ -154,7 +154,9 @@ def _shown(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
         return f"{type(value).__name__} of shape {tuple(shape)}"
-    from notebook_launcher.value_text import describe_value  # here, because a notebook's first cell imports this module
+    from notebook_launcher.wording.value_text import (
+        describe_value,  # here, because a notebook's first cell imports this module
+    )
 
     return describe_value(value)
 
@@ -181,7 +183,7 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
     if context is None:
         yield from iterable
         return
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
 
     if total is None:
         total = _length(iterable)
@@ -235,7 +237,7 @@ def tunable(name: str, default: float) -> float:
     if name not in context.tunables:
         context.tunables[name] = default
         if context.pid == os.getpid():
-            from notebook_launcher import messages
+            from notebook_launcher.messaging import messages
 
             context.send(messages.Offered(name=name, value=default))
     return context.tunables[name]
@@ -259,7 +261,7 @@ def progress(done: int, total: int | None = None, description: str = "") -> None
     context.num_items += 1
     now = time.monotonic()
     if now - context.last_progress >= PROGRESS_INTERVAL or done == total:
-        from notebook_launcher import messages
+        from notebook_launcher.messaging import messages
 
         context.last_progress = now
         context.send(

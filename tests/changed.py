@@ -28,6 +28,8 @@ FOLDERS = {
     "engines": ("engines", "processes"),
     "machine": ("machine", "settings", "kernel"),
     "settings": ("settings", "foundations"),
+    "messaging": ("messaging", "processes", "engines"),
+    "wording": ("wording", "drawing"),
 }
 """Folders of tests for code whose tests are not only in the folder with its name."""
 LARGE = {ROOT / "tests/training": "test_accelerator_*.py"}

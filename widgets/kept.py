@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.display.cell import Sink
 
-__all__ = ["Kept", "picture_html"]
+__all__ = ["Kept", "panel_html"]
 
 STYLE = """
 body:has(.{live}:not(.jupyter-widgets-disconnected)) .{kept} {{ display: none }}
@@ -71,7 +71,7 @@ class Kept:
         return {"text/html": f'<style>{style}</style><div class="{self._kept}">{picture}</div>', "text/plain": text}
 
 
-def picture_html(title: str, rows: Mapping[str, str], status: str, code: str) -> str:
+def panel_html(title: str, rows: Mapping[str, str], status: str, code: str) -> str:
     """Return a panel as HTML that needs no script and no style sheet.
 
     Args:

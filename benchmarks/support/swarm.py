@@ -21,13 +21,14 @@ import sys
 import time
 from typing import Any
 
-from notebook_launcher import context, messages
+from notebook_launcher import context
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import Greeting
 from notebook_launcher.engines.cluster.networks import Network
 from notebook_launcher.engines.cluster.packed_events import HeldEvents
 from notebook_launcher.engines.events import FromRank, Output, RankLost
-from notebook_launcher.links import HEAD
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.links import HEAD
 
 UPDATE_EVERY = 0.25
 STATE_EVERY = 0.25

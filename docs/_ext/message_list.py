@@ -1,4 +1,4 @@
-"""The list of messages, from the source of `notebook_launcher/messages.py`."""
+"""The list of messages, from the source of `notebook_launcher/messaging/messages.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sphinx.util.docutils import SphinxDirective
 
-from notebook_launcher import messages
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 from notebook_launcher.archive.recorded import RecordedRun
-from notebook_launcher.archive.stored import find_home, stored_runs
+from notebook_launcher.archive.stored import require_home, stored_runs
+from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
-from notebook_launcher.text import did_you_mean
 from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.wording.text import did_you_mean, type_of
 
 __all__ = ["LAST", "open_run"]
 
@@ -28,14 +29,14 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
     Raises:
         LookupError: There is no such run, the beginning fits several runs, or `folder` is `"auto"` and recording of
             runs is off.
-        TypeError: `run` is neither text nor a path.
+        ConfigError: `run` or `folder` is neither text nor a path.
     """
     if not isinstance(run, str | os.PathLike):
-        msg = f"open_run({run!r}): pass a run's id, as runs() shows it, or the path of its folder"
-        raise for_caller(TypeError(msg))
+        msg = f"run={run!r} is {type_of(run)}. Pass a run's id, as runs() shows it, or the path of its folder."
+        raise ConfigError(msg)
     if isinstance(run, os.PathLike) or os.sep in run:
         return RecordedRun(Path(run).expanduser().absolute())
-    home = find_home(folder)
+    home = require_home(folder)
     ids = run_folders.list_ids(home)
     found = [name for name in ids if name == run] or [name for name in ids if run and name.startswith(run)]
     if not found and run == LAST and (every := stored_runs(home)):

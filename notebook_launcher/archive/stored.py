@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.archive.recorded import RecordedRun
+from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["find_home", "stored_runs"]
+__all__ = ["require_home", "stored_runs"]
 
 
-def find_home(folder: str | os.PathLike[str]) -> Path:
-    """Return the folder that holds the runs; raise `LookupError` if `folder` is `"auto"` and recording is off."""
+def require_home(folder: str | os.PathLike[str]) -> Path:
+    """Return the folder that holds the runs.
+
+    Raises:
+        ConfigError: `folder` is neither text nor a path.
+        LookupError: `folder` is `"auto"` and recording is off.
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise ConfigError(
+            f"folder={folder!r} is {type_of(folder)}. Pass the path of a folder that holds runs, or 'auto'."
+        )
     home = run_folders.find_home(folder)
     if home is None:
         msg = f"runs are not recorded: {run_folders.VARIABLE} is 'off'. Pass the folder that holds the runs."

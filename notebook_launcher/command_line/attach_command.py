@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from notebook_launcher.command_line.command import Command
-from notebook_launcher.command_line.parser import number
+from notebook_launcher.command_line.parser import positive_number
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="its id, the beginning of its id, or a session's name; the latest one for `last`, or if omitted",
     )
     parser.add_argument("--folder", default="auto", metavar="FOLDER", help="the folder that holds the runs' folders")
-    parser.add_argument("--since", reads=number, metavar="SECONDS", help="output of the last SECONDS; all if omitted")
+    parser.add_argument(
+        "--since", reads=positive_number, metavar="SECONDS", help="output of the last SECONDS; all if omitted"
+    )
     parser.add_argument("--stop", action="store_true", help="stop the run, or close the session")
 
 
@@ -53,10 +55,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _sessions(folder: str) -> str:
     """Return a sentence with the names of the sessions that are open; empty if none is."""
-    from notebook_launcher.archive.stored import find_home
+    from notebook_launcher.archive.stored import require_home
     from notebook_launcher.detached.session_folders import live_sessions
 
-    names = [repr(name) for _, name in live_sessions(find_home(folder))]
+    names = [repr(name) for _, name in live_sessions(require_home(folder))]
     return f" Open sessions: {', '.join(names)}." if names else ""
 
 

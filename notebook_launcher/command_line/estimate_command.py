@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.memory_estimate import OPTIMIZERS, PRECISIONS, SHARDINGS
-from notebook_launcher.command_line.parser import choice, whole_number
+from notebook_launcher.command_line.parser import choice, whole_number_reader
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--args", default="{}", metavar="JSON", help="arguments of the class: --args '{\"width\": 64}'")
     names = ("--num_processes", "--num-processes", "-n")
-    parser.add_argument(*names, reads=whole_number(1), default=8, metavar="N", help="number of ranks; 8 if omitted")
+    parser.add_argument(
+        *names, reads=whole_number_reader(1), default=8, metavar="N", help="number of ranks; 8 if omitted"
+    )
     parser.add_argument("--optimizer", reads=choice([*OPTIMIZERS]), default="adamw", metavar="NAME", help=OPTIMIZER)
 
 
@@ -51,7 +53,7 @@ def _arguments(text: str) -> dict[str, Any]:
 def _lines(size: ModelSize, num_processes: int, optimizer: str) -> list[str]:
     from notebook_launcher.command_line.memory_estimate import bytes_of
     from notebook_launcher.drawing.tables import Column, table_text
-    from notebook_launcher.units import format_bytes, plural
+    from notebook_launcher.wording.units import format_bytes, plural
 
     rows = [(precision, sharding) for precision in PRECISIONS for sharding in SHARDINGS]
     parts = [

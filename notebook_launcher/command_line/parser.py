@@ -8,12 +8,12 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.text import did_you_mean
+from notebook_launcher.wording.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Formatter", "Once", "Parser", "choice", "number", "whole_number", "words_of"]
+__all__ = ["Formatter", "Once", "Parser", "choice", "positive_number", "whole_number_reader", "words_of"]
 
 MISSING = "the following arguments are required: "
 """The beginning of argparse's own words for missing arguments."""
@@ -128,7 +128,7 @@ class Once(argparse.Action):
             raise ConfigError(f"{option} {text}: {error}.") from None
 
 
-def whole_number(least: int) -> Callable[[str], int]:
+def whole_number_reader(least: int) -> Callable[[str], int]:
     """Return a function that reads a whole number of at least `least`."""
 
     def read(text: str) -> int:
@@ -139,7 +139,7 @@ def whole_number(least: int) -> Callable[[str], int]:
     return read
 
 
-def number(text: str) -> float:
+def positive_number(text: str) -> float:
     """Return the number above 0 that a text means."""
     if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) or not float(text):
         raise ValueError("type a number above 0")

@@ -6,10 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from notebook_launcher.command_line.command import Command
-from notebook_launcher.command_line.parser import Parser, choice, number, whole_number, words_of
+from notebook_launcher.command_line.parser import Parser, choice, positive_number, whole_number_reader, words_of
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.rank_numbers import check_rank
-from notebook_launcher.units import plural
+from notebook_launcher.wording.units import plural
 
 if TYPE_CHECKING:
     import argparse
@@ -33,12 +33,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     some.add_argument("--tag", metavar="TAG", help="runs with this tag")
     some.add_argument("--state", reads=_state, metavar="STATE", help="runs in this state, such as done or failed")
     some.add_argument("--kind", reads=_kind, metavar="KIND", help="run: launches alone; or call, cell, session")
-    some.add_argument("--days", reads=number, metavar="N", help="runs of the last N days; with delete, older runs")
+    some.add_argument(
+        "--days", reads=positive_number, metavar="N", help="runs of the last N days; with delete, older runs"
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     parser.set_defaults(action="list", folder="auto", days=None, limit=NUM_LISTED, **dict.fromkeys(CHOICES))
     action = actions.add_parser("list", help="a table of the runs, the newest first", parents=[here, some])
     rows = f"rows; {NUM_LISTED} if omitted"
-    action.add_argument("--limit", reads=whole_number(1), default=NUM_LISTED, metavar="N", help=rows)
+    action.add_argument("--limit", reads=whole_number_reader(1), default=NUM_LISTED, metavar="N", help=rows)
     action = actions.add_parser("show", help="one run: ranks, metrics, failures, output", parents=[here])
     action.add_argument("run", metavar="ID", help="its id, the beginning of its id, or `last`")
     action.add_argument("--logs", nargs="?", const="all", metavar="RANK", help="the output of a rank, or of all ranks")
@@ -172,7 +174,7 @@ def _delete(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.opening import open_run
     from notebook_launcher.detached.run_listing import runs, stop_hosted
     from notebook_launcher.drawing.tables import terminal_width
-    from notebook_launcher.units import format_bytes
+    from notebook_launcher.wording.units import format_bytes
 
     every = runs(options.folder)
     if options.runs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.command_line.command import Command
-from notebook_launcher.command_line.parser import whole_number
+from notebook_launcher.command_line.parser import whole_number_reader
 
 if TYPE_CHECKING:
     import argparse
@@ -14,7 +14,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    several: dict[str, Any] = {"reads": whole_number(1), "nargs": "+", "metavar": "N"}
+    several: dict[str, Any] = {"reads": whole_number_reader(1), "nargs": "+", "metavar": "N"}
     parser.add_argument("--processes", default=[1, 2, 4], help="numbers of ranks", **several)
     parser.add_argument("--steps", default=[1, 2, 4, 8], help="accumulation steps", **several)
 

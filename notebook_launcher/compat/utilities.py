@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.compat.constants import NAMES as CONSTANTS
 from notebook_launcher.compat.state import AcceleratorState, PartialState
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.text import read_bool
 from notebook_launcher.training import operations
 from notebook_launcher.training.process import environment
 from notebook_launcher.training.recording.trackers import TRACKER_CLASSES, filter_trackers
+from notebook_launcher.wording.text import read_bool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping

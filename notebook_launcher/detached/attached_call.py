@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import RunSnapshot
-    from notebook_launcher.kernel.call_scope import TakesDisplay
+    from notebook_launcher.kernel.calls.call_scope import TakesDisplay
     from notebook_launcher.kernel.run.outcome import RunOutcome
 
 __all__ = ["AttachedCall"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.attached_questions import AttachedQuestions
     from notebook_launcher.detached.requests import Entry, News
-    from notebook_launcher.kernel.call_scope import TakesDisplay
+    from notebook_launcher.kernel.calls.call_scope import TakesDisplay
     from notebook_launcher.kernel.display.cell import Sink
 
 __all__ = ["AttachedOutput", "follow"]

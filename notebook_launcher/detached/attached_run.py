@@ -22,7 +22,7 @@ from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.outcome import RunOutcome
-from notebook_launcher.units import format_seconds, plural
+from notebook_launcher.wording.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -417,5 +417,5 @@ class AttachedRun(AnyRun):
             )
         error = self._fault or RankFailedError(msg)
         results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed, folder=self._folder)
-        failure_display.attach(error, (), results)
+        failure_display.attach_failures(error, (), results)
         return RunOutcome(state="failed", results=results, error=error)

@@ -12,17 +12,17 @@ from notebook_launcher.detached.attached_call import AttachedCall
 from notebook_launcher.detached.attached_debugger import AttachedDebugger
 from notebook_launcher.detached.host_socket import HostConnection
 from notebook_launcher.detached.requests import Begin
-from notebook_launcher.detached.session_folders import name_of
+from notebook_launcher.detached.session_folders import session_name_of
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
-from notebook_launcher.kernel import checks
-from notebook_launcher.kernel.answers import check_answers
-from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.calls import checks
+from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.calls.origin import source_with_needs
 from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
-from notebook_launcher.kernel.origin import source_of
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class AttachedSession(SessionCells):
     @property
     def name(self) -> str:
         """Name of the session."""
-        return name_of(self._config)
+        return session_name_of(self._config)
 
     @property
     def num_processes(self) -> int:
@@ -167,7 +167,7 @@ class AttachedSession(SessionCells):
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> AttachedCall:
         call = checks.check_call(fn, args, kwargs, launcher="session.run(fn" if in_cell else "session.launch(fn")
-        begin = Begin(scope=scope.describe(call), source=source_of(fn), places=cells.places())
+        begin = Begin(scope=scope.describe(call), source=source_with_needs(fn), places=cells.places())
         with contextlib.closing(travel.pack_call(call)) as parcel, self._connected() as connection:
             ready = connection.hand_over(begin, parcel.fileno())
         self._latest = AttachedCall(Path(ready.folder), self._config, scope.displays, self._magic.install)

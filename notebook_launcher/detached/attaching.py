@@ -10,7 +10,7 @@ from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.run_listing import runs
 from notebook_launcher.detached.session_folders import live_sessions
 from notebook_launcher.history.host_files import is_hosted, is_session
-from notebook_launcher.kernel.checks import check_not_in_rank
+from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from notebook_launcher.detached.requests import Answered, RequestRefused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.links import Link
+    from notebook_launcher.messaging.links import Link
 
 __all__ = ["Caller", "Clients"]
 

@@ -16,13 +16,13 @@ from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.culprit import cannot_travel
 from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.tracebacks import without_locals
-from notebook_launcher.units import format_bytes
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.messages import ExceptionReport
+    from notebook_launcher.messaging.messages import ExceptionReport
 
 __all__ = ["Ending", "KeptParcels", "read_ending", "write_ending"]
 
@@ -70,7 +70,7 @@ class Ending:
         results.fill(values, unsent, folder)
         failure = self.error if self.raised is None else self._open_error(folder)
         if failure is not None:
-            failure_display.attach(failure, results.failures, results)
+            failure_display.attach_failures(failure, results.failures, results)
         return RunOutcome(state=self.state, results=results, error=failure)
 
     def _open_error(self, folder: Path) -> BaseException:

@@ -17,17 +17,17 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from notebook_launcher.channel import AnonymousFile, Channel
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.detached.hosted_run import HostedRun
 from notebook_launcher.detached.preemption import on_preemption
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_host import SessionHost
 from notebook_launcher.engines.this_machine import cool_down, take_over_server
-from notebook_launcher.kernel.call_scope import CallScope
+from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.machine.devices import Machine
+from notebook_launcher.messaging.channel import AnonymousFile, Channel
 from notebook_launcher.processes import boot
 from notebook_launcher.travel import cells
 

@@ -6,9 +6,9 @@ import itertools
 import threading
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
 from notebook_launcher.detached.requests import PendingQuestion
 from notebook_launcher.kernel.display.questions import Answer
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

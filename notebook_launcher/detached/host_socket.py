@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.detached.requests import PROTOCOL, Answered, Ask, RequestRefused
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
-from notebook_launcher.links import Link
+from notebook_launcher.messaging.links import Link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

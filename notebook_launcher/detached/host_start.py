@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
-from notebook_launcher.channel import channel_pair, read_tail
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.engines.this_machine import start_host
 from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
-from notebook_launcher.kernel.argument_text import describe_arguments
-from notebook_launcher.kernel.checks import check_call
-from notebook_launcher.kernel.origin import describe_environment, source_of
+from notebook_launcher.kernel.calls.argument_text import describe_arguments
+from notebook_launcher.kernel.calls.checks import check_call
+from notebook_launcher.kernel.calls.origin import describe_environment, source_with_needs
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.messaging.channel import channel_pair, read_tail
 from notebook_launcher.travel import cells
-from notebook_launcher.value_text import name_of
+from notebook_launcher.wording.value_text import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ def start_detached(
         plan=plan,
         name=config.name or name_of(fn),
         arguments=describe_arguments(*call),
-        source=source_of(fn),
+        source=source_with_needs(fn),
         environment=describe_environment(),
         places=cells.places(),
         surroundings=plan.setup(many_calls=False),

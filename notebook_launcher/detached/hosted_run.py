@@ -18,10 +18,10 @@ from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import Answered, Ask, Follow, RequestRefused
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
+from notebook_launcher.kernel.calls.origin import Origin, describe_environment
+from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.origin import Origin, describe_environment
-from notebook_launcher.kernel.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.run.any_run import attributes_of_runs, methods_of_runs
 from notebook_launcher.kernel.run.handle import Run
 from notebook_launcher.kernel.run.thread import RunThread
@@ -29,10 +29,10 @@ from notebook_launcher.kernel.run.thread import RunThread
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher.channel import AnonymousFile
     from notebook_launcher.detached.clients import Caller
-    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.messaging.channel import AnonymousFile
 
 __all__ = ["HostedRun"]
 

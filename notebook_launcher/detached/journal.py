@@ -13,10 +13,10 @@ from notebook_launcher.detached.requests import Entry, News
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher import messages
     from notebook_launcher.detached.requests import Follow, PendingQuestion
     from notebook_launcher.engines.events import Stream
-    from notebook_launcher.kernel.call_scope import TakesDisplay
+    from notebook_launcher.kernel.calls.call_scope import TakesDisplay
+    from notebook_launcher.messaging import messages
 
 __all__ = ["Journal"]
 

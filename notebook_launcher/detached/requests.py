@@ -6,10 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from notebook_launcher import messages
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.messaging import messages
 
 __all__ = [
     "PROTOCOL",

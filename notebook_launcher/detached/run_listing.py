@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.archive.listing import RunList
-from notebook_launcher.archive.stored import find_home, stored_runs
+from notebook_launcher.archive.stored import require_home, stored_runs
 from notebook_launcher.history.host_files import goes_on, is_session
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
         LookupError: `folder` is `"auto"`, and recording of runs is off.
         RuntimeError: `folder` is `"auto"`, and the user has no home folder.
     """
-    home = find_home(folder)
+    home = require_home(folder)
     return RunList(home, stored_runs(home), stop_hosted)
 
 

@@ -15,7 +15,7 @@ from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
 from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
 from notebook_launcher.history.run_files import replace
-from notebook_launcher.units import format_seconds
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     import socket
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import RunSnapshot
 
-__all__ = ["check_name", "live_sessions", "make", "name_of", "write_summary"]
+__all__ = ["check_name_is_free", "live_sessions", "make", "session_name_of", "write_summary"]
 
 UNNAMED = "session"
 """Name in `runs()` of sessions without a name, of which there may be any number."""
 
 
-def name_of(config: LaunchConfig) -> str:
+def session_name_of(config: LaunchConfig) -> str:
     """Return the name of a session."""
     return config.name or UNNAMED
 
@@ -46,7 +46,7 @@ def live_sessions(home: Path) -> Iterator[tuple[Path, str]]:
                 yield folder, str(summary.get("name"))
 
 
-def check_name(home: Path, config: LaunchConfig) -> None:
+def check_name_is_free(home: Path, config: LaunchConfig) -> None:
     """Raise `ConfigError` if a session that lives has the name."""
     for folder, name in live_sessions(home):
         if config.name is not None and name == config.name:
@@ -69,8 +69,8 @@ def make(config: LaunchConfig, snapshot: Callable[[], RunSnapshot]) -> tuple[Pat
     assert home is not None
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(home):
-        check_name(home, config)
-        folder = home / run_folders.new_id(name_of(config), time.time())
+        check_name_is_free(home, config)
+        folder = home / run_folders.new_id(session_name_of(config), time.time())
         folder.mkdir(mode=0o700)
         sock = host_socket.listen(folder, SESSION_SOCKET)
         write_summary(folder, snapshot())

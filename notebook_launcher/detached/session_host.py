@@ -9,7 +9,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.detached import host_socket, session_folders
 from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.hosted_debugger import HostedDebugger
@@ -24,8 +23,9 @@ from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
 from notebook_launcher.kernel.run.snapshots import config_as_json
 from notebook_launcher.kernel.session_runs import SessionRuns
+from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.travel import cells
-from notebook_launcher.units import format_seconds
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     from notebook_launcher.detached.clients import Caller
@@ -243,7 +243,7 @@ class SessionHost:
         )
         return RunSnapshot(
             id="",
-            name=session_folders.name_of(plan.config),
+            name=session_folders.session_name_of(plan.config),
             kind="session",
             state="running",
             started=self._started,

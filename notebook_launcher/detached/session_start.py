@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.host_start import detached_options, hand_over
 from notebook_launcher.detached.requests import SessionOrder
-from notebook_launcher.detached.session_folders import check_name
+from notebook_launcher.detached.session_folders import check_name_is_free
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.plan import make_plan
 
@@ -28,7 +28,7 @@ def start_detached_session(config: LaunchConfig) -> AttachedSession:
     config = detached_options(config)
     home = run_folders.find_home(config.runs_folder)
     assert home is not None
-    check_name(home, config)
+    check_name_is_free(home, config)
     plan = make_plan(config)
     order = SessionOrder(plan=plan, surroundings=plan.setup(many_calls=True))
     return AttachedSession(Path(hand_over(order).folder))

@@ -9,7 +9,7 @@ from notebook_launcher.diagnosis.network import look_at_names
 from notebook_launcher.diagnosis.process import look_at_process
 from notebook_launcher.diagnosis.software import look_at_software
 from notebook_launcher.diagnosis.trial import try_launch
-from notebook_launcher.kernel.checks import check_not_in_rank
+from notebook_launcher.kernel.calls.checks import check_not_in_rank
 
 __all__ = ["doctor"]
 

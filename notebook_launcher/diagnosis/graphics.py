@@ -9,7 +9,7 @@ import time
 
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.machine import devices, nvml
-from notebook_launcher.units import format_bytes, format_seconds
+from notebook_launcher.wording.units import format_bytes, format_seconds
 
 __all__ = ["look_at_gpus"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.machine import devices
 from notebook_launcher.travel.memory_limit import available_memory
-from notebook_launcher.units import format_bytes, plural
+from notebook_launcher.wording.units import format_bytes, plural
 
 __all__ = ["look_at_limits", "open_files", "shared_memory"]
 

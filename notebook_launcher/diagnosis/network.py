@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from notebook_launcher.diagnosis.finding import Finding
-from notebook_launcher.units import format_seconds
+from notebook_launcher.wording.units import format_seconds
 
 __all__ = ["look_at_names", "name_finding"]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.diagnosis.finding import Finding
-from notebook_launcher.kernel.fork_check import try_fork
+from notebook_launcher.kernel.calls.fork_check import try_fork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["find_opener", "look_at_process", "modules_in_order"]
+__all__ = ["cuda_findings", "find_opener", "look_at_process", "modules_in_order"]
 
 AREA = "this process"
 CUDA_FILE = "/dev/nvidia-uvm"
@@ -48,7 +48,11 @@ def look_at_process() -> list[Finding]:
     """Return what a fork of this process can do, what started CUDA, and variables that change a launch."""
     names = sorted(name for name in os.environ if VARIABLES.fullmatch(name) and not SECRET.search(name))
     values = ", ".join(f"{name}={os.environ[name]}" for name in names)
-    return [*_fork(), *_cuda(), Finding(area=AREA, name="variables", fact=values or "none that changes a launch")]
+    return [
+        *_fork(),
+        *cuda_findings(),
+        Finding(area=AREA, name="variables", fact=values or "none that changes a launch"),
+    ]
 
 
 def _fork() -> list[Finding]:
@@ -63,7 +67,8 @@ def _fork() -> list[Finding]:
     return [Finding(area=AREA, name=name, fact=fact, verdict="warning", advice=FORKSERVER)]
 
 
-def _cuda() -> list[Finding]:
+def cuda_findings() -> list[Finding]:
+    """Return the findings about CUDA in this process: its state, and what starts it."""
     if CUDA_FILE not in _open_files():
         return [Finding(area=AREA, name="CUDA", fact="not started in this process")]
     opener = find_opener(CUDA_FILE, modules_in_order())

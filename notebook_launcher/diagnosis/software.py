@@ -14,7 +14,7 @@ from notebook_launcher.installed import BROKEN_IPYKERNELS, version_of
 from notebook_launcher.package_folder import PACKAGE_FOLDER
 from notebook_launcher.settings import accelerate_yaml
 
-__all__ = ["look_at_software"]
+__all__ = ["ipykernel_finding", "look_at_software", "torch_finding"]
 
 AREA = "software"
 BESIDE = ("accelerate", "datasets", "ipywidgets", "jupyterlab", "lightning", "numpy", "pandas", "transformers")
@@ -28,9 +28,9 @@ def look_at_software() -> list[Finding]:
         Finding(area=AREA, name="Python", fact=f"{platform.python_version()} at {sys.executable}"),
         Finding(area=AREA, name="system", fact=platform.platform()),
         Finding(area=AREA, name="notebook-launcher", fact=f"{notebook_launcher.__version__} at {PACKAGE_FOLDER}"),
-        _torch(version_of("torch")),
+        torch_finding(version_of("torch")),
         Finding(area=AREA, name="NCCL", fact=_nccl() or "not installed as a package"),
-        _ipykernel(version_of("ipykernel")),
+        ipykernel_finding(version_of("ipykernel")),
         Finding(
             area=AREA, name="beside it", fact=", ".join(f"{name} {v}" for name in BESIDE if (v := version_of(name)))
         ),
@@ -38,7 +38,8 @@ def look_at_software() -> list[Finding]:
     ]
 
 
-def _torch(version: str | None) -> Finding:
+def torch_finding(version: str | None) -> Finding:
+    """Return the finding about a version of torch; None or an empty text: not installed."""
     if not version:
         advice = "pip install torch"
         return Finding(area=AREA, name="torch", fact="not installed", verdict="problem", advice=advice)
@@ -62,7 +63,8 @@ def _nccl() -> str:
     return ", ".join(sorted({f"{d.version} ({d.name})" for d in found}))
 
 
-def _ipykernel(version: str | None) -> Finding:
+def ipykernel_finding(version: str | None) -> Finding:
+    """Return the finding about a version of ipykernel; None: not installed."""
     if version in BROKEN_IPYKERNELS:
         fact = f"{version}, which cannot show rich output that comes from a thread"
         advice = "%pip install 'ipykernel>=7.1' and restart the kernel"

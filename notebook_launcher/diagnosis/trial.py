@@ -10,9 +10,9 @@ from typing import Any
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.kernel.session import Session
-from notebook_launcher.units import format_bytes, format_seconds
+from notebook_launcher.wording.units import format_bytes, format_seconds
 
-__all__ = ["try_launch"]
+__all__ = ["failure_finding", "try_launch"]
 
 AREA = "a launch of 2 ranks"
 SIZES = (1_000_000, 16_000_000, 64_000_000)
@@ -35,7 +35,7 @@ def try_launch() -> list[Finding]:
             findings.append(_good("loader workers", _loader(session)))
             findings.append(_good("stop", _stop(session)))
     except Exception as error:  # noqa: BLE001 - whatever fails here is what the user wants to know
-        findings.append(_failure(error))
+        findings.append(failure_finding(error))
     return findings
 
 
@@ -43,7 +43,8 @@ def _good(name: str, fact: str) -> Finding:
     return Finding(area=AREA, name=name, fact=fact, verdict="good")
 
 
-def _failure(error: Exception) -> Finding:
+def failure_finding(error: Exception) -> Finding:
+    """Return the finding about the error of the trial."""
     text = f"{type(error).__name__}: {error}"
     advice = (
         "follow the error's advice; if there is none, send the output of `notebook-launcher env --json` with a report"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.colours import SERIES
-from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, number, stack, text
-from notebook_launcher.text import escape, one_line
-from notebook_launcher.units import format_share, plural
+from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, pixels, stack, text
+from notebook_launcher.wording.text import escape, one_line
+from notebook_launcher.wording.units import format_share, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ def flame_svg(flames: Sequence[Flame], *, width: float = 960.0) -> str:
 def _legend(width: float) -> SvgPicture:
     words = (("your code", OWN), ("libraries", LIBRARY), ("waits for other ranks", WAIT))
     body = "".join(
-        f'<rect x="{number(at * 170)}" y="3" width="12" height="12" fill="{colour}"/>' + text(at * 170 + 18, 13, label)
+        f'<rect x="{pixels(at * 170)}" y="3" width="12" height="12" fill="{colour}"/>' + text(at * 170 + 18, 13, label)
         for at, (label, colour) in enumerate(words)
     )
     return SvgPicture(width, 18, body)
@@ -59,7 +59,7 @@ def _row(flames: Sequence[Flame], room: float) -> SvgPicture:
         waits = f", {format_share(flame.wait_share)} waits" if flame.wait_share else ""
         head = f"rank {flame.rank}: {plural(flame.num_samples, 'sample')}{waits}"
         body = text(0, 13, head, bold=True, size=SIZE, width=room) + "".join(box for box, _ in boxes)
-        parts.append(f'<g transform="translate({number(place * (room + GAP))} 0)">{body}</g>')
+        parts.append(f'<g transform="translate({pixels(place * (room + GAP))} 0)">{body}</g>')
     return SvgPicture((room + GAP) * len(flames) - GAP, HEAD + depth * ROW, "".join(parts))
 
 
@@ -79,6 +79,6 @@ def _box(frame: FlameFrame, left: float, width: float, top: float) -> str:
     title = f"{one_line(frame.name, 200)}{one_line(place, 300)}: {plural(frame.count, 'sample')}"
     label = text(left + 4, top + 12, one_line(frame.name, 200), width=width - 8, fill="#ffffff") if width > 30 else ""
     return (
-        f'<g><title>{escape(title)}</title><rect x="{number(left)}" y="{number(top)}" '
-        f'width="{number(max(width - 1, 0.5))}" height="{number(ROW - 1)}" fill="{colour}"/>{label}</g>'
+        f'<g><title>{escape(title)}</title><rect x="{pixels(left)}" y="{pixels(top)}" '
+        f'width="{pixels(max(width - 1, 0.5))}" height="{pixels(ROW - 1)}" fill="{colour}"/>{label}</g>'
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from notebook_launcher.colours import BAD, GOOD, SERIES
 from notebook_launcher.history.curves import MAX_POINTS
 from notebook_launcher.history.schema import MAX_SPANS
-from notebook_launcher.units import FORMATS
+from notebook_launcher.wording.units import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

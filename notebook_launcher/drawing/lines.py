@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from notebook_launcher.colours import line_style
-from notebook_launcher.drawing.svg import marker, number
+from notebook_launcher.drawing.svg import marker, pixels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -98,7 +98,7 @@ def _extremes(column: Sequence[Pixel]) -> list[Pixel]:
 def _path(segments: Iterable[Sequence[Pixel]]) -> str:
     parts = []
     for segment in segments:
-        coordinates = " ".join(f"{number(x)} {number(y)}" for x, y in segment)
+        coordinates = " ".join(f"{pixels(x)} {pixels(y)}" for x, y in segment)
         parts.append(f"M{coordinates}" if len(segment) > 1 else f"M{coordinates}h0")
     return "".join(parts)
 
@@ -159,11 +159,11 @@ def _sign(value: float, y: Scale) -> str:
 
 
 def _mark(sign: str, x: float, y: Scale, colour: str) -> str:
-    bottom, top = number(y.start - 8), number(y.end + 2)
+    bottom, top = pixels(y.start - 8), pixels(y.end + 2)
     if sign == NAN:
-        shape = f'd="M{number(x - 3)} {bottom}l6 6m0 -6l-6 6" stroke="{colour}" stroke-width="1.6"'
+        shape = f'd="M{pixels(x - 3)} {bottom}l6 6m0 -6l-6 6" stroke="{colour}" stroke-width="1.6"'
     elif sign == HIGH:
-        shape = f'd="M{number(x)} {top}l4 7h-8z" fill="{colour}"'
+        shape = f'd="M{pixels(x)} {top}l4 7h-8z" fill="{colour}"'
     else:
-        shape = f'd="M{number(x)} {number(y.start - 2)}l4 -7h-8z" fill="{colour}"'
+        shape = f'd="M{pixels(x)} {pixels(y.start - 2)}l4 -7h-8z" fill="{colour}"'
     return f'<path class="nonfinite" {shape}><title>{sign}</title></path>'

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing.scales import tick_labels
-from notebook_launcher.units import format_number, format_seconds
+from notebook_launcher.wording.units import format_number, format_seconds
 
 if TYPE_CHECKING:
     from notebook_launcher.drawing.charts import AxisKind

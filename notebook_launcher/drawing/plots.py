@@ -11,9 +11,9 @@ from notebook_launcher.drawing.averages import smooth
 from notebook_launcher.drawing.lines import draw_series, oddities
 from notebook_launcher.drawing.places import name_place, place_ticks
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
-from notebook_launcher.drawing.svg import SIZE, SMALL, SvgPicture, marker, number, stack, text
+from notebook_launcher.drawing.svg import SIZE, SMALL, SvgPicture, marker, pixels, stack, text
 from notebook_launcher.drawing.widths import shorten, text_width
-from notebook_launcher.text import escape, one_line
+from notebook_launcher.wording.text import escape, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -94,7 +94,7 @@ def _legend(entries: Sequence[tuple[int, str]], width: float) -> SvgPicture:
         look = line_style(style)
         dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
         parts.append(
-            f'<path d="M{number(x)} {number(y)}h24" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
+            f'<path d="M{pixels(x)} {pixels(y)}h24" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
             + marker(look, [(x + 12, y)] if len(entries) > 1 else [])
             + text(x + 30, y + 4, words)
         )
@@ -118,7 +118,7 @@ def _rows(plots: Sequence[Plot], options: PlotOptions, *, num_lines: int) -> Ite
     for start in range(0, len(boxes), num_columns):
         row = boxes[start : start + num_columns]
         body = "".join(
-            f'<g transform="translate({number(left)} 0)">{box.draw(width, margin, steps, points)}</g>'
+            f'<g transform="translate({pixels(left)} 0)">{box.draw(width, margin, steps, points)}</g>'
             for left, margin, box in zip(lefts, margins, row, strict=False)
         )
         yield SvgPicture(options.width, HEAD + height + FOOT, body)
@@ -190,7 +190,7 @@ class _PlotBox:
                 break
             look = line_style(series.style)
             dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
-            body += f'<path d="M{number(left)} 9h18" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
+            body += f'<path d="M{pixels(left)} 9h18" stroke="{look.colour}" stroke-width="1.8"{dash}/>'
             body += marker(look, [(left + 9, 9)]) + text(left + 24, 13, words)
             right = left - 12
         return body, right
@@ -208,25 +208,25 @@ class _PlotBox:
         return "no positive value" if self._options.log and any(map(math.isfinite, values)) else "no finite value"
 
     def _empty(self, width: float, margin: float) -> str:
-        box = f'width="{number(width - margin - EDGE)}" height="{number(self._bottom - HEAD)}"'
+        box = f'width="{pixels(width - margin - EDGE)}" height="{pixels(self._bottom - HEAD)}"'
         return (
-            f'<rect x="{number(margin)}" y="{number(HEAD)}" {box} stroke="currentColor" '
+            f'<rect x="{pixels(margin)}" y="{pixels(HEAD)}" {box} stroke="currentColor" '
             'stroke-opacity="0.3" stroke-dasharray="3 4"/>'
         )
 
     def _axes(self, x: Scale) -> str:
         assert self._y is not None
-        right, bottom = number(x.end), number(self._bottom)
-        grid = "".join(f"M{number(x.start)} {number(self._y(tick))}H{right}" for tick, _ in self._ticks)
+        right, bottom = pixels(x.end), pixels(self._bottom)
+        grid = "".join(f"M{pixels(x.start)} {pixels(self._y(tick))}H{right}" for tick, _ in self._ticks)
         labels = "".join(text(x.start - 6, self._y(tick) + 4, label, anchor="end") for tick, label in self._ticks)
         return (
             f'<path d="{grid}" stroke="currentColor" stroke-opacity="0.22"/>'
-            f'<path d="M{number(x.start)} {bottom}H{right}{self._tick_marks(x)}" '
+            f'<path d="M{pixels(x.start)} {bottom}H{right}{self._tick_marks(x)}" '
             f'stroke="currentColor" stroke-opacity="0.7"/>{labels}{self._step_labels(x)}'
         )
 
     def _tick_marks(self, x: Scale) -> str:
-        return "".join(f"M{number(x(tick))} {number(self._bottom)}v4" for tick, _ in self._places(x))
+        return "".join(f"M{pixels(x(tick))} {pixels(self._bottom)}v4" for tick, _ in self._places(x))
 
     def _places(self, x: Scale) -> list[tuple[float, str]]:
         return place_ticks(self._options.axis, x)
@@ -247,7 +247,7 @@ class _PlotBox:
 
 def _moment(x: float, bottom: float, words: str) -> str:
     """Return the line of a mark, which a pointer finds within some pixels and which then shows the words."""
-    line = f'd="M{number(x)} {number(HEAD)}V{number(bottom)}" stroke="currentColor"'
+    line = f'd="M{pixels(x)} {pixels(HEAD)}V{pixels(bottom)}" stroke="currentColor"'
     return (
         f'<g class="change"><title>{escape(words)}</title><path {line} stroke-opacity="0" stroke-width="9" '
         f'pointer-events="stroke"/><path {line} stroke-opacity="0.6" stroke-dasharray="2 3"/></g>'

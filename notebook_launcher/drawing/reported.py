@@ -8,7 +8,7 @@ import io
 from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing.tables import MAX_ROWS, Column, table_html
-from notebook_launcher.text import escape, one_line
+from notebook_launcher.wording.text import escape, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,8 +22,8 @@ from notebook_launcher.drawing.reported import reported_html
 from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, stack, text
 from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
 from notebook_launcher.history.usage import usage_curves
-from notebook_launcher.text import clean, escape, one_line
-from notebook_launcher.units import describe_values, format_seconds, format_share, plural, rank_list
+from notebook_launcher.wording.text import clean, escape, one_line
+from notebook_launcher.wording.units import describe_values, format_seconds, format_share, plural, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +83,7 @@ def static_html(
         picture: True to add the curves and the timeline, as an image that holds its own data.
         pictures: Pictures that ranks reported; the newest of each name are shown, at most 8.
     """
-    parts = [_summary_html(snapshot), sections.failures_html(sections.failures_of(snapshot))]
+    parts = [_summary_html(snapshot), sections.failures_html(sections.failures_to_show(snapshot))]
     if picture:
         svg = document(stack(_drawings(snapshot, curves, PlotOptions())), headline(snapshot))
         parts.append(picture_html(svg, f"Curves and timeline of {headline(snapshot)}"))
@@ -171,7 +171,7 @@ def static_text(snapshot: RunSnapshot, curves: Curves | None = None, width: int 
     stated = filter(None, [one_line(snapshot.waiting, 1000), call_text(snapshot)])
     lines = [headline(snapshot), *stated, one_line(snapshot.summary, 300)]
     lines += [f"error: {one_line(snapshot.error)}"] if _is_bare_error(snapshot) else []
-    failures = sections.failures_of(snapshot)
+    failures = sections.failures_to_show(snapshot)
     for place, group in enumerate(sections.alike(failures)[:MAX_FAILURES]):
         failure, who = group[0], rank_list(member.rank for member in group)
         lines.append(f"{who}{sections.because(failure, failures)}: {one_line(failure.summary)}")

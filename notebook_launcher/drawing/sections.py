@@ -10,8 +10,8 @@ from notebook_launcher.drawing.averages import mean_of
 from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.sparks import spark_line
 from notebook_launcher.drawing.tables import FEW_ROWS, MAX_ROWS, Column, folded, table_html
-from notebook_launcher.text import clean, escape, one_line
-from notebook_launcher.units import (
+from notebook_launcher.wording.text import clean, escape, one_line
+from notebook_launcher.wording.units import (
     format_bytes,
     format_count,
     format_number,
@@ -31,7 +31,7 @@ __all__ = [
     "alike",
     "because",
     "failures_html",
-    "failures_of",
+    "failures_to_show",
     "logs_html",
     "metric_columns",
     "metric_rows",
@@ -132,7 +132,7 @@ def shares_html(phases: Mapping[int, RankPhases]) -> str:
     return table_html(columns, caption="Where the time went", more="more ranks")
 
 
-def failures_of(snapshot: RunSnapshot) -> list[RankFailure]:
+def failures_to_show(snapshot: RunSnapshot) -> list[RankFailure]:
     """Return the failures, without ranks that ended because the user stopped the run."""
     stopped = {rank.rank for rank in snapshot.ranks if rank.state == "stopped"}
     return [failure for failure in snapshot.failures if failure.victim or failure.rank not in stopped]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.colours import INK, LineStyle
 from notebook_launcher.drawing.widths import shorten
-from notebook_launcher.text import escape
+from notebook_launcher.wording.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["SIZE", "SMALL", "SvgPicture", "document", "marker", "number", "stack", "text"]
+__all__ = ["SIZE", "SMALL", "SvgPicture", "document", "marker", "pixels", "stack", "text"]
 
 SIZE, SMALL = 12.0, 11.0
 """Font sizes in pixels: of titles, and of all other text."""
@@ -34,23 +34,23 @@ def stack(pictures: Iterable[SvgPicture], *, gap: float = 18.0) -> SvgPicture:
     top = width = 0.0
     for picture in pictures:
         top += gap if parts else 0.0
-        parts.append(f'<g transform="translate(0 {number(top)})">{picture.body}</g>')
+        parts.append(f'<g transform="translate(0 {pixels(top)})">{picture.body}</g>')
         top, width = top + picture.height, max(width, picture.width)
     return SvgPicture(width, top, "".join(parts))
 
 
 def document(picture: SvgPicture, title: str) -> str:
     """Return a whole `<svg>`, which shrinks with the page and is also valid as a file."""
-    width, height = number(picture.width), number(picture.height)
+    width, height = pixels(picture.width), pixels(picture.height)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" aria-label="{escape(title)}" color="{INK}" fill="none" font-family="{FONT}" '
-        f'font-size="{number(SMALL)}" style="max-width:100%;height:auto">'
+        f'font-size="{pixels(SMALL)}" style="max-width:100%;height:auto">'
         f"<title>{escape(title)}</title>{picture.body}</svg>"
     )
 
 
-def number(value: float) -> str:
+def pixels(value: float) -> str:
     """Return a coordinate, rounded to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
 
@@ -71,8 +71,8 @@ def text(
     title = f"<title>{escape(words)}</title>" if shown != words else ""
     attributes = "" if anchor == "start" else f' text-anchor="{anchor}"'
     attributes += ' font-weight="600"' if bold else ""
-    attributes += "" if size == SMALL else f' font-size="{number(size)}"'
-    return f'<text x="{number(x)}" y="{number(y)}" fill="{fill}"{attributes}>{title}{escape(shown)}</text>'
+    attributes += "" if size == SMALL else f' font-size="{pixels(size)}"'
+    return f'<text x="{pixels(x)}" y="{pixels(y)}" fill="{fill}"{attributes}>{title}{escape(shown)}</text>'
 
 
 def marker(style: LineStyle, at: Sequence[tuple[float, float]], radius: float = 3.2) -> str:
@@ -83,31 +83,31 @@ def marker(style: LineStyle, at: Sequence[tuple[float, float]], radius: float = 
 
 
 def _circle(x: float, y: float, r: float) -> str:
-    d = number(2 * r)
-    return f"M{number(x - r)} {number(y)}a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0z"
+    d = pixels(2 * r)
+    return f"M{pixels(x - r)} {pixels(y)}a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0z"
 
 
 def _square(x: float, y: float, r: float) -> str:
-    s = number(1.8 * r)
-    return f"M{number(x - 0.9 * r)} {number(y - 0.9 * r)}h{s}v{s}h-{s}z"
+    s = pixels(1.8 * r)
+    return f"M{pixels(x - 0.9 * r)} {pixels(y - 0.9 * r)}h{s}v{s}h-{s}z"
 
 
 def _triangle(x: float, y: float, r: float) -> str:
-    return f"M{number(x)} {number(y - 1.25 * r)}l{number(1.2 * r)} {number(2.1 * r)}h-{number(2.4 * r)}z"
+    return f"M{pixels(x)} {pixels(y - 1.25 * r)}l{pixels(1.2 * r)} {pixels(2.1 * r)}h-{pixels(2.4 * r)}z"
 
 
 def _diamond(x: float, y: float, r: float) -> str:
-    s = number(1.35 * r)
-    return f"M{number(x)} {number(y - 1.35 * r)}l{s} {s}l-{s} {s}l-{s} -{s}z"
+    s = pixels(1.35 * r)
+    return f"M{pixels(x)} {pixels(y - 1.35 * r)}l{s} {s}l-{s} {s}l-{s} -{s}z"
 
 
 def _cross(x: float, y: float, r: float) -> str:
-    s, d = 0.9 * r, number(1.8 * r)
-    return f"M{number(x - s)} {number(y - s)}l{d} {d}m0 -{d}l-{d} {d}"
+    s, d = 0.9 * r, pixels(1.8 * r)
+    return f"M{pixels(x - s)} {pixels(y - s)}l{d} {d}m0 -{d}l-{d} {d}"
 
 
 def _bar(x: float, y: float, r: float) -> str:
-    return f"M{number(x)} {number(y - 1.3 * r)}v{number(2.6 * r)}"
+    return f"M{pixels(x)} {pixels(y - 1.3 * r)}v{pixels(2.6 * r)}"
 
 
 _SHAPES = {

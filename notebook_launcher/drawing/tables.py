@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.drawing.legend import RANK_STATES, RUN_STATES
-from notebook_launcher.text import escape
+from notebook_launcher.wording.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

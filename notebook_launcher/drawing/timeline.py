@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing.legend import LIMITS, PHASES
 from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
-from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, number, stack, text
+from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, pixels, stack, text
 from notebook_launcher.history.synchronization import measure_sync
-from notebook_launcher.units import format_seconds, format_share, plural
+from notebook_launcher.wording.units import format_seconds, format_share, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -135,8 +135,8 @@ class _Lanes:
             right = self._rights[name]
             top, height = (22.0, 16.0) if look.height == 1 else (30.0, 8.0)
             parts.append(
-                f'<rect x="{number(right - SWATCH)}" y="{number(top)}" width="{number(SWATCH)}" '
-                f'height="{number(height)}" rx="1.5" fill="url(#{self._prefix}{name})"/>'
+                f'<rect x="{pixels(right - SWATCH)}" y="{pixels(top)}" width="{pixels(SWATCH)}" '
+                f'height="{pixels(height)}" rx="1.5" fill="url(#{self._prefix}{name})"/>'
             )
             parts.append(self._letter(look, right - SWATCH / 2, 34.0) if look.height == 1 else "")
             parts.append(text(right, 51, look.word, anchor="end"))
@@ -162,7 +162,7 @@ class _Lanes:
             look, last[span.phase] = PHASES[span.phase], right
             height = self._height * look.height
             width = max(right - left - (0.6 if right - left > 3 else 0), 0.4)
-            y, w, h = number(top + self._height - height), f"{width:.2f}", number(height)
+            y, w, h = pixels(top + self._height - height), f"{width:.2f}", pixels(height)
             rects.setdefault(span.phase, []).append(f"M{left:.2f} {y}h{w}v{h}h-{w}z")
             if self._few and width >= 14 and look.height == 1:
                 letters.append(self._letter(look, (left + right) / 2, top + self._height / 2 + 4))
@@ -173,7 +173,7 @@ class _Lanes:
 
     def _letter(self, look: PhaseLook, middle: float, base: float) -> str:
         # On a plate of its own: a pattern would cut through it.
-        place = f'x="{number(middle - 6)}" y="{number(base - 11)}" width="12" height="14" rx="2"'
+        place = f'x="{pixels(middle - 6)}" y="{pixels(base - 11)}" width="12" height="14" rx="2"'
         return f'<rect {place} fill="{look.colour}"/>' + text(
             middle, base, look.letter, anchor="middle", bold=True, fill="#fff"
         )
@@ -206,11 +206,11 @@ class _Lanes:
         unit, name = (1.0, "s") if x.high >= 1 else (1e3, "ms")
         x = dataclasses.replace(x, high=x.high * unit)
         ticks = x.ticks(max(2, int((x.end - x.start) / 90)))
-        marks = "".join(f"M{number(x(tick))} {number(self._bottom + 2)}v4" for tick in ticks)
+        marks = "".join(f"M{pixels(x(tick))} {pixels(self._bottom + 2)}v4" for tick in ticks)
         labels = "".join(
             text(max(x(tick), x.start), self._bottom + 19, f"{label} {name}", anchor="middle" if tick else "start")
             for tick, label in zip(ticks, tick_labels(ticks), strict=True)
             if x(tick) < x.end - 12
         )
-        line = f"M{number(x.start)} {number(self._bottom + 2)}H{number(x.end)}"
+        line = f"M{pixels(x.start)} {pixels(self._bottom + 2)}H{pixels(x.end)}"
         return f'<path d="{line}{marks}" stroke="currentColor" stroke-opacity="0.7"/>{labels}'

@@ -1,13 +1,13 @@
 """The board: requests of the kernel for the ranks' next step, and the states that the ranks report.
 
-`board_layout.py` lists the bytes of the memory that the ranks map; the kernel knows this class alone.
+`messaging/board_layout.py` lists the bytes of the memory that the ranks map; the kernel knows this class alone.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import board_layout
+from notebook_launcher.messaging import board_layout
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from notebook_launcher import messages
     from notebook_launcher.engines.tree import Tree
     from notebook_launcher.machine.node_allocation import NodeInfo
+    from notebook_launcher.messaging import messages
 
 __all__ = ["Engine", "ReducibleEngine"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from notebook_launcher import messages
+from notebook_launcher.messaging import messages
 
 __all__ = ["Event", "FromRank", "NodeLost", "Output", "RankLost", "Stream", "SupervisorLost", "Woken"]
 

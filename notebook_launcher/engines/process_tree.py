@@ -20,14 +20,14 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import board_layout, messages
-from notebook_launcher.channel import AnonymousFile, channel_pair
 from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
 from notebook_launcher.engines.gauges import Pulse, resident_memory
 from notebook_launcher.engines.rank_pipes import RankPipes
 from notebook_launcher.engines.stack_files import StackFiles
 from notebook_launcher.errors import LaunchError, ResourceError
+from notebook_launcher.messaging import board_layout, messages
+from notebook_launcher.messaging.channel import AnonymousFile, channel_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ import os
 import select
 from typing import TYPE_CHECKING
 
-from notebook_launcher.channel import channel_pair
+from notebook_launcher.messaging.channel import channel_pair
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Stream

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

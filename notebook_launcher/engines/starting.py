@@ -21,9 +21,9 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
-from notebook_launcher import messages
-from notebook_launcher.channel import Channel, anonymous_file, channel_pair, read_tail
 from notebook_launcher.errors import ResourceError
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import Channel, anonymous_file, channel_pair, read_tail
 from notebook_launcher.processes import boot
 from notebook_launcher.processes.rank import forking
 
@@ -254,7 +254,7 @@ def fork_starter(call: FunctionCall) -> Starter:
             _import_for_children()
         with _FORKING, warnings.catch_warnings():
             # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for the fork, and
-            # `kernel/fork_check.py` has tested for the known causes.
+            # `kernel/calls/fork_check.py` has tested for the known causes.
             warnings.simplefilter("ignore", DeprecationWarning)
             forking.settle_before_a_fork()
             pid = os.fork()

@@ -12,9 +12,9 @@ from notebook_launcher.engines.starting import fork_server, fork_starter, start_
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from notebook_launcher import messages
-    from notebook_launcher.channel import Channel
     from notebook_launcher.engines.starting import Starter
+    from notebook_launcher.messaging import messages
+    from notebook_launcher.messaging.channel import Channel
     from notebook_launcher.travel import FunctionCall
 
 __all__ = ["cool_down", "start_here", "start_host", "take_over_server", "warm_up"]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from notebook_launcher import messages
     from notebook_launcher.engines.board import Board
     from notebook_launcher.engines.events import Event
     from notebook_launcher.engines.gauges import Pulse
+    from notebook_launcher.messaging import messages
 
 __all__ = ["RankStacks", "Tree"]
 

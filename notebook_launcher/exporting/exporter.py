@@ -21,10 +21,10 @@ from notebook_launcher.exporting.script_text import (
     script_text,
     torchrun_words,
 )
-from notebook_launcher.kernel.checks import check_call
+from notebook_launcher.kernel.calls.checks import check_call
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.notebook_code.needs import Needs, literal_of
-from notebook_launcher.text import type_of
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     import os

@@ -11,7 +11,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.gpu_check.catalogue import ALL_CHECKS
 from notebook_launcher.gpu_check.check_report import collect_facts, report_file, write_report
 from notebook_launcher.gpu_check.check_run import count_gpus, run_all
-from notebook_launcher.units import plural
+from notebook_launcher.wording.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from notebook_launcher.gpu_check.check_kind import Check
     from notebook_launcher.gpu_check.check_run import Outcome
 
-__all__ = ["check", "conclude"]
+__all__ = ["check", "last_lines"]
 
 NAME_WIDTH = 50
 LEGEND = "A check with a * decides whether GPUs count as working."
@@ -63,7 +63,7 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
         _print(_line(outcome))
         outcomes.append(outcome)
         write_report(file, outcomes, facts)  # After each, so that an interrupt leaves what is known.
-    _print(conclude(outcomes, num_gpus, complete=only is None))
+    _print(last_lines(outcomes, num_gpus, complete=only is None))
     _print(f"Report: {file}")
     return int(any(outcome.state == "FAIL" for outcome in outcomes))
 
@@ -80,7 +80,7 @@ def _line(outcome: Outcome) -> str:
     return shown + "".join(f"\n          {text}" for text in outcome.output.splitlines())
 
 
-def conclude(outcomes: Sequence[Outcome], num_gpus: int, *, complete: bool) -> str:
+def last_lines(outcomes: Sequence[Outcome], num_gpus: int, *, complete: bool) -> str:
     """Return the last lines: the counts, and the verdict on GPUs."""
     states = [outcome.state for outcome in outcomes]
     counts = f"{states.count('PASS')} passed, {states.count('FAIL')} failed, {states.count('SKIP')} skipped."

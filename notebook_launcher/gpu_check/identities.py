@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["bare", "difference", "uuid_in_torch"]
+__all__ = ["bare", "gpu_difference", "uuid_in_torch"]
 
 
 def bare(uuid: str) -> str:
@@ -22,7 +22,7 @@ def uuid_in_torch(device: int) -> str:
     return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
-def difference(ours: Sequence[str], torchs: Sequence[str], *, by_number: bool = False) -> str:
+def gpu_difference(ours: Sequence[str], torchs: Sequence[str], *, by_number: bool = False) -> str:
     """Return in which way the GPUs that the launcher sees differ from torch's; empty if they are the same.
 
     Args:

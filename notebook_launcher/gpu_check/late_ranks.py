@@ -8,7 +8,7 @@ from typing import Any
 
 from notebook_launcher import launch, notebook_launch
 from notebook_launcher.gpu_check.check_kind import Check, Hardware
-from notebook_launcher.gpu_check.toy_loops import make_batches, make_model, mean_loss
+from notebook_launcher.gpu_check.toy_loops import make_batches, make_toy_model, mean_loss
 
 __all__ = ["CHECKS"]
 
@@ -33,7 +33,7 @@ def _leave_out_alike() -> int:
 
     accelerator = Accelerator(gradient_accumulation_steps=3)
     (rows,) = make_batches([8 * 3 * NUM_UPDATES * accelerator.num_processes])
-    model: Any = make_model()
+    model: Any = make_toy_model()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(TensorDataset(*rows), batch_size=8))
     num_left_out = 0
@@ -62,7 +62,7 @@ def _diverge() -> None:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator()
-    model: Any = make_model()
+    model: Any = make_toy_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     batch = tuple(part.to(accelerator.device) for part in make_batches([8])[0])
     for number in range(3):
@@ -94,7 +94,7 @@ def _train_behind() -> None:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator()
-    model: Any = make_model()
+    model: Any = make_toy_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     batch = tuple(part.to(accelerator.device) for part in make_batches([8])[0])
     for _ in range(NUM_UPDATES):

@@ -12,7 +12,7 @@ from typing import Any
 
 from notebook_launcher import ConfigError, Session, launch, notebook_launch
 from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
-from notebook_launcher.gpu_check.identities import difference
+from notebook_launcher.gpu_check.identities import gpu_difference
 from notebook_launcher.machine import devices, nvml
 
 __all__ = ["CHECKS"]
@@ -46,7 +46,7 @@ def _devices_seen(hardware: Hardware) -> str:
             return f"launcher {len(ours)}, torch {len(torchs)}"
         label = "unset" if value is None else f"one {value[:3]} UUID" if "-" in value else value
         by_number = value is not None and "-" not in value
-        if found := difference(ours, torchs, by_number=by_number):
+        if found := gpu_difference(ours, torchs, by_number=by_number):
             raise AssertionError(f"{machine.variable} {label}: {found}")
         seen.append(f"{label}: {len(ours)}")
     return "; ".join(seen)

@@ -12,7 +12,7 @@ from typing import Any
 from notebook_launcher import Session, launch, notebook_launch
 from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
 from notebook_launcher.gpu_check.identities import bare, uuid_in_torch
-from notebook_launcher.gpu_check.toy_loops import make_batches, make_model, mean_loss, train
+from notebook_launcher.gpu_check.toy_loops import make_batches, make_toy_model, mean_loss, train
 from notebook_launcher.machine import devices as machine_devices
 
 __all__ = ["CHECKS", "where"]
@@ -193,7 +193,7 @@ def _train_sharded() -> float:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator()
-    model: Any = make_model().to(accelerator.device)
+    model: Any = make_toy_model().to(accelerator.device)
     fully_shard(model)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -232,7 +232,7 @@ def _train_by_option(folder: str) -> list[float]:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator()
-    model: Any = make_model()
+    model: Any = make_toy_model()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
     losses = []
@@ -266,7 +266,7 @@ def _train_on(folder: str) -> None:
     from notebook_launcher import Accelerator, report
 
     accelerator = Accelerator(project_dir=folder)
-    model: Any = make_model()
+    model: Any = make_toy_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
     batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
     num_updates = 0

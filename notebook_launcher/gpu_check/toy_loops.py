@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["make_batches", "make_model", "mean_loss", "train"]
+__all__ = ["make_batches", "make_toy_model", "mean_loss", "train"]
 
 WIDTH = 64
 
 
-def make_model(seed: int = 0) -> Any:
+def make_toy_model(seed: int = 0) -> Any:
     """Return a small network with the same weights at every call."""
     import torch
 
@@ -41,7 +41,7 @@ def train(num_updates: int = 8, *, steps: int = 2, fused: bool = False, **option
 
     accelerator = Accelerator(gradient_accumulation_steps=steps, **options)
     (rows,) = make_batches([16 * num_updates * steps])
-    model: Any = make_model()
+    model: Any = make_toy_model()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
     loader: Any = DataLoader(TensorDataset(*rows), batch_size=16 // accelerator.num_processes)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import launch, notebook_launch
 from notebook_launcher.gpu_check.check_kind import Check, Hardware
-from notebook_launcher.gpu_check.toy_loops import make_batches, make_model, mean_loss, train
+from notebook_launcher.gpu_check.toy_loops import make_batches, make_toy_model, mean_loss, train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ def _compare(precision: str, *, weighted: bool) -> str:
 
     scaler = GradScalerKwargs(init_scale=256.0)
     accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=3, kwargs_handlers=[scaler])
-    model = accelerator.prepare(make_model())
+    model = accelerator.prepare(make_toy_model())
     weight = (lambda batch: float(len(batch[0]) * 7)) if weighted else None
     tolerance = TOLERANCES[precision]
     report = accelerator.check_accumulation(model, make_batches(RAGGED), mean_loss, weight=weight, tolerance=tolerance)
@@ -61,7 +61,7 @@ def _overflow_once() -> str:
 
     for fused in (False, True):
         accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=256.0)])
-        model: Any = make_model()
+        model: Any = make_toy_model()
         optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
         scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
@@ -119,7 +119,7 @@ def _count_synchronisations(*, weighted: bool) -> int:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator(gradient_accumulation_steps=4)
-    model: Any = make_model()
+    model: Any = make_toy_model()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
     model, optimizer = accelerator.prepare(model, optimizer)
     batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
@@ -233,7 +233,7 @@ def _save_and_load(folder: str) -> None:
     from notebook_launcher import Accelerator
 
     accelerator = Accelerator()
-    model: Any = make_model()
+    model: Any = make_toy_model()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer = accelerator.prepare(model, optimizer)
     batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])

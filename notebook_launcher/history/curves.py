@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import MetricPoint
 
-__all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves", "Point", "thin"]
+__all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves", "Point", "extremes", "thin"]
 
 Point = tuple[int, float, float]
 """A step, a value, and the seconds from the launch to the report."""
@@ -51,7 +51,7 @@ class Curve:
         else:
             taken = 0
             while len(self._points) <= MAX_POINTS and taken + stride <= len(self._pending):
-                self._points += _extremes(self._pending[taken : taken + stride])
+                self._points += extremes(self._pending[taken : taken + stride])
                 taken += stride
         del self._pending[:taken]
         if len(self._points) > MAX_POINTS:
@@ -62,7 +62,7 @@ class Curve:
         width = 4
         points, self._points = self._points, []
         for start in range(0, len(points), width):
-            self._points += _extremes(points[start : start + width])
+            self._points += extremes(points[start : start + width])
         self.stride = width if self.stride == 1 else 2 * self.stride
 
     def points(self) -> list[tuple[int, float]]:
@@ -73,7 +73,7 @@ class Curve:
         """Return the points with their times, otherwise as `points`."""
         if not self._pending:
             return list(self._points)
-        kept = self._points + _extremes(self._pending)
+        kept = self._points + extremes(self._pending)
         return kept if kept[-1] is self._pending[-1] else [*kept, self._pending[-1]]
 
 
@@ -130,11 +130,11 @@ def thin(points: list[Point], limit: int) -> list[Point]:
     kept = points
     while len(kept) > limit:
         width = max(2 * width, 2 * len(points) // limit)
-        kept = [point for start in range(0, len(points), width) for point in _extremes(points[start : start + width])]
+        kept = [point for start in range(0, len(points), width) for point in extremes(points[start : start + width])]
     return kept
 
 
-def _extremes(points: list[Point]) -> list[Point]:
+def extremes(points: list[Point]) -> list[Point]:
     """Return the lowest, the highest and the first non-finite point, in their order."""
     values = [value for _, value, _ in points]
     # A NaN or an infinity shows in the sum. Huge numbers may overflow it; they only take the slow path.

@@ -7,8 +7,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from notebook_launcher.text import one_line
-from notebook_launcher.units import format_count, format_number, format_rate, format_seconds, format_share
+from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.units import format_count, format_number, format_rate, format_seconds, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

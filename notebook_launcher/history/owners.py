@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SILENCE", "identify", "is_alive"]
+__all__ = ["SILENCE", "identify", "is_alive", "start_of"]
 
 SILENCE = 60.0
 """Seconds without a new summary after which a kernel of another machine or container counts as dead. A kernel that
@@ -22,7 +22,7 @@ lives writes one every 5 s (`recorder.py`)."""
 def identify() -> dict[str, Any]:
     """Return the identity of this process, as plain data for JSON."""
     pid = os.getpid()
-    return {"pid": pid, "start": _start_of(pid), **_machine()}
+    return {"pid": pid, "start": start_of(pid), **_machine()}
 
 
 def is_alive(owner: object, *, age: float) -> bool:
@@ -37,10 +37,10 @@ def is_alive(owner: object, *, age: float) -> bool:
     pid = owner.get("pid")
     if not isinstance(pid, int) or not _machine().items() <= owner.items():
         return age < SILENCE
-    return _start_of(pid) == owner.get("start") is not None
+    return start_of(pid) == owner.get("start") is not None
 
 
-def _start_of(pid: int) -> int | None:
+def start_of(pid: int) -> int | None:
     """Return the start of a process in clock ticks since the boot; None if it has ended or is a zombie."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.history.encoding import encode_point
 from notebook_launcher.history.run_folders import METRICS, log_name
-from notebook_launcher.units import format_bytes
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_launcher.units import format_seconds, format_share
+from notebook_launcher.wording.units import format_seconds, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

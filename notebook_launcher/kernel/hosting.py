@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from notebook_launcher import travel
+from notebook_launcher.kernel.calls.origin import Origin, describe_environment, source_with_needs
 from notebook_launcher.kernel.display import cell
-from notebook_launcher.kernel.origin import Origin, describe_environment, source_of
-from notebook_launcher.messages import ExceptionReport
+from notebook_launcher.messaging.messages import ExceptionReport
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -67,6 +67,6 @@ class Hosting:
             questions=questions,
             can_ask=in_cell,
             is_raised=in_cell,
-            make_origin=lambda: Origin(source_of(function), describe_environment()),
+            make_origin=lambda: Origin(source_with_needs(function), describe_environment()),
             logs_at="open_run({id!r}).logs(rank)" if in_cell and config.runs_folder else "run.logs(rank)",
         )

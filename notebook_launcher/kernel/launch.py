@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from notebook_launcher.kernel.checks import arguments_by_name, check_not_in_rank
+from notebook_launcher.kernel.calls.checks import arguments_by_name, check_not_in_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_launcher.kernel.checks import check_not_in_rank
+from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.kernel.run.handle import Run
 from notebook_launcher.kernel.run.thread import live_threads
 

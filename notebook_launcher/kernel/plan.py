@@ -9,16 +9,16 @@ import sys
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import allocate
 from notebook_launcher.machine.node_allocation import allocate_nodes
 from notebook_launcher.machine.rocm import ROCM_VARIABLE
+from notebook_launcher.messaging import messages
 from notebook_launcher.settings.option_checks import check_shard
 from notebook_launcher.settings.option_numbers import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
-from notebook_launcher.units import plural
+from notebook_launcher.wording.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

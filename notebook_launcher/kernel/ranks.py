@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
 from notebook_launcher.engines.engine import ReducibleEngine
 from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
 from notebook_launcher.kernel.comms.rank_comms import RankComms
-from notebook_launcher.units import rank_list
+from notebook_launcher.messaging import messages
+from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from notebook_launcher.engines.tree import Tree
-    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.travel import FunctionCall

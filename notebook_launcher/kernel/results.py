@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError, ReturnValueError
 from notebook_launcher.kernel import combining
-from notebook_launcher.text import one_line
 from notebook_launcher.tracebacks import for_caller
-from notebook_launcher.units import format_metrics, plural, rank_list
+from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.units import format_metrics, plural, rank_list
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ class Results(Sequence[Any]):
         restarts: int = 0,
         stopped_by: str | None = None,
         timed_out: bool = False,
-        members: Sequence[int] | None = None,
+        called_ranks: Sequence[int] | None = None,
         unsent: Mapping[int, str | Exception] | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -73,8 +73,8 @@ class Results(Sequence[Any]):
         self._restarts = restarts
         self._stopped_by = stopped_by
         self._timed_out = timed_out
-        self._members = tuple(range(num_processes) if members is None else members)
-        """The ranks that the call was for, in order; with `members=None`, all of them."""
+        self._called_ranks = tuple(range(num_processes) if called_ranks is None else called_ranks)
+        """The ranks that the call was for, in order; with `called_ranks=None`, all of them."""
         self._unsent = dict(unsent or {})
         """By rank that returned and has no value: the reason in words, or the exception that its value raised here."""
         self.folder = folder
@@ -164,7 +164,7 @@ class Results(Sequence[Any]):
         return combining.table(dict(sorted(self._values.items())), metrics)
 
     def _all_values(self) -> dict[int, Any]:
-        return {rank: self[rank] for rank in self._members}
+        return {rank: self[rank] for rank in self._called_ranks}
 
     def short(self, rank: int) -> str:
         """Return one short line for the value of a rank; empty if the rank has no value."""
@@ -211,8 +211,8 @@ class Results(Sequence[Any]):
     def _why_missing(self, rank: int) -> str:
         if rank in self._unsent:
             return f"rank {rank}: {self._unsent[rank]}"
-        if rank not in self._members:
-            return f"rank {rank} returned nothing: only {rank_list(self._members)} ran this"
+        if rank not in self._called_ranks:
+            return f"rank {rank} returned nothing: only {rank_list(self._called_ranks)} ran this"
         for failure in self._failures:
             if failure.rank == rank:
                 return f"rank {rank} returned nothing: {failure.summary}"
@@ -248,8 +248,8 @@ class Results(Sequence[Any]):
         return returned_none and not any(row.metrics for row in self._ranks)
 
     def _headline(self) -> str:
-        is_part = len(self._members) < len(self)
-        text = f"Results of {rank_list(self._members) if is_part else plural(len(self), 'rank')}"
+        is_part = len(self._called_ranks) < len(self)
+        text = f"Results of {rank_list(self._called_ranks) if is_part else plural(len(self), 'rank')}"
         if self._restarts:
             text += f", restarted {plural(self._restarts, 'time')}"
         if self._timed_out:
@@ -260,7 +260,7 @@ class Results(Sequence[Any]):
 
     def _rows(self) -> Sequence[RankSummary]:
         return self._ranks or [
-            RankSummary(rank=rank, state="unknown", seconds=None, peak_memory=None) for rank in self._members
+            RankSummary(rank=rank, state="unknown", seconds=None, peak_memory=None) for rank in self._called_ranks
         ]
 
     def _cells(self, row: RankSummary) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks
-from notebook_launcher.kernel.answers import check_answers
-from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.calls import checks
+from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
 from notebook_launcher.kernel.failures.post_mortem import PostMortem
 from notebook_launcher.kernel.latch import Latch

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from notebook_launcher.machine import nvml, rocm
 from notebook_launcher.machine.visible_gpus import CUDA_VARIABLE, GPU, choose_visible
-from notebook_launcher.units import plural
+from notebook_launcher.wording.units import plural
 
-__all__ = ["GPU", "Machine", "detect"]
+__all__ = ["GPU", "Machine", "detect", "torch_platform"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Machine:
 
 def detect() -> Machine:
     """Return the hardware of this machine."""
-    platform = _torch_platform()
+    platform = torch_platform()
     found = _Found()
     if platform != "hip":
         with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
@@ -83,7 +83,7 @@ def _cgroup_quota() -> float:
     return math.inf
 
 
-def _torch_platform() -> str:
+def torch_platform() -> str:
     """Return `cuda` or `hip`, for which torch is built; empty for neither."""
     # Read from torch's file, because the kernel may not have imported torch and need not.
     with contextlib.suppress(ImportError, ValueError, OSError):

@@ -8,11 +8,11 @@ import pickle
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from notebook_launcher.channel import anonymous_file
+from notebook_launcher.messaging.channel import anonymous_file
 from notebook_launcher.package_folder import PACKAGE_FOLDER
 
 if TYPE_CHECKING:
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
     from notebook_launcher.processes.rank.rank_start import RankStart
 
 __all__ = ["command", "enter_kernel_surroundings", "rank_command", "read_rank_start"]

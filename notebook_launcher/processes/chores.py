@@ -19,7 +19,7 @@ from notebook_launcher.processes import huge_pages, inherited
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LaunchClock", "do_chores", "garbage_left", "import_compiler"]
+__all__ = ["LaunchClock", "do_chores", "garbage_left", "import_compiler", "making_way"]
 
 COMPILER = "torch._dynamo"
 PREPARED = (
@@ -54,7 +54,7 @@ def _import_for_ranks(name: str) -> None:
 
 def do_chores(launches: LaunchClock) -> None:
     """Do the work that makes later launches faster and takes too long for a launch to wait for."""
-    with garbage_left(), _making_way(launches):
+    with garbage_left(), making_way(launches):
         for name in PREPARED:
             _import_for_ranks(name)
         _empty_tables()
@@ -103,7 +103,7 @@ class _CourteousFinder:
 
 
 @contextlib.contextmanager
-def _making_way(launches: LaunchClock) -> Iterator[None]:
+def making_way(launches: LaunchClock) -> Iterator[None]:
     """Hold imports back inside this block while a launch starts, because they would take a core from its ranks."""
     finder = _CourteousFinder(launches)
     sys.meta_path.insert(0, finder)

@@ -23,8 +23,8 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
-from notebook_launcher.channel import Channel, channel_pair
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.processes import inherited, libraries
 from notebook_launcher.processes.chores import LaunchClock, do_chores, garbage_left, import_compiler
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES

@@ -9,10 +9,10 @@ import sys
 import weakref
 from typing import Any
 
-__all__ = ["finish_multiprocessing", "forget", "forget_exit_handlers", "move_log_handlers"]
+__all__ = ["finish_multiprocessing", "forget_exit_handlers", "forget_parent", "move_log_handlers"]
 
 
-def forget(start_method: str) -> None:
+def forget_parent(start_method: str) -> None:
     """Drop the parent's children and, of the kernel, its exit handlers and process groups."""
     if start_method == "spawn":
         return

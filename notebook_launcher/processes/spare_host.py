@@ -7,12 +7,12 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.channel import Channel, channel_pair
+from notebook_launcher.messaging.channel import Channel, channel_pair
 
 if TYPE_CHECKING:
     import socket
 
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
 
 __all__ = ["SpareHost"]
 

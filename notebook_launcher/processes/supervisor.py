@@ -22,8 +22,8 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from notebook_launcher import messages
-from notebook_launcher.channel import Channel
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import Channel
 from notebook_launcher.processes import boot, leftovers
 from notebook_launcher.processes.libraries import libc
 from notebook_launcher.processes.rank.rank import run_rank

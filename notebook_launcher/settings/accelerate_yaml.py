@@ -26,6 +26,7 @@ from notebook_launcher.settings.accelerate_sections import (
     variables_of,
 )
 from notebook_launcher.settings.option_choices import CHOICES
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,7 +144,13 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
 
 
 def _given_or_default(path: str | os.PathLike[str] | None) -> Path:
-    return default_path() if path is None else Path(path).expanduser()
+    if path is None:
+        return default_path()
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(
+            f"path={path!r} is {type_of(path)}. Pass the path of a settings file, or None for Accelerate's."
+        )
+    return Path(path).expanduser()
 
 
 def _mapping(file: Path, text: str) -> dict[str, Any]:

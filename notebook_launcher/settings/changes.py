@@ -8,6 +8,7 @@ import numbers
 import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ def check_change(
     if kind is None:
         return _check_tunable(name, wanted, tunables)
     if kind == "count":
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-            raise for_caller(ValueError(f"{name}={wanted!r} must be a whole number, 1 or more."))
-        return wanted
+        try:
+            return accumulation_steps(name, wanted)
+        except ValueError as error:
+            raise for_caller(error) from None
     if wanted is None and kind == "optional":
         return None
     number = _number_in(wanted)

@@ -9,7 +9,7 @@ from typing import Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
-from notebook_launcher.text import type_of
+from notebook_launcher.wording.text import type_of
 
 __all__ = ["RESERVED", "check_environment", "check_no_contradiction"]
 

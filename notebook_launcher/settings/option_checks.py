@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.text import type_of, unknown
+from notebook_launcher.settings.whole_numbers import whole_number
+from notebook_launcher.wording.text import type_of, unknown
 
 if TYPE_CHECKING:
     from notebook_launcher.settings.option_choices import OptionChoices
@@ -22,38 +22,14 @@ __all__ = [
     "check_folder",
     "check_monitor",
     "check_name",
-    "check_number",
+    "check_option_number",
     "check_option_switch",
     "check_shard",
     "check_tags",
     "check_whole_number",
-    "whole_number",
 ]
 
 MONITORS = (True, False, "auto")
-
-
-def whole_number(name: str, value: object, *, minimum: int = 1, maximum: int | None = None, hint: str = "") -> int:
-    """Return a value as an int; raise ValueError if it is not a whole number, of Python or NumPy, or out of bounds.
-
-    Args:
-        name: The option's name.
-        value: The value as given.
-        minimum: Least value.
-        maximum: Largest value; None: no limit.
-        hint: Words that follow if it is not a whole number.
-    """
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} is {type_of(value)}; it must be a whole number.{hint}")
-    if number < minimum:
-        raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.")
-    if maximum is not None and number > maximum:
-        raise ValueError(f"{name}={value!r} is too large; it must be {maximum} or less.")
-    return number
 
 
 def check_whole_number(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
@@ -71,7 +47,7 @@ def check_whole_number(name: str, value: object, *, minimum: int, maximum: int |
         raise ConfigError(str(error), field=name) from None
 
 
-def check_number(name: str, value: object, number: OptionNumber) -> int | float | None:
+def check_option_number(name: str, value: object, number: OptionNumber) -> int | float | None:
     """Return the value of an option that is a number, as an int or a float."""
     if value is None and number.none is not None:
         return None

@@ -1,4 +1,7 @@
-"""Settings of a launch for training; Accelerate's environment variables give what the launch leaves open."""
+"""Settings of a launch for training; Accelerate's environment variables give what the launch leaves open.
+
+An argument in the code wins over both (`training/resolving.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,22 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.settings.option_choices import CHOICES
+from notebook_launcher.settings.whole_numbers import accumulation_steps
+from notebook_launcher.wording.text import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "OF_ENVIRONMENT",
     "PRECISION_VARIABLE",
     "STEPS_VARIABLE",
     "SettingName",
     "TrainingSettings",
+    "precision_of",
+    "read_precision",
+    "read_variable",
     "steps_of",
-    "whole_number_in",
 ]
 
 SettingName = Literal[
@@ -27,6 +35,8 @@ SettingName = Literal[
 
 PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 STEPS_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+OF_ENVIRONMENT = " It is a variable of the environment: of the shell, of os.environ, or of the launch's env=."
+"""End of an error about a variable."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,30 +56,38 @@ class TrainingSettings:
         A field stays None if its variable cannot be read. The rank then raises an error with the variable's name.
         """
         steps, precision = self.gradient_accumulation_steps, self.mixed_precision
-        if steps is None:
-            with contextlib.suppress(ValueError):
-                steps = steps_of(environ)
-        if precision is None:
-            precision = environ.get(PRECISION_VARIABLE, "no").lower()
+        with contextlib.suppress(ValueError):
+            steps = steps_of(steps, environ)
+        with contextlib.suppress(ValueError):
+            precision = precision_of(precision, environ)
         return dataclasses.replace(
-            self,
-            mixed_precision=precision if precision in CHOICES["mixed_precision"].words else None,
-            gradient_accumulation_steps=steps,
-            comm_hook=self.comm_hook or "no",
+            self, mixed_precision=precision, gradient_accumulation_steps=steps, comm_hook=self.comm_hook or "no"
         )
 
 
-def steps_of(environ: Mapping[str, str]) -> int:
-    """Return the accumulation steps in an environment, by default 1; raise ValueError if they are not a number."""
-    return whole_number_in(environ, STEPS_VARIABLE)
+def precision_of(launched: str | None, environ: Mapping[str, str]) -> str:
+    """Return the precision of a launch, else the variable's, else "no"; raise ValueError if the variable has none."""
+    if launched is not None:
+        return launched
+    return read_precision(PRECISION_VARIABLE, environ.get(PRECISION_VARIABLE, "no"))
 
 
-def whole_number_in(environ: Mapping[str, str], variable: str) -> int:
-    """Return the number that a variable holds, by default 1; raise ValueError if it is none, or less than 1."""
+def read_precision(name: str, value: object) -> str:
+    """Return a precision in small letters; raise ValueError with the name of its source if there is none such."""
+    words, text = CHOICES["mixed_precision"].words, str(value).lower()
+    if text in words:
+        return text
+    raise ValueError(unknown(name, value, words))
+
+
+def steps_of(launched: int | None, environ: Mapping[str, str]) -> int:
+    """Return the accumulation steps of a launch, else the variable's, else 1; raise ValueError if it has no number."""
+    if launched is not None:
+        return launched
+    return accumulation_steps(STEPS_VARIABLE, read_variable(environ, STEPS_VARIABLE), hint=OF_ENVIRONMENT)
+
+
+def read_variable(environ: Mapping[str, str], variable: str) -> int | str:
+    """Return the number that a variable holds, by default 1; its text if that is no whole number."""
     text = environ.get(variable, "1").strip()
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(
-            f"{variable}={text!r} must be a whole number, 1 or more. It is a variable of the environment: of the "
-            "shell, of os.environ, or of the launch's env=."
-        )
-    return int(text)
+    return int(text) if text.lstrip("-").isdecimal() else text

@@ -7,8 +7,8 @@ import math
 import sys
 from typing import Any
 
-from notebook_launcher.settings.option_checks import whole_number
-from notebook_launcher.text import type_of
+from notebook_launcher.settings.whole_numbers import whole_number
+from notebook_launcher.wording.text import type_of
 
 __all__ = ["check_fields", "check_instance", "check_limit", "check_number", "check_switch"]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.training.operations import broadcast_object_list
 from notebook_launcher.training.operations.collectives import world_size
-from notebook_launcher.training.process.regrouping import Peers, forget
+from notebook_launcher.training.process.regrouping import Peers, clear_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +165,7 @@ class _Search:
             if error is not None and not again:
                 raise error
             if again:
-                forget(error)
+                clear_variables(error)
                 result = None
         finally:
             # An error and the frame that names it would keep each other, and a batch of tensors, alive.

@@ -8,9 +8,9 @@ import enum
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.option_checks import whole_number
-from notebook_launcher.text import type_of
+from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
 from notebook_launcher.training.argument_checks import check_fields
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -132,7 +132,7 @@ class GradientAccumulationPlugin:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.num_steps is not None:
-            self.num_steps = whole_number("num_steps", self.num_steps)
+            self.num_steps = accumulation_steps("num_steps", self.num_steps)
 
 
 @dataclasses.dataclass

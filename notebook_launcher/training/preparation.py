@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from notebook_launcher.text import type_of
 from notebook_launcher.training import precision
 from notebook_launcher.training.accumulation.members.ddp import wrap
 from notebook_launcher.training.accumulation.members.held_gradients import parameter_groups
@@ -19,10 +18,11 @@ from notebook_launcher.training.accumulation.updates.scheduler import Accelerate
 from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
 from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
-from notebook_launcher.training.data.prepare import share_out
+from notebook_launcher.training.data.prepare import make_prepared_loader
 from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.unwrapping import synced_part
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -313,7 +313,7 @@ class Preparation:
             keeps_shares=not self.rules.guards,
             active_loaders=self.gradient_state.active_loaders,
         )
-        return share_out(data_loader, settings)
+        return make_prepared_loader(data_loader, settings)
 
 
 def _check_placements(device_placement: Any, number: int) -> list[bool | None]:

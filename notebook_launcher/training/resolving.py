@@ -7,10 +7,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import check_number, whole_number
+from notebook_launcher.settings.option_checks import check_option_number
 from notebook_launcher.settings.option_numbers import NUMBERS
-from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, steps_of
-from notebook_launcher.text import unknown
+from notebook_launcher.settings.training_settings import STEPS_VARIABLE, precision_of, read_precision, steps_of
+from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.training.argument_checks import check_instance, check_switch
 from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
 from notebook_launcher.training.plugins import (
@@ -19,7 +19,6 @@ from notebook_launcher.training.plugins import (
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     GradScalerKwargs,
-    PrecisionType,
     ProjectConfiguration,
     RNGType,
 )
@@ -136,21 +135,11 @@ def resolve(
 
 def resolve_precision(argument: Any, conflicts: list[str]) -> str:
     """Return the precision; raise ValueError if it is unknown."""
-    if argument is not None:
-        chosen = _precision("mixed_precision", argument)
-        _compare("mixed_precision", chosen, conflicts)
-        return chosen
-    launched = context.setting("mixed_precision")
-    if launched is not None:
-        return str(launched)
-    return _precision(PRECISION_VARIABLE, os.environ.get(PRECISION_VARIABLE, "no"))
-
-
-def _precision(name: str, value: Any) -> str:
-    text = str(value).lower()
-    if text in PrecisionType.list():
-        return text
-    raise ValueError(unknown(name, value, PrecisionType.list()))
+    if argument is None:
+        return precision_of(context.setting("mixed_precision"), os.environ)
+    chosen = read_precision("mixed_precision", argument)
+    _compare("mixed_precision", chosen, conflicts)
+    return chosen
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -191,7 +180,7 @@ def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin
         "GradientAccumulationPlugin(num_steps=4), or gradient_accumulation_steps=4",
     )
     if num_steps is not None:
-        num_steps = whole_number("gradient_accumulation_steps", num_steps)
+        num_steps = accumulation_steps("gradient_accumulation_steps", num_steps)
     if plugin is not None and num_steps is not None and num_steps != 1:
         raise ValueError(
             f"gradient_accumulation_steps={num_steps} and gradient_accumulation_plugin={plugin!r} were both given. "
@@ -210,12 +199,11 @@ def _resolve_accumulation(
 
 def _num_steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
     if rules.environment_wins and STEPS_VARIABLE in os.environ:
-        return steps_of(os.environ)
-    if given is not None:
-        _compare("gradient_accumulation_steps", given, conflicts)
-        return given
-    launched = context.setting("gradient_accumulation_steps")
-    return steps_of(os.environ) if launched is None else int(launched)
+        return steps_of(None, os.environ)
+    if given is None:
+        return steps_of(context.setting("gradient_accumulation_steps"), os.environ)
+    _compare("gradient_accumulation_steps", given, conflicts)
+    return given
 
 
 def _resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float | None:
@@ -223,7 +211,7 @@ def _resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> floa
     if argument is None:
         launched = context.setting("max_grad_norm")
         return None if launched is None else float(launched)
-    limit = check_number("max_grad_norm", argument, NUMBERS["max_grad_norm"])
+    limit = check_option_number("max_grad_norm", argument, NUMBERS["max_grad_norm"])
     _compare("max_grad_norm", limit, conflicts)
     return limit
 

@@ -27,7 +27,7 @@ from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notebook_launcher.channel import AnonymousFile
+    from notebook_launcher.messaging.channel import AnonymousFile
 
 __all__ = [
     "FunctionCall",

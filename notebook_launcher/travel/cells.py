@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Cells", "keep_lines", "keep_places", "pack", "place_of", "places"]
+__all__ = ["Cells", "keep_lines", "keep_places", "pack_cells", "places", "shown_file"]
 
 Cells: TypeAlias = "dict[str, tuple[str, list[str]]]"
 """By file name: the cell's place, and its lines."""
 
 
-def pack(filenames: Iterable[str]) -> Cells:
+def pack_cells(filenames: Iterable[str]) -> Cells:
     """Return the cells among these files."""
-    return {name: (place_of(name), lines) for name in filenames if (lines := _lines_in_memory(name))}
+    return {name: (shown_file(name), lines) for name in filenames if (lines := _lines_in_memory(name))}
 
 
 def keep_lines(cells: Cells) -> None:
@@ -30,7 +30,7 @@ def keep_lines(cells: Cells) -> None:
 def places() -> dict[str, str]:
     """Return the place of each cell of this kernel, by its file name."""
     in_memory = [name for name, entry in list(linecache.cache.items()) if len(entry) == 4 and entry[1] is None]
-    return {name: place for name in in_memory if (place := place_of(name)) != name}
+    return {name: place for name in in_memory if (place := shown_file(name)) != name}
 
 
 def keep_places(places_of_kernel: dict[str, str]) -> None:
@@ -38,7 +38,7 @@ def keep_places(places_of_kernel: dict[str, str]) -> None:
     keep_lines({filename: (place, []) for filename, place in places_of_kernel.items()})
 
 
-def place_of(filename: str) -> str:
+def shown_file(filename: str) -> str:
     """Return `Cell In[3]` for the file name that IPython gives a cell's code, and other names as they are."""
     entry = linecache.cache.get(filename, ())
     if len(entry) == 4 and entry[1] is None and entry[3] != filename:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["SHELL", "Kind", "describe", "kind_of_type", "type_name"]
+__all__ = ["SHELL", "Kind", "describe_object", "kind_of_type", "type_name"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def type_name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def describe(value: object) -> str:
+def describe_object(value: object) -> str:
     """Return `a _thread.lock`, `an _io.TextIOWrapper`, `the class Net`, `the function train`."""
     if isinstance(value, type):
         return f"the class {value.__qualname__}"

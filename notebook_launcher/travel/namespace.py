@@ -102,7 +102,7 @@ class Definitions:
             (definition, class_id_of(definition)) for definition in definitions if isinstance(definition, type)
         ]
         files = {d.__code__.co_filename for d in definitions if isinstance(d, types.FunctionType)}
-        return names, class_ids, cells.pack(files)
+        return names, class_ids, cells.pack_cells(files)
 
 
 class Overwritten:

@@ -23,10 +23,10 @@ import struct
 import sys
 from typing import TYPE_CHECKING
 
-from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.errors import ResourceError
+from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.travel.memory_limit import available_memory
-from notebook_launcher.units import format_bytes
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     import pickle

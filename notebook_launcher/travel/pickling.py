@@ -22,7 +22,7 @@ import cloudpickle
 
 from notebook_launcher.travel import namespace, reductions
 from notebook_launcher.travel.exceptions import reduce_exception, restore_attributes
-from notebook_launcher.travel.kinds import Kind, describe, kind_of_type
+from notebook_launcher.travel.kinds import Kind, describe_object, kind_of_type
 from notebook_launcher.travel.optimizers import reduce_optimizer
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ __all__ = [
     "Refused",
     "TravelPickler",
     "ValuePickler",
+    "parcel_size_of",
     "pickling_error",
-    "size_of",
 ]
 
 BufferCallback = Callable[[pickle.PickleBuffer], Any]
@@ -65,7 +65,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         if cls not in self._kinds:
             self._kinds[cls] = kind_of_type(cls)
         if self._kinds[cls] is not None and not _is_standard_stream(obj):
-            raise Refused(f"{describe(obj)} cannot travel to another process")
+            raise Refused(f"{describe_object(obj)} cannot travel to another process")
         if issubclass(cls, type) or cls in (types.FunctionType, _lru_cache_wrapper):
             return self.reduce_definition(obj)
         if cls is types.ModuleType:
@@ -161,9 +161,9 @@ class ExceptionPickler(ValuePickler):
         lost = {name: value for name, value in state.items() if pickling_error(value, ExceptionPickler)}
         state = {name: value for name, value in state.items() if name not in lost}
         kept = tuple(repr(arg) if pickling_error(arg, ExceptionPickler) else arg for arg in args)
-        notes = [f"The attribute `{name}`, {describe(lost[name])}, stayed in the rank." for name in lost]
+        notes = [f"The attribute `{name}`, {describe_object(lost[name])}, stayed in the rank." for name in lost]
         notes += [
-            f"The argument {i}, {describe(arg)}, stayed in the rank."
+            f"The argument {i}, {describe_object(arg)}, stayed in the rank."
             for i, (arg, other) in enumerate(zip(args, kept, strict=True))
             if arg is not other
         ]
@@ -199,7 +199,7 @@ def pickling_error(value: object, make_pickler: MakePickler) -> Exception | None
     return None
 
 
-def size_of(value: object, make_pickler: MakePickler) -> int:
+def parcel_size_of(value: object, make_pickler: MakePickler) -> int:
     """Return how many bytes a value takes in a parcel; 0 if it cannot travel."""
     counter = _ByteCounter()
     try:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 # no time for a function that was just pickled.
 from cloudpickle.cloudpickle import _extract_code_globals as globals_of_code
 
-from notebook_launcher.travel.kinds import SHELL, describe, kind_of_type
-from notebook_launcher.travel.pickling import MakePickler, pickling_error, size_of
-from notebook_launcher.units import format_bytes
+from notebook_launcher.travel.kinds import SHELL, describe_object, kind_of_type
+from notebook_launcher.travel.pickling import MakePickler, parcel_size_of, pickling_error
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,11 +82,11 @@ class Unpicklable:
         kind = kind_of_type(type(self.part.value))
         advice = kind.in_value if kind else f"{self._reason()} Return plain data: numbers, strings, dicts, tensors."
         captured = f", captured by the function {self.part.functions[-1]}," if self.part.functions else ""
-        described = describe(self.part.value)
+        described = describe_object(self.part.value)
         return f"the {what} cannot travel: `{self.part.expression}`{captured} is {described}. {advice}"
 
     def _subject(self) -> str:
-        part, what = self.part, describe(self.part.value)
+        part, what = self.part, describe_object(self.part.value)
         if not part.functions or not part.root:
             return f"`{part.expression}` is {what}" if part.expression else what
         function = part.functions[-1]
@@ -134,12 +134,12 @@ def find_unpicklable(roots: list[Part], make_pickler: MakePickler) -> Unpicklabl
 def largest_parts(roots: list[Part], make_pickler: MakePickler) -> str:
     """Return `the largest: `df`, a pandas.DataFrame of 3.1 GB (captured by train)`, or nothing."""
     parts = [inner for root in roots for inner in (_parts(root) if _is_function(root.value) else [root])]
-    sizes = [(size_of(part.value, make_pickler), part) for part in parts]
+    sizes = [(parcel_size_of(part.value, make_pickler), part) for part in parts]
     size, largest = max(sizes, key=lambda pair: pair[0], default=(0, None))
     if largest is None or size < WORTH_MENTIONING:
         return ""
     captured = f" (captured by {largest.functions[-1]})" if largest.functions else ""
-    return f"the largest: `{largest.expression}`, {describe(largest.value)} of {format_bytes(size)}{captured}"
+    return f"the largest: `{largest.expression}`, {describe_object(largest.value)} of {format_bytes(size)}{captured}"
 
 
 def _is_function(value: object) -> bool:

@@ -13,8 +13,8 @@ import pytest
 from notebook_launcher import LaunchConfig, RecordedRun, launch, open_run, report, runs
 from notebook_launcher.command_line.program import main
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.kernel import origin
-from notebook_launcher.kernel.git import GitChanges, git_commit
+from notebook_launcher.kernel.calls import origin
+from notebook_launcher.kernel.calls.git import GitChanges, git_commit
 from notebook_launcher.widgets import ConfigPanel, compare
 from tests.support.programs import type_command
 from tests.support.toy_runs import make_run
@@ -144,7 +144,7 @@ def test_versions_follow_what_is_installed(tmp_path, monkeypatch):
 
 
 def files_of(function):
-    told = origin.Origin(origin.source_of(function), origin.describe_environment())
+    told = origin.Origin(origin.source_with_needs(function), origin.describe_environment())
     return {**told.files, **(told.later(wait=True) or {})}
 
 

@@ -45,7 +45,7 @@ from notebook_launcher.detached.requests import Follow
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import ENDING, SOCKET
 from notebook_launcher.kernel.display.questions import Answer, Question
-from notebook_launcher.messages import InputRequest
+from notebook_launcher.messaging.messages import InputRequest
 from tests.detached.hosts import host_of, lives, release
 from tests.support.programs import end, read_until, type_in_terminal
 from tests.support.waiting import until

@@ -32,7 +32,7 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from notebook_launcher.detached.attached_run import AttachedRun
-    from notebook_launcher.messages import Setup
+    from notebook_launcher.messaging.messages import Setup
 
 CYCLES = 20
 

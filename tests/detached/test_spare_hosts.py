@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from notebook_launcher import attach, launch, messages, notebook_launch
-from notebook_launcher.channel import Channel
+from notebook_launcher import attach, launch, notebook_launch
 from notebook_launcher.engines.starting import fork_server
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import Channel
 from notebook_launcher.processes.spare_host import SpareHost
 from tests.support.waiting import until
 

@@ -134,9 +134,9 @@ def test_cuda_in_this_process_is_a_warning_that_names_the_import(tmp_path, monke
     monkeypatch.setattr(process, "CUDA_FILE", os.path.realpath(tmp_path / "uvm"))
     monkeypatch.setattr(process, "modules_in_order", lambda: ["cuda_starter"])
     with (tmp_path / "uvm").open("w"):
-        (found,) = process._cuda()
+        (found,) = process.cuda_findings()
     assert (found.verdict, found.fact) == ("warning", "started in this process: the import of cuda_starter starts it")
-    assert process._cuda()[0].verdict == "fact"
+    assert process.cuda_findings()[0].verdict == "fact"
 
 
 def test_limits_have_a_verdict_by_what_is_left(tmp_path, monkeypatch):
@@ -158,16 +158,16 @@ def test_slow_look_up_of_a_name_is_a_warning():
 
 
 def test_versions_that_do_not_work_are_problems():
-    assert software._ipykernel("7.0.1").advice == "%pip install 'ipykernel>=7.1' and restart the kernel"
-    assert software._torch("").advice == "pip install torch"
-    assert software._torch("2.13.0").verdict == "fact"
+    assert software.ipykernel_finding("7.0.1").advice == "%pip install 'ipykernel>=7.1' and restart the kernel"
+    assert software.torch_finding("").advice == "pip install torch"
+    assert software.torch_finding("2.13.0").verdict == "fact"
 
 
 def test_failed_launch_is_a_problem_with_the_error():
-    found = trial._failure(ConfigError("num_processes=2 is too many"))
+    found = trial.failure_finding(ConfigError("num_processes=2 is too many"))
     assert (found.verdict, found.fact) == ("problem", "ConfigError: num_processes=2 is too many")
     assert "env --json" in found.advice
-    assert "inside a rank" in trial._failure(ValueError("boom")).advice
+    assert "inside a rank" in trial.failure_finding(ValueError("boom")).advice
 
 
 def test_diagnosis_reads_alike_as_text_and_in_a_notebook(capsys):

@@ -15,7 +15,7 @@ import pytest
 
 from notebook_launcher.drawing.averages import mean_of, smooth
 from notebook_launcher.drawing.scales import linear_ticks, log_ticks, tick_labels
-from notebook_launcher.history.curves import MAX_POINTS, Curve, _extremes
+from notebook_launcher.history.curves import MAX_POINTS, Curve, extremes
 from tests.support.lab import browser, needs_browser
 from tests.support.monitor_page import SCRIPT
 
@@ -76,7 +76,7 @@ def grown(vector: dict[str, Any]) -> list[float | None]:
 
 @pytest.mark.parametrize("vector", VECTORS["extremes"], ids=repr)
 def test_stretch_keeps_its_extremes_and_its_first_gap(vector):
-    assert [step for step, _, _ in _extremes(timed(points(vector["values"])))] == vector["kept"]
+    assert [step for step, _, _ in extremes(timed(points(vector["values"])))] == vector["kept"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["smoothing"], ids=repr)

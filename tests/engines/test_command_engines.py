@@ -31,9 +31,10 @@ from notebook_launcher.engines.cluster import agent, node_records
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
 from notebook_launcher.errors import NodeLostError
-from notebook_launcher.links import Link
+from notebook_launcher.messaging.links import Link
 from tests.engines.calls import all_up, kill_rank, sum_up, wait_for_rank_0
 from tests.engines.options import QUIET
+from tests.support.run_state import data_of, tree_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def test_ranks_stop_at_their_step_when_asked(engine: Commands) -> None:
 
     run = launch(loop, 2, engine=engine, **QUIET)
     # The nodes tell now and then that a rank reads the board.
-    until(lambda: run._data.attempt is not None and run._data.attempt.requests.can_ask((0, 1)), run)
+    until(lambda: (attempt := data_of(run).attempt) is not None and attempt.requests.can_ask((0, 1)), run)
     assert run.stop(after_step=True) == "ask"
 
 
@@ -228,7 +229,7 @@ def test_session_whose_node_is_lost_starts_again(own_engine: Commands) -> None:
 
 
 def nodes_of_session_lost(session: Session) -> list[str]:
-    tree: Any = session._runs.ranks.tree
+    tree: Any = tree_of(session)
     return [node.lost for node in tree._nodes if node.lost]
 
 

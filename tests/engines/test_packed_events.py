@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import Commands, Session, messages
+from notebook_launcher import Commands, Session
 from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
-from notebook_launcher.engines.cluster.packed_events import HOLD, HeldEvents, pack, unpack
+from notebook_launcher.engines.cluster.packed_events import HOLD, HeldEvents, pack_event, unpack_event
 from notebook_launcher.engines.events import FromRank, Output, Woken
+from notebook_launcher.messaging import messages
+from tests.support.run_state import tree_of
 
 METRICS = messages.Metrics(time=5.0, step=3, values={"loss": 0.5})
 PROGRESS = messages.Progress(time=5.0, done=1, total=None, description="train", loops=1, items=1)
@@ -24,13 +26,13 @@ STARTED = FromRank(2, messages.CallStarted(call_id=1), [])
     "event", [FromRank(2, METRICS, []), FromRank(2, PROGRESS, []), FromRank(2, PHASES, []), Output(2, "stderr", b"x")]
 )
 def test_event_that_comes_often_travels_as_a_tuple(event: FromRank | Output) -> None:
-    packed = pack(event)
+    packed = pack_event(event)
     assert isinstance(packed, tuple)
-    assert unpack(packed, 0.0) == event
+    assert unpack_event(packed, 0.0) == event
 
 
 def test_times_are_shifted_to_the_clock_of_the_kernel() -> None:
-    shifted: Any = unpack(pack(FromRank(2, PHASES, [])), 100.0)
+    shifted: Any = unpack_event(pack_event(FromRank(2, PHASES, [])), 100.0)
     assert shifted.record.time == 105.0
     assert shifted.record.since == 103.0
     assert shifted.record.spans == (("sync", 104.0, 0.1),)
@@ -56,7 +58,7 @@ def test_events_are_taken_some_at_a_time_however_many_there_are() -> None:
     # Of a thousand ranks there may always be one more; stops and snapshots have to come in between.
     with Commands([[], ["env"]]) as engine, Session(2, engine=engine, output="none", monitor=False) as session:
         session.run(print)
-        tree: Any = session._runs.ranks.tree
+        tree: Any = tree_of(session)
         for _ in range(1000):
             tree.wake()
         assert len(tree.events(0)) < 500

@@ -1,1 +1,1 @@
-"""Tests of the modules that both sides read: options, lazy names and units."""
+"""Tests of the modules that both sides read: options, lazy names and ranks' numbers."""

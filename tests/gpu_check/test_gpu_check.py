@@ -19,10 +19,10 @@ from notebook_launcher import ConfigError
 from notebook_launcher.gpu_check import check_program
 from notebook_launcher.gpu_check.catalogue import ALL_CHECKS, find_check
 from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
-from notebook_launcher.gpu_check.check_program import PROVES_NOTHING, check, conclude
+from notebook_launcher.gpu_check.check_program import PROVES_NOTHING, check, last_lines
 from notebook_launcher.gpu_check.check_report import collect_facts, hide_names, report_file, write_report
 from notebook_launcher.gpu_check.check_run import Outcome, run_one
-from notebook_launcher.gpu_check.identities import bare, difference
+from notebook_launcher.gpu_check.identities import bare, gpu_difference
 from notebook_launcher.gpu_check.trainings import compare_phases
 from tests.support.kernels import ROOT
 
@@ -47,7 +47,7 @@ def outcome(state: str, *, decides: bool = True) -> Outcome:
 def test_conclusion_claims_only_what_was_tried(
     *, outcomes: list[Outcome], num_gpus: int, complete: bool, words: str
 ) -> None:
-    assert re.search(words, conclude(outcomes, num_gpus, complete=complete))
+    assert re.search(words, last_lines(outcomes, num_gpus, complete=complete))
 
 
 def test_checks_that_decide_come_first_and_names_are_unique() -> None:
@@ -155,7 +155,7 @@ def test_interrupted_check_leaves_a_report_of_what_was_tried(tmp_path: Path, mon
     ],
 )
 def test_gpus_are_compared_by_their_uuids(ours: list[str], torchs: list[str], told: str, *, by_number: bool) -> None:
-    assert difference(ours, torchs, by_number=by_number) == told
+    assert gpu_difference(ours, torchs, by_number=by_number) == told
 
 
 def test_uuids_of_nvml_are_read_as_torch_writes_them() -> None:

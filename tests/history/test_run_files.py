@@ -178,7 +178,7 @@ def test_prune_removes_only_files_of_runs(tmp_path):
 
 def test_process_is_alive_until_it_ends_reaped_or_not():
     program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = {**owners.identify(), "pid": program.pid, "start": owners._start_of(program.pid)}
+    owner = {**owners.identify(), "pid": program.pid, "start": owners.start_of(program.pid)}
     assert owners.is_alive(owner, age=math.inf)
     assert not owners.is_alive({**owner, "start": 1}, age=0), "another process has the number"
     program.kill()

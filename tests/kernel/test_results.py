@@ -99,9 +99,9 @@ def test_mean_keeps_the_structure_of_the_values() -> None:
 
 
 def test_mean_of_some_ranks_is_theirs_alone() -> None:
-    assert Results({0: 1, 2: 4}, num_processes=3, members=(0, 2)).mean() == 2.5
+    assert Results({0: 1, 2: 4}, num_processes=3, called_ranks=(0, 2)).mean() == 2.5
     with pytest.raises(MissingResultError, match="rank 1 returned nothing: only ranks 0, 2 ran this"):
-        Results({0: 1, 2: 4}, num_processes=3, members=(0, 2))[1]
+        Results({0: 1, 2: 4}, num_processes=3, called_ranks=(0, 2))[1]
 
 
 def test_values_without_a_mean_are_named() -> None:
@@ -185,7 +185,7 @@ def test_concat_joins_in_rank_order() -> None:
     assert Results({0: 5, 1: 6}, num_processes=2).concat() == [5, 6]
     assert Results({0: {"x": {"y": [1]}}, 1: {"x": {"y": [2]}}}, num_processes=2).concat() == {"x": {"y": [1, 2]}}
     with pytest.raises(TypeError, match="types on the ranks: list on rank 2; int on rank 3"):
-        Results({2: [5], 3: 6}, num_processes=4, members=(2, 3)).concat()
+        Results({2: [5], 3: 6}, num_processes=4, called_ranks=(2, 3)).concat()
 
 
 def test_table_has_a_row_for_each_rank() -> None:

@@ -23,27 +23,22 @@ PACKAGE = "notebook_launcher"
 STANDARD_LIBRARY = sorted(sys.stdlib_module_names)
 LIBRARIES = (*STANDARD_LIBRARY, "cloudpickle", "numpy", "psutil", "torch")
 FOUNDATIONS = (
-    "board_layout",
-    "channel",
     "colours",
     "config",
     "context",
     "errors",
     "facade",
     "installed",
-    "links",
-    "messages",
+    "messaging",
     "package_folder",
     "pictures",
     "rank_numbers",
     "reporting",
     "settings",
-    "text",
     "tracebacks",
-    "units",
-    "value_text",
+    "wording",
 )
-"""Modules, and one package, that everything else may import."""
+"""Modules and packages that everything else may import."""
 TRAINING_ROOMS = (
     "process",
     "operations",
@@ -56,7 +51,7 @@ TRAINING_ROOMS = (
     "checkpoints",
 )
 """The rooms of `training`: each may import those before it."""
-KERNEL_ROOMS = ("display", "comms", "inspection", "metering", "failures", "run", "cells")
+KERNEL_ROOMS = ("display", "comms", "inspection", "metering", "failures", "calls", "run", "cells")
 """The rooms of `kernel`: each may import those before it."""
 TRAINING_TOP = ("accelerator", "accelerator_parts", "preparation")
 """The modules of `training` that put its rooms together."""
@@ -81,7 +76,7 @@ class Rule:
     def forbids(self, imported: Import) -> bool:
         if imported.deferred and not self.deferred:
             return False
-        # `from notebook_launcher import messages` names the package beside the module that it is about.
+        # `from notebook_launcher.messaging import messages` names the package beside the module that it is about.
         outside = imported.name != PACKAGE and not _within(imported.name, self.only)
         return (bool(self.only) and outside) or _within(imported.name, self.never)
 
@@ -161,10 +156,15 @@ RULES = [
         reason="options are read before anything heavy is there",
     ),
     Rule(
+        who=(f"{PACKAGE}.wording",),
+        only=(*STANDARD_LIBRARY, f"{PACKAGE}.wording"),
+        reason="words for people are needed everywhere, also where nothing else is there",
+    ),
+    Rule(
         who=(f"{PACKAGE}.machine",),
         only=(
             *STANDARD_LIBRARY,
-            *(f"{PACKAGE}.{name}" for name in ("board_layout", "errors", "machine", "text", "units")),
+            *(f"{PACKAGE}.{name}" for name in ("errors", "machine", "messaging.board_layout", "wording")),
         ),
         reason="what a machine has is known without a launch",
     ),
@@ -175,7 +175,7 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.history",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("history", "text", "units"))),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("history", "wording"))),
         reason="records and folders of runs are plain data; who draws them reads them",
     ),
     Rule(
@@ -261,7 +261,7 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.drawing",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("colours", "drawing", "history", "text", "units"))),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("colours", "drawing", "history", "wording"))),
         reason="a picture is drawn from plain data, wherever that was read",
     ),
     Rule(
@@ -398,7 +398,7 @@ def test_imports_follow_the_layers():
         ("training.process.regrouping", "from notebook_launcher.training.operations import gather"),
         ("training.accumulation.members.ddp", "from notebook_launcher.training.rank_check import bulletin"),
         ("training.data.prepare", "def f():\n    from notebook_launcher.training.accelerator import Accelerator"),
-        ("messages", "import numpy"),
+        ("messaging.messages", "import numpy"),
         ("machine.devices", "from notebook_launcher.kernel import plan"),
         ("settings.accelerate_yaml", "def f():\n    from notebook_launcher.kernel.plan import make_plan"),
         ("settings.accelerate_yaml", "from notebook_launcher.config import LaunchConfig"),
@@ -406,7 +406,7 @@ def test_imports_follow_the_layers():
         ("installed", "import psutil"),
         ("travel.parcel", "def f():\n    from notebook_launcher.kernel import plan"),
         ("notebook_code.needs", "from notebook_launcher.kernel.plan import make_plan"),
-        ("kernel.origin", "from notebook_launcher.exporting.exporter import export"),
+        ("kernel.calls.origin", "from notebook_launcher.exporting.exporter import export"),
         ("exporting.exporter", "def f():\n    from notebook_launcher.engines.starting import start"),
         ("archive.listing", "def f():\n    from notebook_launcher.detached.attached_run import AttachedRun"),
         ("kernel.run.thread", "from notebook_launcher.detached import host_socket"),
@@ -422,7 +422,7 @@ def test_imports_follow_the_layers():
         ("archive.recorded", "def f():\n    from notebook_launcher.kernel.run.handle import Run"),
         ("drawing.curves", "import numpy"),
         ("drawing.run_picture", "from notebook_launcher.kernel.run.handle import Run"),
-        ("messages", "from notebook_launcher.kernel import run"),
+        ("messaging.messages", "from notebook_launcher.kernel import run"),
         ("config", "try:\n    import yaml\nexcept ImportError:\n    pass"),
         ("widgets.panel", "import widgets.monitor"),
     ],
@@ -443,7 +443,7 @@ def test_forbidden_import_is_reported(module, source):
         ("settings.engine_choice", "def f():\n    from notebook_launcher.engines.cluster.clusters import SSH"),
         ("kernel.launch", "def f():\n    from notebook_launcher.detached.host_start import start_detached"),
         ("command_line.program", "def f():\n    from notebook_launcher.kernel.launch import launch"),
-        ("channel", "import socket\nfrom notebook_launcher import messages"),
+        ("messaging.channel", "import socket\nfrom notebook_launcher.messaging import messages"),
     ],
 )
 def test_allowed_import_is_not_reported(module, source):
@@ -540,11 +540,11 @@ def _used_names(source: str) -> Iterator[tuple[str, str]]:
 
 
 def test_names_that_modules_take_from_each_other_are_found():
-    source = "from notebook_launcher import messages as m, units\nfrom notebook_launcher.text import first_columns\n"
-    source += "m.Close\ndef f(units): units.plural\n"
+    source = "from notebook_launcher.messaging import messages as m\nfrom notebook_launcher.wording import units\n"
+    source += "from notebook_launcher.wording.text import first_columns\nm.Close\ndef f(units): units.plural\n"
     assert set(_used_names(source)) == {
-        ("notebook_launcher.messages", "Close"),
-        ("notebook_launcher.text", "first_columns"),
+        ("notebook_launcher.messaging.messages", "Close"),
+        ("notebook_launcher.wording.text", "first_columns"),
     }
 
 

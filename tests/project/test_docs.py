@@ -74,7 +74,7 @@ def test_formulas_are_typeset_without_scripts(site):
 
 
 def test_message_page_lists_every_message(site):
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
 
     page = (site / "explanation/messages.html").read_text(encoding="utf-8")
     sent = {

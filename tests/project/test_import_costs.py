@@ -26,7 +26,7 @@ def test_importing_the_package_is_light():
 
 LATER = ("torch", "numpy", "asyncio", "cloudpickle", "psutil", "html", "multiprocessing", "yaml", "IPython",
          "ipykernel", "ipywidgets", "notebook_launcher.drawing", "notebook_launcher.engines",
-         "notebook_launcher.history", "notebook_launcher.kernel.run", "notebook_launcher.messages",
+         "notebook_launcher.history", "notebook_launcher.kernel.run", "notebook_launcher.messaging.messages",
          "notebook_launcher.processes", "notebook_launcher.travel")  # fmt: skip
 """Modules that a notebook's first cell must not import: each takes milliseconds, and `messages` as long as the rest."""
 

@@ -97,11 +97,11 @@ def test_invalid_environment_variable_leaves_the_setting_open() -> None:
 
 def test_error_about_a_variable_names_the_environment() -> None:
     message = (
-        r"ACCELERATE_GRADIENT_ACCUMULATION_STEPS='many' must be a whole number, 1 or more\. It is a variable of the "
+        r"ACCELERATE_GRADIENT_ACCUMULATION_STEPS='many' is a str; it must be a whole number\. It is a variable of the "
         r"environment: of the shell, of os\.environ, or of the launch's env=\."
     )
     with pytest.raises(ValueError, match=message):
-        steps_of({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "many"})
+        steps_of(None, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "many"})
 
 
 def test_names_of_settings_are_the_fields_of_the_record() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_launcher import travel
-from notebook_launcher.channel import Channel, channel_pair
+from notebook_launcher.messaging.channel import Channel, channel_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from notebook_launcher import travel
-from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.errors import ResourceError
+from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.travel import parcel
 from notebook_launcher.travel.memory_limit import available_memory
 from tests.support.interrupts import interrupt_at

@@ -12,7 +12,7 @@ from notebook_launcher.history.schema import PhaseSpan, RankPhases, RankSnapshot
 from notebook_launcher.widgets.monitor import feeds
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.monitor import interval_after
-from notebook_launcher.widgets.monitor.page_items import number
+from notebook_launcher.widgets.monitor.page_items import json_number
 from tests.support.made_up_run import Reader, points, size
 
 
@@ -106,8 +106,8 @@ def test_numbers_that_are_not_finite_are_null() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-320, 1.7976931348623157e308, -123456.789, 5e-324])
 def test_rounding_stays_near_and_finite(value: float) -> None:
-    assert number(value) == pytest.approx(value, rel=1e-5, abs=1e-322)
-    rounded = number(value, 1)
+    assert json_number(value) == pytest.approx(value, rel=1e-5, abs=1e-322)
+    rounded = json_number(value, 1)
     assert rounded is not None
     assert math.isfinite(rounded)
 

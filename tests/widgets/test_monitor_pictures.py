@@ -167,8 +167,8 @@ def test_monitor_option_takes_three_values(value: Any) -> None:
     assert LaunchConfig().monitor == "auto"
 
 
-def test_monitor_of_something_else_raises_type_error() -> None:
-    with pytest.raises(TypeError, match=r"Monitor\(3\): not a run. Pass what launch\(...\) returned"):
+def test_monitor_of_something_else_raises_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"Monitor\(3\): not a run. Pass what launch\(...\) returned"):
         Monitor(3)  # type: ignore[arg-type]
 
 

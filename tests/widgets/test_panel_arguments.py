@@ -13,7 +13,7 @@ import pytest
 
 from notebook_launcher import ConfigError
 from notebook_launcher.widgets import ConfigPanel
-from notebook_launcher.widgets.launching.parameters import MISSING, parameters_of
+from notebook_launcher.widgets.launching.parameters import MISSING, signature_parameters
 from tests.support.panels import Model, Optimizer, field, note_of, train, type_in
 
 pytestmark = pytest.mark.usefixtures("small_machine")
@@ -62,7 +62,7 @@ def test_kind_of_a_parameter_follows_annotation_and_default(annotation, default,
         function.__defaults__ = None
     if annotation is MISSING:
         del function.__annotations__["x"]
-    (parameter,) = parameters_of(function)
+    (parameter,) = signature_parameters(function)
     assert (parameter.kind, parameter.optional) == (kind, optional)
     assert parameter.fits(default) is (kind != "code" or default in (MISSING, None))
 
@@ -142,7 +142,7 @@ def test_typed_container_has_the_type_of_the_annotation(annotation, right, wrong
         pass
 
     function.__annotations__["layers"] = annotation
-    (parameter,) = parameters_of(function)
+    (parameter,) = signature_parameters(function)
     assert parameter.parse(right) == ast.literal_eval(right)
     with pytest.raises(ValueError, match=re.escape(words)):
         parameter.parse(wrong)
@@ -151,10 +151,10 @@ def test_typed_container_has_the_type_of_the_annotation(annotation, right, wrong
 def test_code_that_this_machine_cannot_run_names_the_field_to_fix():
     panel = ConfigPanel(train)
     type_in(panel, "num_processes", "65")
-    assert "Fix Processes to run this code on this machine." in panel.view._code.value
-    assert "nbp-copy" not in panel.view._code.value
+    assert "Fix Processes to run this code on this machine." in panel.view.code.value
+    assert "nbp-copy" not in panel.view.code.value
     type_in(panel, "num_processes", "2")
-    assert "Fix " not in panel.view._code.value
+    assert "Fix " not in panel.view.code.value
 
 
 def test_required_argument_that_cannot_be_typed_comes_from_code():
@@ -218,7 +218,7 @@ def test_bare_words_are_read_as_text_where_a_text_may_be_meant(annotation, defau
     panel = ConfigPanel(function)
     type_in(panel, "path", typed)
     assert panel.problems == {}
-    assert panel._state.value_of("path") == value
+    assert panel.view.state.value_of("path") == value
     assert note in note_of(panel, "path")
     assert bool(note) or "Read" not in note_of(panel, "path")
 
@@ -250,7 +250,7 @@ def test_emptied_field_names_the_value_that_it_means(default, annotation, value,
     type_in(panel, "x", "7" if annotation != "tuple" else "(7,)")
     type_in(panel, "x", "")
     assert field(panel, "x").control.value == ""
-    assert panel._state.value_of("x") == value
+    assert panel.view.state.value_of("x") == value
     assert note in note_of(panel, "x")
 
 
@@ -280,21 +280,21 @@ def test_list_of_choices_shows_the_value_that_is_set():
 
 def test_code_is_withheld_from_the_clipboard_while_a_field_is_wrong():
     panel = ConfigPanel(train, 2, seed=7)
-    assert "Copy" in panel.view._code.value
+    assert "Copy" in panel.view.code.value
     type_in(panel, "seed", "7x")
     type_in(panel, "lr", "fast")
-    assert "Fix Seed and lr to bring this code up to date." in panel.view._code.value
-    assert "Copy" not in panel.view._code.value
+    assert "Fix Seed and lr to bring this code up to date." in panel.view.code.value
+    assert "Copy" not in panel.view.code.value
     required = ConfigPanel(lambda data: 0)
-    assert "Fix data to bring this code up to date." in required.view._code.value
+    assert "Fix data to bring this code up to date." in required.view.code.value
 
 
 def test_code_of_a_panel_without_a_name_asks_for_one(names):
     panel = ConfigPanel(lambda model=None: 0, kwargs={"model": Model()})
-    assert "Give the panel a name first: panel = ConfigPanel(...)" in panel.view._code.value
+    assert "Give the panel a name first: panel = ConfigPanel(...)" in panel.view.code.value
     names["mine"] = panel
     panel.view.draw()
-    assert "Give the panel a name" not in panel.view._code.value
+    assert "Give the panel a name" not in panel.view.code.value
     assert "mine.fn" in panel.code
 
 
@@ -306,7 +306,7 @@ def test_panel_reports_that_its_function_was_defined_again(names):
     exec("def loop(): return 1", names)
     panel.view.draw()
     assert panel.code.endswith("notebook_launch(panel.fn, 2)")
-    assert "loop was defined again: run this cell again to launch the new version." in panel._running.status.value
+    assert "loop was defined again: run this cell again to launch the new version." in panel.view.run_area.status.value
 
 
 def test_disabled_stop_button_reports_that_there_is_no_run():

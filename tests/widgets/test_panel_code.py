@@ -22,18 +22,18 @@ def test_effective_batch_is_a_formula():
     type_in(panel, "batch_size", "16")
     type_in(panel, "gradient_accumulation_steps", "4")
     assert panel.effective_batch == 128
-    assert str(panel._state.effective_batch) == "micro-batch 16 × accumulation 4 × processes 2 = 128"  # noqa: RUF001
-    assert "<b>128</b> samples per update" in panel.view._formula.value
+    assert str(panel.view.state.effective_batch) == "micro-batch 16 × accumulation 4 × processes 2 = 128"  # noqa: RUF001
+    assert "<b>128</b> samples per update" in panel.view.formula.value
     type_in(panel, "gradient_accumulation_steps", "x")
     assert panel.effective_batch is None
-    assert "<b>?</b> samples per update" in panel.view._formula.value
+    assert "<b>?</b> samples per update" in panel.view.formula.value
 
 
 def test_panel_shows_the_steps_and_the_precision_that_the_environment_gives(monkeypatch):
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     panel = ConfigPanel(train, 2)
-    assert str(panel._state.effective_batch) == "micro-batch 32 × accumulation 4 × processes 2 = 256"  # noqa: RUF001
+    assert str(panel.view.state.effective_batch) == "micro-batch 32 × accumulation 4 × processes 2 = 256"  # noqa: RUF001
     steps, precision = field(panel, "gradient_accumulation_steps"), field(panel, "mixed_precision")
     assert steps.control.placeholder == "4 (ACCELERATE_GRADIENT_ACCUMULATION_STEPS)"
     assert [word for word, button in precision.buttons.items() if button.value] == ["bf16"]
@@ -71,7 +71,7 @@ def test_function_without_a_micro_batch_size_names_the_parameter_to_add():
     control, note = panel.view.children[2].children[1].children
     assert control.disabled
     assert "has no parameter for the micro-batch size. Add a parameter named batch_size" in note.value
-    assert "<b>8</b> micro-batches per update" in panel.view._formula.value
+    assert "<b>8</b> micro-batches per update" in panel.view.formula.value
     assert panel.effective_batch is None
 
 
@@ -155,7 +155,7 @@ def test_function_with_kwargs_takes_any_argument(names):
     names.update(function=function)
     panel = ConfigPanel(function, kwargs={"depth": 3})
     panel.arguments["width"] = 4
-    assert panel._state.call() == ((), {"depth": 3, "width": 4})
+    assert panel.view.state.call() == ((), {"depth": 3, "width": 4})
     assert panel.code.splitlines()[-1] == 'notebook_launch(function, kwargs={"depth": 3, "width": 4})'
     assert panel.problems == {}
 
@@ -196,20 +196,20 @@ def test_positional_only_parameters_go_by_place(names):
     panel = ConfigPanel(function, kwargs={"a": 1, "c": 4})
     names.update(f=function)
     assert panel.code.endswith('notebook_launch(f, args=(1,), kwargs={"c": 4})')
-    assert panel._state.call() == ((1,), {"c": 4})
+    assert panel.view.state.call() == ((1,), {"c": 4})
     panel.arguments["b"] = 5
-    assert panel._state.call() == ((1, 5), {"c": 4})
+    assert panel.view.state.call() == ((1, 5), {"c": 4})
 
 
 def test_code_is_escaped_and_dimmed_while_something_is_wrong(names):
     names["f"] = lambda name="": 0
     panel = ConfigPanel(names["f"])
     type_in(panel, "name", "</code><script>")
-    assert "&lt;/code&gt;&lt;script&gt;" in panel.view._code.value
-    assert "<script>" not in panel.view._code.value
-    assert "nbp-stale" not in panel.view._code.value
+    assert "&lt;/code&gt;&lt;script&gt;" in panel.view.code.value
+    assert "<script>" not in panel.view.code.value
+    assert "nbp-stale" not in panel.view.code.value
     type_in(panel, "seed", "x")
-    assert "nbp-stale" in panel.view._code.value
+    assert "nbp-stale" in panel.view.code.value
 
 
 def test_sharding_field_shows_memory_saved_and_bytes_sent(names):

@@ -41,13 +41,13 @@ class Waiting:  # for a widget's trait to have a value that is wanted
         self.event = threading.Event()
         widget.observe(lambda change: is_wanted(change["new"]) and self.event.set(), name)
     def wait(self):
-        assert self.event.wait(30), (panel.run, panel._running.status.value, panel._running.error.value)
+        assert self.event.wait(30), (panel.run, panel.view.run_area.status.value, panel.view.run_area.error.value)
 
 def run_by_click():
     over = Waiting(panel.launch_button, "disabled", lambda is_disabled: not is_disabled)
     panel.launch_button.click()
     over.wait()
-    return panel._running.status.value
+    return panel.view.run_area.status.value
 
 panel
 """
@@ -98,7 +98,7 @@ def test_panel_works_with_the_oldest_ipywidgets() -> None:
         ended = kernel.wait(shown.msg_id, until=lambda cell: new_picture(cell, before, "stopped"))
         assert "update" in sent(kernel, comm_id)
         assert "stopped after" in ended.stdout
-        closed = kernel.execute("monitor = panel._running._monitor; monitor.close(); monitor")
+        closed = kernel.execute("monitor = panel.view.run_area._monitor; monitor.close(); monitor")
         assert closed.error is None, closed.traceback
         assert "stopped" in str(closed.result)
 
@@ -127,7 +127,7 @@ def test_click_on_launch_runs_with_the_values_of_the_fields(kernel: Kernel, cell
     status = evaluate(kernel, 'panel.view.argument_fields["lr"].control.value = "0.5"; run_by_click()')
     assert "✓ train: done in " in status
     assert evaluate(kernel, "list(panel.results), panel.run.config.num_processes") == ([0.5, 1.0], 2)
-    assert evaluate(kernel, "type(panel._running.monitor_box.children[0]).__name__") == "Monitor"
+    assert evaluate(kernel, "type(panel.view.run_area.monitor_box.children[0]).__name__") == "Monitor"
 
 
 def test_output_and_picture_of_a_run_come_to_the_panels_cell(kernel: Kernel, cell: str) -> None:
@@ -164,23 +164,23 @@ def test_second_click_on_launch_starts_nothing(kernel: Kernel, cell: str) -> Non
     click(kernel, "launch_button")
     click(kernel, "launch_button")
     kernel.execute("over.wait()")
-    assert evaluate(kernel, "panel.run.state, panel._running.error.value") == ("done", "")
+    assert evaluate(kernel, "panel.run.state, panel.view.run_area.error.value") == ("done", "")
     assert kernel.outcome(cell).stdout.count("train: 2 CPU ranks") == before + 1
 
 
 def test_failure_is_shown_above_the_monitor_and_launch_is_enabled_again(kernel: Kernel) -> None:
     assert "✕ train: failed after" in evaluate(kernel, 'panel.arguments["fails"] = True; run_by_click()')
-    error = evaluate(kernel, "panel._running.error.value")
+    error = evaluate(kernel, "panel.view.run_area.error.value")
     assert "rank 1 of 2 failed first; rank 0 failed as a consequence." in error
     assert "ValueError: bo&lt;b&gt;o&lt;/b&gt;m" in error
     assert "raise ValueError(" not in error  # The monitor below has the traceback.
-    reset = evaluate(kernel, "panel._running._monitor._feed.reset()['errors'][0]['traceback']")
+    reset = evaluate(kernel, "panel.view.run_area._monitor._feed.reset()['errors'][0]['traceback']")
     assert "raise ValueError(" in reset
     outcome = kernel.execute("panel.results")
     assert outcome.error == "ValueError: bo<b>o</b>m"
     status = evaluate(kernel, 'panel.arguments["fails"] = False; run_by_click()')
     assert "done in" in status
-    assert evaluate(kernel, "panel._running.error.value") == ""
+    assert evaluate(kernel, "panel.view.run_area.error.value") == ""
 
 
 def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
@@ -198,7 +198,7 @@ def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
     assert evaluate(kernel, "panel.stop_button.click(); panel.stop_button.description") == "Kill"
     evaluate(kernel, "panel.stop_button.click(); over.wait(); 0")
     assert evaluate(kernel, "panel.run.state, panel.stop_button.disabled") == ("stopped", True)
-    assert "train: stopped after" in evaluate(kernel, "panel._running.status.value")
+    assert "train: stopped after" in evaluate(kernel, "panel.view.run_area.status.value")
 
 
 def panel_run(kernel: Kernel) -> str:
@@ -213,9 +213,9 @@ def test_every_start_method_works_from_a_click(kernel: Kernel, method: str) -> N
 
 def test_status_of_a_run_gives_way_to_a_field_that_has_to_be_fixed(kernel: Kernel) -> None:
     evaluate(kernel, "run_by_click()")
-    wrong = 'panel.view.fields["seed"].control.value = "x"\nsaid = panel._running.status_text\n'
+    wrong = 'panel.view.fields["seed"].control.value = "x"\nsaid = panel.view.run_area.status_text\n'
     typed = wrong + 'panel.view.fields["seed"].control.value = "1"\n'
-    said, then = evaluate(kernel, typed + "said, panel._running.status_text")
+    said, then = evaluate(kernel, typed + "said, panel.view.run_area.status_text")
     assert said == "✕ Fix Seed to enable Launch."
     assert then.startswith("2 CPU ranks, gloo")
 
@@ -225,7 +225,7 @@ def test_refused_launch_is_shown_in_the_panel(kernel: Kernel) -> None:
         "captured = threading.Lock()\n"
         "broken, panel = panel, ConfigPanel(lambda: captured, 2)\n"
         "status = run_by_click()\n"
-        "error, panel = panel._running.error.value, broken\n"
+        "error, panel = panel.view.run_area.error.value, broken\n"
         "status, error"
     )
     status, error = evaluate(kernel, code)
@@ -282,9 +282,9 @@ def test_panel_of_a_cell_that_is_run_again_adopts_the_live_run(kernel: Kernel) -
     assert shown.error is None, shown.traceback
     assert evaluate(kernel, "again is first, again.run is run, run.state") == (False, True, "running")
     assert evaluate(kernel, "again.launch_button.disabled, again.stop_button.disabled") == (True, False)
-    assert "loop is running on 2 ranks" in evaluate(kernel, "again._running.status.value")
+    assert "loop is running on 2 ranks" in evaluate(kernel, "again.view.run_area.status.value")
     (comm_id,) = monitors(kernel)[-1:]
-    assert evaluate(kernel, "again._running.monitor_box.children[0].comm.comm_id") == comm_id
+    assert evaluate(kernel, "again.view.run_area.monitor_box.children[0].comm.comm_id") == comm_id
     for name in ("again", "first"):
         refused = kernel.execute(f"{name}.launch()")
         assert (refused.error or "").startswith("CallOrderError: this panel's run is not over")

@@ -106,7 +106,7 @@ def test_invalid_value_is_noted_at_its_field_and_disables_launch(name, typed, me
     assert list(panel.problems) == [name]
     assert panel.launch_button.disabled
     reason = f"Fix {field(panel, name).label} to enable Launch."
-    assert reason in panel._running.status.value
+    assert reason in panel.view.run_area.status.value
     assert panel.launch_button.tooltip == reason
     panel.launch_button.click()
     assert panel.run is None

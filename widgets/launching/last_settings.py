@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
-from notebook_launcher.value_text import SECRET, name_of
 from notebook_launcher.widgets.launching.options import ADVANCED, ESSENTIAL
 from notebook_launcher.widgets.launching.parameters import MISSING
 from notebook_launcher.widgets.launching.typed import default_of
+from notebook_launcher.wording.value_text import SECRET, name_of
 
 if TYPE_CHECKING:
     from pathlib import Path

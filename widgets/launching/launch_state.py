@@ -13,16 +13,22 @@ import traitlets
 
 from notebook_launcher.config import LaunchConfig, changed_options
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.kernel import checks
+from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine import devices
-from notebook_launcher.value_text import name_of
 from notebook_launcher.widgets.launching import hardware, typed
 from notebook_launcher.widgets.launching.argument_values import Arguments
 from notebook_launcher.widgets.launching.batch import EffectiveBatch
 from notebook_launcher.widgets.launching.call import Namer, call_code
-from notebook_launcher.widgets.launching.parameters import MISSING, Parameter, is_literal, parameters_of, takes_any_name
+from notebook_launcher.widgets.launching.parameters import (
+    MISSING,
+    Parameter,
+    is_literal,
+    signature_parameters,
+    takes_any_name,
+)
 from notebook_launcher.widgets.launching.sharding_hint import parameter_bytes, sharding_hint
+from notebook_launcher.wording.value_text import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,7 +63,7 @@ class LaunchState(traitlets.HasTraits):
 
     def __init__(self, function: Any, config: LaunchConfig, arguments: Mapping[str, Any], holder: Any = None) -> None:
         self.function = function
-        self.parameters: dict[str, Parameter] = {each.name: each for each in parameters_of(function)}
+        self.parameters: dict[str, Parameter] = {each.name: each for each in signature_parameters(function)}
         self.mistakes: dict[str, str] = {}
         self.problems: dict[str, str] = {}
         self.plan: Plan | None = None

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from notebook_launcher.widgets.launching.containers import container_fits, container_words, is_container
 
-__all__ = ["MISSING", "Parameter", "is_literal", "parameters_of", "takes_any_name"]
+__all__ = ["MISSING", "Parameter", "is_literal", "signature_parameters", "takes_any_name"]
 
 MISSING: Any = inspect.Parameter.empty
 """Stands for a value that was not given."""
@@ -138,7 +138,7 @@ class Parameter:
         return fitting[self.kind]()
 
 
-def parameters_of(function: Any) -> tuple[Parameter, ...]:
+def signature_parameters(function: Any) -> tuple[Parameter, ...]:
     """Return the parameters that can be given by name or place; none if the function has no signature."""
     signature = _signature(function)
     names = _namespace(function)

@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.units import format_bytes
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

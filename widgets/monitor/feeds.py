@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.curves import Curves, Point, thin
 from notebook_launcher.history.usage import usage_points
-from notebook_launcher.units import format_bytes
-from notebook_launcher.widgets.monitor.page_items import number
+from notebook_launcher.widgets.monitor.page_items import json_number
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -118,7 +118,7 @@ def _curve(key: tuple[str, int], points: Points, *, replace: bool) -> Item:
         "name": name,
         "rank": rank,
         "steps": [step for step, _, _ in points],
-        "values": [number(value) for _, value, _ in points],
+        "values": [json_number(value) for _, value, _ in points],
         "times": [round(seconds, 3) for _, _, seconds in points],
         "replace": replace,
     }

@@ -14,6 +14,7 @@ import traitlets
 
 from notebook_launcher.drawing.charts import AXES
 from notebook_launcher.drawing.plots import PlotOptions
+from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.comms.tap import open_tap
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, picture_of
@@ -62,7 +63,7 @@ class Monitor(anywidget.AnyWidget):
         run: A run that `launch` returned or `open_run` read.
 
     Raises:
-        TypeError: `run` is not a run.
+        ConfigError: `run` is not a run.
     """
 
     # As text: anywidget would listen to a file's changes for ever, and so keep every monitor alive, with its run.
@@ -74,7 +75,7 @@ class Monitor(anywidget.AnyWidget):
 
     def __init__(self, run: RunReader, **traits: Any) -> None:
         if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
-            raise TypeError(f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...).")
+            raise ConfigError(f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...).")
         self._run = run
         self._wait: Callable[[float | None], bool] | None = getattr(run, "wait", None)
         """Waits for the end of a live run; None: the run was read from its folder."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.run_picture import call_text
-from notebook_launcher.drawing.sections import failures_of
+from notebook_launcher.drawing.sections import failures_to_show
 from notebook_launcher.history.merged_progress import merge_progress
 from notebook_launcher.history.schema import RankPhases
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
-from notebook_launcher.text import one_line
-from notebook_launcher.units import format_count, format_number, format_setting
+from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.units import format_count, format_number, format_setting
 
 if TYPE_CHECKING:
     from notebook_launcher.history.merged_progress import MergedProgress
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "change_items",
     "error_items",
-    "number",
+    "json_number",
     "profile_item",
     "rank_items",
     "run_item",
@@ -45,7 +45,7 @@ MAX_TRACES = 1_000_000
 MAX_TRACEBACK = 20_000
 
 
-def number(value: float | None, digits: int = 6) -> float | None:
+def json_number(value: float | None, digits: int = 6) -> float | None:
     """Return a value for JSON, rounded to `digits` significant digits; None if it is not finite."""
     if value is None or not math.isfinite(value):
         return None
@@ -87,8 +87,8 @@ def run_item(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dict[
         "change_hint": "" if can_change or not is_live else NOBODY_CHANGES,
         "action_hint": action_hint if is_live else "",
         "sync": {
-            "share": number(sync.share, 3),
-            "saved_seconds": number(sync.saved_seconds, 3),
+            "share": json_number(sync.share, 3),
+            "saved_seconds": json_number(sync.saved_seconds, 3),
             "text": sync.text,
         },
     }
@@ -98,8 +98,8 @@ def _progress_item(merged: MergedProgress) -> dict[str, Any]:
     return {
         "done": merged.done,
         "total": merged.total,
-        "rate": number(merged.rate, 3),
-        "seconds_left": number(merged.seconds_left, 3),
+        "rate": json_number(merged.rate, 3),
+        "seconds_left": json_number(merged.seconds_left, 3),
         "left": merged.left,
         "description": _short(merged.description),
     }
@@ -120,25 +120,25 @@ def _rank_item(rank: RankSnapshot, phases: RankPhases, *, is_slowest: bool) -> d
         "state": rank.state,
         "reason": _short(rank.reason),
         "step": rank.step,
-        "rate": number(rank.rate, 3),
-        "samples_per_second": number(rank.samples_per_second, 3),
+        "rate": json_number(rank.rate, 3),
+        "samples_per_second": json_number(rank.samples_per_second, 3),
         "memory": rank.memory,
         "peak_memory": rank.peak_memory,
         "gpu_memory": rank.gpu_memory,
-        "gpu_utilization": number(rank.gpu_utilization, 3),
+        "gpu_utilization": json_number(rank.gpu_utilization, 3),
         "last_line": _short(rank.last_line),
         "done": rank.done,
         "total": rank.total,
         "slowest": is_slowest,
         "returned": _short(rank.returned),
-        "metrics": {name: number(value) for name, value in list(rank.metrics.items())[:MAX_METRICS]},
+        "metrics": {name: json_number(value) for name, value in list(rank.metrics.items())[:MAX_METRICS]},
         "shares": {phase: round(share, 3) for phase, share in phases.shares.items()},
     }
 
 
 def error_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the items ERR."""
-    return [_error_item(failure) for failure in failures_of(snapshot)]
+    return [_error_item(failure) for failure in failures_to_show(snapshot)]
 
 
 def _error_item(failure: RankFailure) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def change_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
             "after": format_setting(change.after),
             "update": change.update,
             "step": change.step,
-            "seconds": number(change.time),
+            "seconds": json_number(change.time),
             "source": change.source,
         }
         for change in snapshot.changes

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import NUMBERS
-from notebook_launcher.value_text import describe_value
 from notebook_launcher.widgets.launching import typed
 from notebook_launcher.widgets.launching.parameters import MISSING
 from notebook_launcher.widgets.panel.fields import CheckField, ChoiceField, CodeField, SegmentField, TextField
 from notebook_launcher.widgets.panel.gpus import DevicesField
+from notebook_launcher.wording.value_text import describe_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,13 +11,13 @@ import traitlets
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.launch import launch
-from notebook_launcher.value_text import name_of
-from notebook_launcher.widgets.kept import Kept, picture_html
+from notebook_launcher.widgets.kept import Kept, panel_html
 from notebook_launcher.widgets.launching import last_settings
 from notebook_launcher.widgets.launching.launch_state import LaunchState
 from notebook_launcher.widgets.panel.running import RunArea
 from notebook_launcher.widgets.panel.view import PanelView
 from notebook_launcher.widgets.place import PanelCell, close_children, open_widgets
+from notebook_launcher.wording.value_text import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -226,7 +226,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
     def _picture(self) -> str:
         title = _name_of(self.fn) or "a function"
-        return picture_html(title, self.view.words(), self._running.status_text, self.code)
+        return panel_html(title, self.view.words(), self._running.status_text, self.code)
 
     def _renew_picture(self) -> None:
         if self._kept.is_shown:

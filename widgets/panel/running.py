@@ -10,10 +10,10 @@ import ipywidgets
 
 from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
 from notebook_launcher.kernel.display import cell
-from notebook_launcher.units import format_seconds, plural
 from notebook_launcher.widgets.monitor.monitor import Monitor
 from notebook_launcher.widgets.panel.fields import WIDE
 from notebook_launcher.widgets.panel.traceback_html import exception_html
+from notebook_launcher.wording.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable

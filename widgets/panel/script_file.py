@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from notebook_launcher.exporting.exporter import export
-from notebook_launcher.value_text import name_of
 from notebook_launcher.widgets.panel.fields import WIDE
 from notebook_launcher.widgets.panel.file_row import FileRow
+from notebook_launcher.wording.value_text import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

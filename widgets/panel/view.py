@@ -12,7 +12,6 @@ import ipywidgets
 
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE
-from notebook_launcher.value_text import describe_value, name_of
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.launching import hardware, typed
 from notebook_launcher.widgets.launching.lifetime_hints import lifetime_hints
@@ -26,6 +25,7 @@ from notebook_launcher.widgets.panel.recalled import Recalled
 from notebook_launcher.widgets.panel.script_file import ScriptFile
 from notebook_launcher.widgets.panel.section import Section
 from notebook_launcher.widgets.panel.settings_file import SettingsFile
+from notebook_launcher.wording.value_text import describe_value, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,8 +54,10 @@ class PanelView:
     """The widgets of a panel; `draw` brings them up to date with the state."""
 
     def __init__(self, state: LaunchState, running: RunArea) -> None:
-        self._state = state
-        self._running = running
+        self.state = state
+        """The model that is drawn."""
+        self.run_area = running
+        """Launch, Stop, the run's state and its monitor."""
         self.fields: dict[str, Field] = option_fields(state, self._option_changed)
         """Fields of the options, by name."""
         self.argument_fields: dict[str, Field] = {
@@ -70,7 +72,8 @@ class PanelView:
         self.recalled = Recalled(lambda: running.attempt(self._forget))
         """Line about settings of an earlier run."""
         self._recalled: list[str] = []
-        self._formula, self._code = ipywidgets.HTML(), ipywidgets.HTML()
+        self.formula, self.code = ipywidgets.HTML(), ipywidgets.HTML()
+        """The effective batch as a formula, and the code for the same launch."""
         self.advanced = Section("Advanced", _grid([self.fields[name] for name in ADVANCED]))
         """Section with the options that are seldom changed."""
         self.files = Section("Accelerate's settings file", self.file.box)
@@ -82,10 +85,10 @@ class PanelView:
             ipywidgets.HTML(f"<style>{STYLE}</style>", layout={"display": "none"}),
             ipywidgets.VBox([ipywidgets.HTML(self._title()), self.recalled.box]),
             _grid(self._essential()),
-            self._formula,
+            self.formula,
             *self._arguments(),
             sections,
-            self._code,
+            self.code,
             running.box,
             Attributes(self._look, layout={"display": "none"}),
         ]
@@ -94,31 +97,31 @@ class PanelView:
 
     def draw(self) -> None:
         """Show the state: values that were set from code, mistakes, the effective batch and the code."""
-        with self._state.lock:
-            config, mistakes = self._state.config, self._state.mistakes
+        with self.state.lock:
+            config, mistakes = self.state.config, self.state.mistakes
             self._draw_placeholders()
             for name, field in self.fields.items():
                 if name not in mistakes:
                     field.show(self._value_of(name))
-            for name, parameter in self._state.parameters.items():
+            for name, parameter in self.state.parameters.items():
                 if f"arguments.{name}" not in mistakes:
                     self._show_argument(parameter)
             self._draw_notes(config)
-            self._formula.value, self._code.value = self._formula_html(), self._code_html()
+            self.formula.value, self.code.value = self._formula_html(), self._code_html()
             self._draw_readiness()
 
     def recall(self, settings: Settings, source: str) -> None:
         """Fill fields that have their defaults with earlier settings, and name them after their source."""
-        with self._state.lock:
-            self._recalled = settings.apply(self._state)
+        with self.state.lock:
+            self._recalled = settings.apply(self.state)
         words = self.words()
         listed = ", ".join(f"{label} {words[label]}" for label in self._label_list(self._recalled))
         self.recalled.show(f"{source}: {listed}." if listed else "")
 
     def words(self) -> dict[str, str]:
         """Return the value that each field shows, by the field's label."""
-        plan, training = self._state.plan, self._state.training
-        values: dict[str, Any] = {name: getattr(self._state.config, name) for name in self.fields}
+        plan, training = self.state.plan, self.state.training
+        values: dict[str, Any] = {name: getattr(self.state.config, name) for name in self.fields}
         settled = {
             "num_processes": None if plan is None else plan.num_processes,
             "gradient_accumulation_steps": training.gradient_accumulation_steps,
@@ -131,20 +134,20 @@ class PanelView:
             if name not in ADVANCED or value != typed.default_of(name)
         }
         for name, field in self.argument_fields.items():
-            value = self._state.value_of(name)
+            value = self.state.value_of(name)
             words[field.label] = "not set" if value is MISSING else describe_value(value)
         return words
 
     def _title(self) -> str:
-        function = self._state.function
+        function = self.state.function
         name = "a function" if function is None else f"<code>{html.escape(name_of(function))}</code>"
         return (
             f'<div class="nbp-title">Launch {name}</div>'
-            f'<div class="nbp-note">{html.escape(hardware.describe_machine(self._state.machine))}</div>'
+            f'<div class="nbp-note">{html.escape(hardware.describe_machine(self.state.machine))}</div>'
         )
 
     def _essential(self) -> list[Field]:
-        bound = self._state.micro_batch
+        bound = self.state.micro_batch
         if bound is not None:
             micro_batch = self.argument_fields[bound.name]
         else:
@@ -152,7 +155,7 @@ class PanelView:
                 "", "Micro-batch size", lambda *_: None, placeholder="set by the function", reads=str, writes=str
             )
             micro_batch.control.disabled = True
-            name = "the function" if self._state.function is None else name_of(self._state.function)
+            name = "the function" if self.state.function is None else name_of(self.state.function)
             micro_batch.set_note(
                 f"{name} has no parameter for the micro-batch size. Add a parameter named batch_size to set it here."
             )
@@ -160,57 +163,57 @@ class PanelView:
         return [*first, self.fields["mixed_precision"]]
 
     def _arguments(self) -> list[ipywidgets.Widget]:
-        bound = self._state.micro_batch
+        bound = self.state.micro_batch
         fields = [field for name, field in self.argument_fields.items() if bound is None or name != bound.name]
         if not fields:
             return []
-        name = html.escape(name_of(self._state.function))
+        name = html.escape(name_of(self.state.function))
         return [ipywidgets.HTML(f'<div class="nbp-heading">Arguments of <code>{name}</code></div>'), _grid(fields)]
 
     def _label_of(self, parameter: Parameter) -> str:
-        bound = self._state.micro_batch
+        bound = self.state.micro_batch
         return "Micro-batch size" if bound is not None and bound.name == parameter.name else parameter.name
 
     def _option_changed(self, name: str, value: Any) -> None:
-        put = self._state.put_typed if isinstance(self.fields[name], TextField) else self._state.put
-        self._running.attempt(lambda: put(name, value))
+        put = self.state.put_typed if isinstance(self.fields[name], TextField) else self.state.put
+        self.run_area.attempt(lambda: put(name, value))
 
     def _argument_changed(self, name: str, value: Any) -> None:
         is_text = isinstance(self.argument_fields[name], TextField)
-        put = self._state.put_argument if is_text else self._state.set_argument
-        self._running.attempt(lambda: put(name, value))
+        put = self.state.put_argument if is_text else self.state.set_argument
+        self.run_area.attempt(lambda: put(name, value))
 
     def _look(self) -> None:
         """Draw the parts that depend on the notebook's names, which may have changed."""
-        with self._state.lock:
-            self._code.value = self._code_html()
+        with self.state.lock:
+            self.code.value = self._code_html()
             self._draw_readiness()
 
     def _forget(self) -> None:
         keys, self._recalled = self._recalled, []
         self.recalled.show("")
-        self._state.reset(keys)
+        self.state.reset(keys)
 
     def _value_of(self, name: str) -> Any:
         """Return an option as its field shows it: if it was not given, a choice shows the environment's value."""
-        value = getattr(self._state.config, name)
+        value = getattr(self.state.config, name)
         is_choice = not isinstance(self.fields[name], TextField)
-        return getattr(self._state.training, name, None) if value is None and is_choice else value
+        return getattr(self.state.training, name, None) if value is None and is_choice else value
 
     def _show_argument(self, parameter: Parameter) -> None:
-        field, value = self.argument_fields[parameter.name], self._state.value_of(parameter.name)
+        field, value = self.argument_fields[parameter.name], self.state.value_of(parameter.name)
         if isinstance(field, TextField) and not parameter.fits(value):
             field.show_from_code(describe_value(value))
         elif isinstance(field, ChoiceField):
             field.show(value, describe_value(value))
         else:
-            field.show(argument_value(self._state, parameter))
+            field.show(argument_value(self.state, parameter))
 
     def _draw_notes(self, config: LaunchConfig) -> None:
-        machine = self._state.machine
-        hints = {"num_processes": hardware.processes_hint(machine, self._state.plan)}
+        machine = self.state.machine
+        hints = {"num_processes": hardware.processes_hint(machine, self.state.plan)}
         hints["gradient_accumulation_steps"] = "Micro-batches for each optimizer update"
-        hints["shard"] = self._state.sharding_hint
+        hints["shard"] = self.state.sharding_hint
         hints["engine"] = engine_texts.describe_found(os.environ)
         hints["devices"] = machine.why_no_gpu[:1].upper() + machine.why_no_gpu[1:]
         if config.engine is not None:
@@ -220,33 +223,33 @@ class PanelView:
         for name, field in self.fields.items():
             self._draw_note(field, name, hints.get(name, ""))
         for name, field in self.argument_fields.items():
-            self._draw_note(field, f"arguments.{name}", self._argument_hint(field, self._state.parameters[name]))
+            self._draw_note(field, f"arguments.{name}", self._argument_hint(field, self.state.parameters[name]))
         self._draw_unfit(config)
 
     def _draw_note(self, field: Field, key: str, hint: str) -> None:
-        if key in self._state.problems:
-            field.set_note(self._state.problems[key], "error")
+        if key in self.state.problems:
+            field.set_note(self.state.problems[key], "error")
         elif isinstance(field, TextField) and field.is_emptied and field.placeholder:
             field.set_note(f"Empty means {field.placeholder}. {hint}".rstrip())
         else:
             field.set_note(hint)
 
     def _draw_placeholders(self) -> None:
-        processes, plan = self.fields["num_processes"], self._state.plan
-        if isinstance(processes, TextField) and plan is not None and self._state.config.num_processes is None:
+        processes, plan = self.fields["num_processes"], self.state.plan
+        if isinstance(processes, TextField) and plan is not None and self.state.config.num_processes is None:
             processes.placeholder = f"{plan.num_processes} (automatic)"
         steps, source = self.fields["gradient_accumulation_steps"], f" ({STEPS_VARIABLE})"
         if isinstance(steps, TextField):
-            settled = self._state.training.gradient_accumulation_steps or "?"
-            steps.placeholder = f"{settled}{source if STEPS_VARIABLE in self._state.environ else ''}"
+            settled = self.state.training.gradient_accumulation_steps or "?"
+            steps.placeholder = f"{settled}{source if STEPS_VARIABLE in self.state.environ else ''}"
 
     def _draw_unfit(self, config: LaunchConfig) -> None:
         """Grey the choices that this hardware does not support, with the reason."""
-        machine, precision, devices = self._state.machine, self.fields["mixed_precision"], self.fields["devices"]
+        machine, precision, devices = self.state.machine, self.fields["mixed_precision"], self.fields["devices"]
         unfit = hardware.unfit_precisions(machine, config)
         precision.mark_unfit(unfit)  # type: ignore[attr-defined]
         if not precision.problem:
-            chosen = unfit.get(self._state.training.mixed_precision or "")
+            chosen = unfit.get(self.state.training.mixed_precision or "")
             precision.set_note(chosen or " ".join(unfit.values()), "warning" if chosen else "hint")
         self.fields["backend"].mark_unfit(hardware.unfit_backends(machine, config))  # type: ignore[attr-defined]
         if isinstance(devices, DevicesField):
@@ -255,17 +258,17 @@ class PanelView:
     def _argument_hint(self, field: Field, parameter: Parameter) -> str:
         if isinstance(field, TextField) and (reading := parameter.reading(field.text)):
             return reading
-        bound = self._state.micro_batch
+        bound = self.state.micro_batch
         if bound is not None and parameter.name == bound.name:
             return f"Samples for each backward, on each process: {bound.name}"
-        value = self._state.value_of(parameter.name)
+        value = self.state.value_of(parameter.name)
         if parameter.kind == "code" and value is not MISSING:
             return f'Taken from code: panel.arguments["{parameter.name}"]'
         return ""
 
     def _formula_html(self) -> str:
-        batch = self._state.effective_batch
-        counted = {name: value for name, value in batch.factors.items() if self._state.micro_batch or name != MICRO}
+        batch = self.state.effective_batch
+        counted = {name: value for name, value in batch.factors.items() if self.state.micro_batch or name != MICRO}
         unit = "samples" if MICRO in counted else "micro-batches"
         total = None if None in counted.values() else math.prod(value or 0 for value in counted.values())
         factors = '<span class="nbp-sign">×</span>'.join(  # noqa: RUF001 - the sign
@@ -280,10 +283,10 @@ class PanelView:
         )
 
     def _code_html(self) -> str:
-        code, note = self._state.preview()
+        code, note = self.state.preview()
         if wrong := self._labels(self._wrong_values()):
             note = f"Fix {wrong} to bring this code up to date."
-        elif unfit := self._labels(key for key in self._state.problems if key):
+        elif unfit := self._labels(key for key in self.state.problems if key):
             note = f"Fix {unfit} to run this code on this machine."
         stale, copy = (" nbp-stale", "") if note else ("", COPY_BUTTON)
         words = f'<div class="nbp-note">{html.escape(note)}</div>' if note else ""
@@ -295,9 +298,9 @@ class PanelView:
 
     def _wrong_values(self) -> list[str]:
         """Return the keys of fields whose value is not the one in the code."""
-        missing = [f"arguments.{name}" for name, each in self._state.parameters.items() if each.is_required]
-        missing = [key for key in missing if key.removeprefix("arguments.") not in self._state.arguments]
-        return [*self._state.mistakes, *(key for key in missing if key not in self._state.mistakes)]
+        missing = [f"arguments.{name}" for name, each in self.state.parameters.items() if each.is_required]
+        missing = [key for key in missing if key.removeprefix("arguments.") not in self.state.arguments]
+        return [*self.state.mistakes, *(key for key in missing if key not in self.state.mistakes)]
 
     def _label_list(self, keys: Iterable[str]) -> list[str]:
         fields = {**self.fields, **{f"arguments.{name}": field for name, field in self.argument_fields.items()}}
@@ -308,22 +311,22 @@ class PanelView:
         return " and ".join(filter(None, [", ".join(labels[:-1]), *labels[-1:]]))
 
     def _draw_readiness(self) -> None:
-        problems, plan = self._state.problems, self._state.plan
+        problems, plan = self.state.problems, self.state.plan
         num_hidden = len(set(ADVANCED) & set(problems))
         self.advanced.remark(f"{num_hidden} to fix" if num_hidden else "")
         if problems:
             labels = self._labels(key for key in problems if key)
             text = f"Fix {labels} to enable Launch." if labels else problems[""]
-            self._running.set_ready(text, is_ready=False)
+            self.run_area.set_ready(text, is_ready=False)
         elif plan is not None:
             seed = f", seed {plan.seed}"
             summary = plan.summary if plan.config.seed is not None else plan.summary.removesuffix(seed)
-            is_old = self._state.is_redefined
-            name = name_of(self._state.function)
+            is_old = self.state.is_redefined
+            name = name_of(self.state.function)
             newer = f" {name} was defined again: run this cell again to launch the new version." if is_old else ""
-            self._running.set_ready(f"{summary}.{newer}", is_ready=True, is_news=is_old)
+            self.run_area.set_ready(f"{summary}.{newer}", is_ready=True, is_news=is_old)
         else:
-            self._running.set_ready("The machines' cores and GPUs are checked when you press Launch.", is_ready=True)
+            self.run_area.set_ready("The machines' cores and GPUs are checked when you press Launch.", is_ready=True)
 
 
 def _grid(fields: list[Field]) -> ipywidgets.GridBox:

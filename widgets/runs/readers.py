@@ -10,7 +10,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.results import Results
-from notebook_launcher.text import one_line
+from notebook_launcher.wording.text import one_line
 
 __all__ = ["read_run"]
 

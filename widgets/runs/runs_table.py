@@ -10,11 +10,11 @@ import traitlets
 
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.kernel.display import cell
-from notebook_launcher.text import one_line
-from notebook_launcher.units import format_bytes, format_metrics, format_seconds
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.kept import Kept
 from notebook_launcher.widgets.runs.comparison import compare
+from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.units import format_bytes, format_metrics, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,8 +24,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import board_layout, messages
-from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import Greeting
 from notebook_launcher.engines.cluster.module_archive import path_of_archive
@@ -34,7 +32,9 @@ from notebook_launcher.engines.events import FromRank, SupervisorLost
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_server, start_by_spawn
 from notebook_launcher.errors import ResourceError
-from notebook_launcher.links import Link, LinkError
+from notebook_launcher.messaging import board_layout, messages
+from notebook_launcher.messaging.channel import AnonymousFile
+from notebook_launcher.messaging.links import Link, LinkError
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event

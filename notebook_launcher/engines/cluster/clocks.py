@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from notebook_launcher import messages
+from notebook_launcher.messaging import messages
 
 __all__ = ["in_time_of_kernel"]
 

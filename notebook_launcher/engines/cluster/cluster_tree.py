@@ -14,18 +14,18 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
-from notebook_launcher.channel import anonymous_file
 from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
 from notebook_launcher.engines.cluster.module_archive import archive_modules
 from notebook_launcher.engines.cluster.node_stacks import NodeStacks
-from notebook_launcher.engines.cluster.packed_events import unpack
+from notebook_launcher.engines.cluster.packed_events import unpack_event
 from notebook_launcher.engines.cluster.relayed_memory import RelayedMemory
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost, Woken
 from notebook_launcher.engines.gauges import Pulse
 from notebook_launcher.machine.node_allocation import ranks_by_node
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import anonymous_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -160,7 +160,7 @@ class ClusterTree:
         if record.state is not None:
             self._note_state(node, record.state)
         return [
-            unpack(event, node.offset) if isinstance(event, tuple) else self._translate(event, node)
+            unpack_event(event, node.offset) if isinstance(event, tuple) else self._translate(event, node)
             for event in record.events
         ]
 

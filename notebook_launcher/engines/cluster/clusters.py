@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from notebook_launcher.engines.cluster import folder_check, node_records
 from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
-from notebook_launcher.engines.cluster.greeting import Greeting, difference, versions
+from notebook_launcher.engines.cluster.greeting import Greeting, version_difference, versions
 from notebook_launcher.engines.cluster.networks import choose_networks
 from notebook_launcher.engines.cluster.node import Node
 from notebook_launcher.errors import ConfigError
@@ -20,8 +20,8 @@ from notebook_launcher.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher import messages
     from notebook_launcher.engines.cluster.connections import Connection
+    from notebook_launcher.messaging import messages
 
 __all__ = ["ClusterKey", "Clusters", "clusters"]
 
@@ -101,7 +101,7 @@ class Cluster:
         greeting: Greeting | None = node.reply(lambda record: isinstance(record, Greeting), until)
         if greeting is None:
             return None
-        if differs := difference(versions(), greeting.versions):
+        if differs := version_difference(versions(), greeting.versions):
             raise ConfigError(
                 f"node {node.number} ({greeting.host}) has other versions than this kernel: {differs}. Both sides need "
                 "the same ones; python= names the interpreter of the nodes.",

@@ -16,7 +16,7 @@ from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.connections import CommandConnection
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.node_allocation import NodeInfo
-from notebook_launcher.text import type_of
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from notebook_launcher import messages
     from notebook_launcher.engines.cluster.greeting import Greeting
     from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.messaging import messages
 
 __all__ = ["SSH", "Commands", "Slurm"]
 

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 from typing import TYPE_CHECKING, Protocol
 
-from notebook_launcher.channel import AnonymousFile, read_tail
+from notebook_launcher.messaging.channel import AnonymousFile, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from notebook_launcher.engines.cluster.networks import Network, look_for_network
 from notebook_launcher.installed import version_of
 from notebook_launcher.machine import devices
 
-__all__ = ["MARK", "Greeting", "difference", "versions"]
+__all__ = ["MARK", "Greeting", "version_difference", "versions"]
 
 MARK = b"notebook-launcher agent "
 """Begins the line. A login on another machine may print lines of its own before."""
@@ -77,7 +77,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def difference(here: dict[str, str], there: dict[str, str]) -> str:
+def version_difference(here: dict[str, str], there: dict[str, str]) -> str:
     """Return `torch 2.4.0 there, 2.5.1 here` for versions that differ; empty if none do."""
     return ", ".join(
         f"{name} {there.get(name, 'unknown')} there, {version} here"

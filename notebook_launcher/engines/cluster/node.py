@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import MARK, Greeting
-from notebook_launcher.links import Link, LinkError
+from notebook_launcher.messaging.links import Link, LinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

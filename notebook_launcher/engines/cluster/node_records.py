@@ -14,7 +14,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
 
 __all__ = [
     "AskStacks",

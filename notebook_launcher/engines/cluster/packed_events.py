@@ -11,15 +11,15 @@ import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, Woken
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from notebook_launcher.engines.events import Event
 
-__all__ = ["HeldEvents", "pack", "unpack"]
+__all__ = ["HeldEvents", "pack_event", "unpack_event"]
 
 HOLD = 0.05
 """Seconds for which a calm event waits for others."""
@@ -31,7 +31,7 @@ READERS = {kind: (number, operator.attrgetter(*NAMES[number])) for number, kind 
 SPANS, SINCE = (NAMES[PACKED.index(messages.Phases)].index(name) for name in ("spans", "since"))
 
 
-def pack(event: Event) -> Any:
+def pack_event(event: Event) -> Any:
     """Return an event as a plain tuple, if it is of a kind that comes often; else the event."""
     if isinstance(event, Output):
         return OUTPUT, event.rank, event.stream, event.data
@@ -41,7 +41,7 @@ def pack(event: Event) -> Any:
     return event
 
 
-def unpack(packed: tuple[Any, ...], offset: float) -> FromRank | Output:
+def unpack_event(packed: tuple[Any, ...], offset: float) -> FromRank | Output:
     """Return the event that was packed, with its times in the kernel's, which is `offset` seconds ahead."""
     number, rank, *values = packed
     if number == OUTPUT:
@@ -66,7 +66,7 @@ class HeldEvents:
         for event in events:
             if isinstance(event, Woken):
                 continue
-            packed = pack(event)
+            packed = pack_event(event)
             self._events.append(packed)
             self._due = min(self._due, now + HOLD if isinstance(packed, tuple) else now)
 

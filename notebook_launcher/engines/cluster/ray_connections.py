@@ -17,9 +17,9 @@ import threading
 import warnings
 from typing import Any
 
-from notebook_launcher.channel import AnonymousFile
 from notebook_launcher.engines.cluster.connections import end_process, tail_of
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.messaging.channel import AnonymousFile
 
 __all__ = ["RayConnection", "RayDriver", "RayDrivers", "ray_drivers"]
 

@@ -11,7 +11,7 @@ from notebook_launcher.engines.cluster.ray_connections import RayConnection, ray
 from notebook_launcher.engines.cluster.ray_nodes import NodeShare
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.node_allocation import NodeInfo, ranks_by_node
-from notebook_launcher.units import plural
+from notebook_launcher.wording.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from notebook_launcher import messages
     from notebook_launcher.engines.cluster.greeting import Greeting
     from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.messaging import messages
 
 __all__ = ["Ray", "RayNodes"]
 

@@ -11,8 +11,8 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import board_layout
 from notebook_launcher.engines.cluster import node_records
+from notebook_launcher.messaging import board_layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

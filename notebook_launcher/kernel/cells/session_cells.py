@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError
-from notebook_launcher.kernel.call_scope import CallScope
+from notebook_launcher.kernel.calls.call_scope import CallScope
+from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.kernel.cells.cell_values import show_tabs, show_values
 from notebook_launcher.kernel.cells.rank_selection import selected_ranks
 from notebook_launcher.kernel.cells.rank_variables import RankVariables
-from notebook_launcher.kernel.checks import check_not_in_rank
 from notebook_launcher.kernel.comms.rank_panels import RankPanels, shown_rank
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.failures import failure_display
-from notebook_launcher.text import one_line, type_of
 from notebook_launcher.travel import cells
 from notebook_launcher.travel.rank_function import CellRequest, RankFunction
-from notebook_launcher.units import format_seconds
+from notebook_launcher.wording.text import one_line, type_of
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -157,7 +157,7 @@ class SessionCells(ABC):
         request = CellRequest(
             code=code,
             filename=name,
-            place=cells.place_of(name),
+            place=cells.shown_file(name),
             first_line=first_line,
             pushed=_checked_names(push or {}),
             pulls=pulls,

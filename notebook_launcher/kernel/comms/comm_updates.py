@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.display.cell import Sink
-    from notebook_launcher.messages import CommMessage
+    from notebook_launcher.messaging.messages import CommMessage
 
 __all__ = ["CommUpdates", "supersedes"]
 

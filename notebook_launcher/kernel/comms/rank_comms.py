@@ -12,9 +12,9 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
 from notebook_launcher.kernel.comms import page_comms
 from notebook_launcher.kernel.comms.comm_updates import CommUpdates, supersedes
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

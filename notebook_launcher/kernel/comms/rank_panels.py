@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher import messages
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.units import rank_list
+from notebook_launcher.messaging import messages
+from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -25,8 +25,8 @@ from notebook_launcher.kernel.latch import Latch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from notebook_launcher import messages
     from notebook_launcher.engines.events import Stream
+    from notebook_launcher.messaging import messages
 
 __all__ = ["CellSink", "Sink", "answering", "ask", "current_message", "make_sink", "why_no_answers"]
 

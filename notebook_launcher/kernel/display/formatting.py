@@ -8,13 +8,13 @@ import textwrap
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.text import one_line as in_one_line
 from notebook_launcher.travel import cells
+from notebook_launcher.wording.text import one_line as in_one_line
 
 if TYPE_CHECKING:
-    from notebook_launcher.messages import ExceptionReport, Frame
+    from notebook_launcher.messaging.messages import ExceptionReport, Frame
 
-__all__ = ["format_report", "one_line", "one_line_of"]
+__all__ = ["error_line", "format_report", "one_line_of"]
 
 BECAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -39,7 +39,7 @@ def _last_line(report: ExceptionReport) -> str:
     return f"{report.type_name}: {report.message}" if report.message else report.type_name
 
 
-def one_line(report: ExceptionReport, limit: int = 200) -> str:
+def error_line(report: ExceptionReport, limit: int = 200) -> str:
     """Return an exception in one line: `ValueError: boom`."""
     return in_one_line(_last_line(report), limit)
 
@@ -55,5 +55,5 @@ def _summary(frame: Frame) -> traceback.FrameSummary:
     if sys.version_info >= (3, 11) and not frame.line and frame.colno is not None:
         extra = {"end_lineno": frame.end_lineno, "colno": frame.colno, "end_colno": frame.end_colno}
     return traceback.FrameSummary(
-        cells.place_of(frame.filename), frame.lineno, frame.name, lookup_line=False, line=line, **extra
+        cells.shown_file(frame.filename), frame.lineno, frame.name, lookup_line=False, line=line, **extra
     )

@@ -7,16 +7,16 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
 from notebook_launcher.engines.events import Output
 from notebook_launcher.kernel.display.console import Console, Status, Text
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event, Stream
-    from notebook_launcher.kernel.call_scope import TakesDisplay
+    from notebook_launcher.kernel.calls.call_scope import TakesDisplay
     from notebook_launcher.kernel.display.cell import Sink
 
 __all__ = ["RunOutput"]

@@ -9,9 +9,9 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,13 +7,13 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, TextIO
 
-from notebook_launcher.text import first_columns
+from notebook_launcher.wording.text import first_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher import messages
     from notebook_launcher.engines.events import Stream
+    from notebook_launcher.messaging import messages
 
 __all__ = ["StreamSink"]
 

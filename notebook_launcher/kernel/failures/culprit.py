@@ -16,12 +16,12 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.errors import InternalError, NodeLostError, RankFailedError
-from notebook_launcher.kernel.display.formatting import format_report, one_line
+from notebook_launcher.kernel.display.formatting import error_line, format_report
 from notebook_launcher.kernel.failures.failure import Failure
 from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
 from notebook_launcher.kernel.inspection.stacks import crash_site
-from notebook_launcher.text import name_rank
-from notebook_launcher.units import format_bytes, rank_list
+from notebook_launcher.wording.text import name_rank
+from notebook_launcher.wording.units import format_bytes, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.hosting import UnpacksException
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
-    from notebook_launcher.messages import ExceptionReport, Raised
+    from notebook_launcher.messaging.messages import ExceptionReport, Raised
 
 __all__ = [
     "STOPPED",
@@ -116,7 +116,7 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
             rank=outcome.rank,
             kind=KIND_OF_STAGE.get(outcome.raised.stage, "exception"),
             time=outcome.time,
-            summary=STOPPED if outcome.after_stop and _comes_of_a_stop(report) else one_line(report),
+            summary=STOPPED if outcome.after_stop and _comes_of_a_stop(report) else error_line(report),
             traceback=format_report(report),
             pid=outcome.pid,
             victim=outcome.after_stop or is_secondary(report),

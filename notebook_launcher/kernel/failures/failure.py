@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-from notebook_launcher.text import name_rank
+from notebook_launcher.wording.text import name_rank
 
 if TYPE_CHECKING:
-    from notebook_launcher.messages import KeptFrames
+    from notebook_launcher.messaging.messages import KeptFrames
 
 __all__ = ["Failure"]
 

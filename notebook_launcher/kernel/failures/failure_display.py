@@ -14,9 +14,9 @@ from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeou
 from notebook_launcher.kernel.failures.culprit import STOPPED
 from notebook_launcher.kernel.failures.torch_errors import advice_on
 from notebook_launcher.kernel.inspection.mismatches import describe_mismatch
-from notebook_launcher.text import name_rank
 from notebook_launcher.tracebacks import end_at_caller
-from notebook_launcher.units import format_bytes, format_seconds, rank_list
+from notebook_launcher.wording.text import name_rank
+from notebook_launcher.wording.units import format_bytes, format_seconds, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.outcome import RunOutcome
-    from notebook_launcher.messages import KeptFrames
+    from notebook_launcher.messaging.messages import KeptFrames
 
 __all__ = [
     "add_hint",
-    "attach",
+    "attach_failures",
     "brief",
     "end_line",
     "failed_after",
@@ -55,7 +55,7 @@ class _Rendering:
         return list(self.lines)
 
 
-def attach(error: BaseException, failures: tuple[Failure, ...], results: Results) -> None:
+def attach_failures(error: BaseException, failures: tuple[Failure, ...], results: Results) -> None:
     """Add to the exception its rank, the failures, the results, and the text that notebooks show."""
     # No rank is to blame for a time-out or a stop.
     own = failures[0] if failures and not isinstance(error, (RunTimeoutError, RunStoppedError)) else None

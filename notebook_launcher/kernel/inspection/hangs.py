@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT
 from notebook_launcher.kernel.inspection.stacks import GROUP_CALLS, Stacks
-from notebook_launcher.units import format_elapsed, plural_verb, rank_list
+from notebook_launcher.wording.units import format_elapsed, plural_verb, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -12,12 +12,12 @@ import re
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.stacks import LIBRARIES, StackFrame
-from notebook_launcher.units import rank_list
+from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.inspection.stacks import Stacks
-    from notebook_launcher.messages import ExceptionReport
+    from notebook_launcher.messaging.messages import ExceptionReport
 
 __all__ = ["SIZES_DIFFER", "SUGGESTION", "collective_in", "describe_mismatch", "suggestion"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
 from notebook_launcher.kernel.inspection.profiles import Profile
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from notebook_launcher.history.recorder import Recorder

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.drawing.tables import Column, folded, joined, note_html, table_html, table_text
-from notebook_launcher.text import escape
-from notebook_launcher.units import format_bytes, format_count, format_seconds, plural
+from notebook_launcher.wording.text import escape
+from notebook_launcher.wording.units import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
 
 __all__ = ["Profile"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT, is_end_of_call, waits_for_gpu
 from notebook_launcher.package_folder import PACKAGE_FOLDER, is_ours
 from notebook_launcher.travel import cells
-from notebook_launcher.units import rank_list
+from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +84,7 @@ class StackFrame:
     @property
     def place(self) -> str:
         """`Cell In[3], line 7`."""
-        return f"{cells.place_of(self.file)}, line {self.line}"
+        return f"{cells.shown_file(self.file)}, line {self.line}"
 
     @property
     def is_library(self) -> bool:

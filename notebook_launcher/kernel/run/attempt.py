@@ -13,13 +13,13 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, NodeLost, Output, RankLost, SupervisorLost
 from notebook_launcher.kernel.failures.culprit import is_secondary
 from notebook_launcher.kernel.run.call_state import CallState
 from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
 from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 from notebook_launcher.kernel.run.rank_requests import RankRequests
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,9 +11,9 @@ from notebook_launcher.engines.events import SupervisorLost
 from notebook_launcher.kernel.failures.culprit import is_victim_like
 
 if TYPE_CHECKING:
-    from notebook_launcher import messages
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+    from notebook_launcher.messaging import messages
 
 __all__ = ["CallState"]
 
@@ -25,10 +25,10 @@ class CallState:
 
     Args:
         num_processes: Number of ranks.
-        members: The ranks that the call is for; None: all.
+        called_ranks: The ranks that the call is for; None: all.
     """
 
-    def __init__(self, num_processes: int, members: tuple[int, ...] | None) -> None:
+    def __init__(self, num_processes: int, called_ranks: tuple[int, ...] | None) -> None:
         self.num_processes = num_processes
         self.outcomes: dict[int, RankOutcome] = {}
         """By rank, for each rank on which the call has ended."""
@@ -46,7 +46,7 @@ class CallState:
         """The ranks that were asked to leave the process group."""
         self.doomed: set[int] = set()
         """The ranks that were sent SIGKILL."""
-        self._members = members
+        self._called_ranks = called_ranks
 
     @property
     def sorted_outcomes(self) -> list[RankOutcome]:
@@ -131,7 +131,7 @@ class CallState:
         outcomes = {rank: "has ended" if outcome.failed else "has returned" for rank, outcome in self.outcomes.items()}
         everyone = set(range(self.num_processes))
         late = everyone - self.started - self.outcomes.keys()
-        idle = everyone - set(self._members) if self._members is not None else set()
+        idle = everyone - set(self._called_ranks) if self._called_ranks is not None else set()
         return dict.fromkeys(sorted(late), "has not started the function yet") | outcomes | dict.fromkeys(idle, IDLE)
 
     @property

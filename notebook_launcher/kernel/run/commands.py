@@ -16,7 +16,7 @@ from notebook_launcher.kernel.latch import Latch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notebook_launcher.messages import ChangeAction, ChangeSource
+    from notebook_launcher.messaging.messages import ChangeAction, ChangeSource
     from notebook_launcher.settings.changes import Wanted
 
 __all__ = [

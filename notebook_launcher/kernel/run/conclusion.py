@@ -18,15 +18,14 @@ from notebook_launcher.kernel.failures import culprit, failure_display
 from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run.outcome import RunOutcome
-from notebook_launcher.text import name_rank
 from notebook_launcher.tracebacks import without_locals
-from notebook_launcher.units import rank_list
+from notebook_launcher.wording.text import name_rank
+from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from notebook_launcher import messages
     from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.hosting import Hosting, UnpacksException
     from notebook_launcher.kernel.inspection.stacks import Stacks
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+    from notebook_launcher.messaging import messages
 
 __all__ = ["SettlesFolder", "conclude", "describe_failure", "fault_of_ours"]
 
@@ -57,8 +57,8 @@ def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> R
     assert attempt is not None
     asked_to_stop = data.commands.asked_to_stop
     outcomes = attempt.state.sorted_outcomes
-    members = [outcome for outcome in outcomes if data.scope.includes(outcome.rank)]
-    values, unsent = _rebuild(members, hosting.take_value)
+    called = [outcome for outcome in outcomes if data.scope.includes(outcome.rank)]
+    values, unsent = _rebuild(called, hosting.take_value)
     failures = _failures(data, outcomes)
     last_values, victims = data.live.last_values, culprit.consequences(failures)
     seconds = time.monotonic() - launched
@@ -73,7 +73,7 @@ def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> R
             for outcome in outcomes
             if outcome.failed or data.scope.includes(outcome.rank)
         ],
-        members=data.scope.ranks,
+        called_ranks=data.scope.ranks,
         unsent=unsent,
         failures=failures,
         seconds=seconds,
@@ -87,7 +87,7 @@ def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> R
         outcome.close()
     if error is None:
         return RunOutcome(state="done", results=results, error=None)
-    failure_display.attach(error, failures, results)
+    failure_display.attach_failures(error, failures, results)
     stopped = isinstance(error, RunStoppedError)
     return RunOutcome(state="stopped" if stopped else "failed", results=results, error=error)
 

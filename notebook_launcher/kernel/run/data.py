@@ -16,7 +16,7 @@ from notebook_launcher.kernel.run.live_values import LiveValues
 
 if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunKind
-    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.inspection.hangs import Hang
     from notebook_launcher.kernel.inspection.stacks import Stacks
@@ -38,14 +38,10 @@ class RunData:
 
     id: str
     """Name of the run among all runs: the time, the function, six random digits."""
-    name: str
-    """Name of the function."""
-    arguments: dict[str, str]
-    """The function's arguments in a few words each, by name."""
     plan: Plan
     """The options, resolved against the machine."""
     scope: CallScope
-    """The ranks that the call is for, and how its run is shown."""
+    """The ranks that the call is for, its name and arguments in words, and how its run is shown."""
     kind: RunKind
     """Origin of the run: a launch, or a session."""
     launched: float
@@ -98,8 +94,6 @@ class RunData:
         run_id = run_folders.new_id(scope.name, started)
         return cls(
             id=run_id,
-            name=scope.name,
-            arguments=dict(scope.arguments or {}),
             plan=plan,
             scope=scope,
             kind="run" if not in_session else "cell" if scope.is_brief else "call",
@@ -118,6 +112,11 @@ class RunData:
             usage=UsageMeter(launched, plan.num_processes),
             over=over,
         )
+
+    @property
+    def name(self) -> str:
+        """Name of the function, or of what is called through it."""
+        return self.scope.name
 
     @property
     def seconds(self) -> float:

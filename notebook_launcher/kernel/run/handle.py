@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel import checks, fork_check, views
-from notebook_launcher.kernel.answers import check_answers
-from notebook_launcher.kernel.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel import views
+from notebook_launcher.kernel.calls import checks, fork_check
+from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.display.questions import Questions
 from notebook_launcher.kernel.failures import failure_display
+from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
-from notebook_launcher.kernel.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.run import snapshots
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.commands import (
@@ -37,7 +38,7 @@ from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.settings.changes import check_change, read_wanted
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.travel.rank_function import RankFunction
-from notebook_launcher.units import format_seconds, plural
+from notebook_launcher.wording.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.commands import AskingCommand
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.outcome import RunOutcome
-    from notebook_launcher.messages import ChangeAction, ChangeSource
+    from notebook_launcher.messaging.messages import ChangeAction, ChangeSource
     from notebook_launcher.settings.changes import Wanted
 
 __all__ = ["Run", "data_of"]

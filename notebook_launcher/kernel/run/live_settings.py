@@ -10,7 +10,7 @@ from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
 
 __all__ = ["LiveSettings"]
 

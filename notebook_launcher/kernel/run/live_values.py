@@ -6,7 +6,6 @@ import threading
 from collections import Counter, defaultdict
 from typing import TypeVar
 
-from notebook_launcher import messages
 from notebook_launcher.history.schema import (
     MAX_SPANS,
     MetricPoint,
@@ -17,7 +16,8 @@ from notebook_launcher.history.schema import (
 )
 from notebook_launcher.kernel.metering.pace import Pace
 from notebook_launcher.kernel.run.live_settings import LiveSettings
-from notebook_launcher.units import describe_values
+from notebook_launcher.messaging import messages
+from notebook_launcher.wording.units import describe_values
 
 __all__ = ["LiveValues", "describe_change"]
 

@@ -7,9 +7,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
 from notebook_launcher.engines.events import FromRank, Output, RankLost
-from notebook_launcher.kernel.display.formatting import one_line
+from notebook_launcher.kernel.display.formatting import error_line
 from notebook_launcher.kernel.display.questions import Answer, Question
 from notebook_launcher.kernel.inspection.inspector import RankInspector
 from notebook_launcher.kernel.inspection.profile_requests import ProfileRequests
@@ -30,12 +29,13 @@ from notebook_launcher.kernel.run.mending import mend, replace_the_dead
 from notebook_launcher.kernel.run.periodic import Periodic
 from notebook_launcher.kernel.run.progress_line import ProgressLine
 from notebook_launcher.kernel.run.restarts import restart
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
     from notebook_launcher.history.recorder import Recorder
+    from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.hosting import Hosting
-    from notebook_launcher.kernel.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.data import RunData
@@ -262,9 +262,8 @@ class RunLoop:
         if failure.raised is None or failure.exited is not None:
             self._data.output.notice(f"debug=True: the process of rank {rank} has ended; no frames are left to debug")
             return
-        self._data.output.notice(
-            f"rank {rank} failed: {one_line(failure.raised.report)}. The other ranks stay as they are; q ends the run."
-        )
+        error = error_line(failure.raised.report)
+        self._data.output.notice(f"rank {rank} failed: {error}. The other ranks stay as they are; q ends the run.")
         self._data.output.show_rank(rank)
         attempt.begin_debugging(rank)
 

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
 
 __all__ = ["RankOutcome"]
 

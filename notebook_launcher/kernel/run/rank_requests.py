@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher import messages
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from notebook_launcher.engines.tree import Tree
-    from notebook_launcher.messages import ChangeAction, ChangeSource
+    from notebook_launcher.messaging.messages import ChangeAction, ChangeSource
     from notebook_launcher.settings.changes import Wanted
 
 __all__ = ["RankRequests"]

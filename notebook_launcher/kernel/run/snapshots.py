@@ -12,7 +12,7 @@ from notebook_launcher import context
 from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.display.formatting import one_line_of
 from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
-from notebook_launcher.value_text import SECRET
+from notebook_launcher.wording.value_text import SECRET
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -63,7 +63,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         summary=plan.summary,
         seed=plan.seed,
         config=config_as_json(plan.config),
-        arguments=data.arguments,
+        arguments=dict(data.scope.arguments or {}),
         restarts=results.restarts if results is not None else data.restarts,
         stopped_by=results.stopped_by if results is not None else None,
         timed_out=results.timed_out if results is not None else False,

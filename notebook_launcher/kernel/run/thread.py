@@ -17,18 +17,18 @@ from notebook_launcher.kernel.run.data import RunData
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.loop import RunLoop
 from notebook_launcher.kernel.run.progress_line import QUIET
-from notebook_launcher.units import rank_list
+from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from notebook_launcher.kernel.call_scope import CallScope
+    from notebook_launcher.kernel.calls.call_scope import CallScope
+    from notebook_launcher.kernel.calls.origin import Origin
+    from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.display.questions import Question
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.latch import Latch
-    from notebook_launcher.kernel.origin import Origin
-    from notebook_launcher.kernel.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.outcome import RunOutcome

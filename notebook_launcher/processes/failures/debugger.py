@@ -36,7 +36,7 @@ class RankPdb(PlainPdb):
         """Return `Cell In[3](4)train()-> loss.backward()`, with the cell's name in place of its file name."""
         entry = super().format_stack_entry(frame_lineno, lprefix)
         filename = self.canonic(frame_lineno[0].f_code.co_filename)
-        return entry.replace(filename, cells.place_of(filename), 1)
+        return entry.replace(filename, cells.shown_file(filename), 1)
 
 
 class _Prompt(io.TextIOBase):

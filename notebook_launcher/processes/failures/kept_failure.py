@@ -8,7 +8,7 @@ import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.messages import KeptFrames
+from notebook_launcher.messaging.messages import KeptFrames
 from notebook_launcher.package_folder import is_ours
 from notebook_launcher.processes.failures.held_memory import gpu_bytes, tensor_bytes
 

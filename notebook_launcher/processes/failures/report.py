@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from notebook_launcher.messages import ExceptionReport, Frame
+from notebook_launcher.messaging.messages import ExceptionReport, Frame
 from notebook_launcher.package_folder import is_ours
 from notebook_launcher.travel import cells
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-__all__ = ["describe", "users_place"]
+__all__ = ["describe_exception", "users_place"]
 
 T = TypeVar("T")
 Link = Literal["cause", "context", ""]
@@ -34,7 +34,7 @@ MAX_TEXT = 20_000
 """Characters of a message or a note."""
 
 
-def describe(error: BaseException) -> ExceptionReport:
+def describe_exception(error: BaseException) -> ExceptionReport:
     """Return the exception's type, message, chain and frames, without the frames of this package.
 
     Never fails: parts that cannot be read are left out.
@@ -45,10 +45,10 @@ def describe(error: BaseException) -> ExceptionReport:
 
 def users_place(error: BaseException | None) -> str:
     """Return a clause with the line of the user's own code that raised an error of pickling; else nothing."""
-    frames = describe(error).frames if error is not None else ()
+    frames = describe_exception(error).frames if error is not None else ()
     if not frames or PICKLING.search(frames[-1].filename):
         return ""
-    return f" It was raised in {frames[-1].name}, {cells.place_of(frames[-1].filename)}, line {frames[-1].lineno}."
+    return f" It was raised in {frames[-1].name}, {cells.shown_file(frames[-1].filename)}, line {frames[-1].lineno}."
 
 
 class _Reporter:

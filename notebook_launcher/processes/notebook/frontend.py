@@ -14,7 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
+from notebook_launcher.messaging import messages
 from notebook_launcher.processes.afterimport import after_import
 from notebook_launcher.processes.notebook.notebook_bars import divide_bars
 from notebook_launcher.processes.notebook.rank_widgets import RankWidgets

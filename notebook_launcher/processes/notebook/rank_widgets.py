@@ -12,7 +12,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
+from notebook_launcher.messaging import messages
 from notebook_launcher.processes.afterimport import after_import
 from notebook_launcher.processes.notebook.widget_output import OutputCaptures
 

@@ -15,7 +15,7 @@ from IPython.core import autocall, interactiveshell
 from IPython.core.displaypub import DisplayPublisher
 from traitlets.config import Config
 
-from notebook_launcher import messages
+from notebook_launcher.messaging import messages
 from notebook_launcher.processes.rank.rank_process import flush
 
 if TYPE_CHECKING:

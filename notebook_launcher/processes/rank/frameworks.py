@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["patch_when_imported"]
+__all__ = ["patch_when_imported", "with_existing_device"]
 
 
 def patch_when_imported() -> None:
@@ -65,10 +65,10 @@ def _patch_accelerate(module: types.ModuleType) -> None:
     if state is not None:
         state.__init__ = _with_timeout(state.__init__)
         if hasattr(state, "wait_for_everyone"):
-            state.wait_for_everyone = _with_existing_device(state.wait_for_everyone)
+            state.wait_for_everyone = with_existing_device(state.wait_for_everyone)
 
 
-def _with_existing_device(wait: Callable[[Any], None]) -> Callable[[Any], None]:
+def with_existing_device(wait: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return Accelerate's barrier, which names a GPU by the rank's number, or a plain one where that GPU is missing."""
 
     @functools.wraps(wait)

@@ -8,13 +8,14 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import context, messages
+from notebook_launcher import context
+from notebook_launcher.messaging import messages
 from notebook_launcher.processes.rank.rank_process import flush
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.channel import Channel
+    from notebook_launcher.messaging.channel import Channel
 
 __all__ = ["Inbox"]
 

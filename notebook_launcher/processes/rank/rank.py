@@ -19,13 +19,14 @@ import time
 import types
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import board_layout, messages, travel
-from notebook_launcher.channel import Channel, anonymous_file
+from notebook_launcher import travel
 from notebook_launcher.context import RankContext, begin_call, current, enter
 from notebook_launcher.errors import ResourceError, ReturnValueError
+from notebook_launcher.messaging import board_layout, messages
+from notebook_launcher.messaging.channel import Channel, anonymous_file
 from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.failures.kept_failure import KeptFailure
-from notebook_launcher.processes.failures.report import describe, users_place
+from notebook_launcher.processes.failures.report import describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import cuda_work, forking, frameworks, rank_process, rendezvous, seeding
 from notebook_launcher.processes.rank.edited_modules import LocalModules
@@ -56,7 +57,7 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
         # Forked ranks inherit torch and this change to torch from their parent.
         rendezvous.replace_init_process_group()
     else:
-        inherited.forget(start.setup.start_method)
+        inherited.forget_parent(start.setup.start_method)
     process = _RankProcess(start, inherited_call)
     try:
         process.serve()
@@ -249,7 +250,7 @@ class _RankProcess:
             time=now,
             peak_rss=_peak_rss(),
             stage=stage.name,
-            report=describe(error),
+            report=describe_exception(error),
             group=self._rendezvous.state(),
             exit_code=exit_code(error),
             kept=self._failure.measure() if self._failure is not None and keeps else None,

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from notebook_launcher import messages
+    from notebook_launcher.messaging import messages
 
 __all__ = ["RankStart"]
 

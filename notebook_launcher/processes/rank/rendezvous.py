@@ -16,14 +16,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.messages import GroupState
+from notebook_launcher.messaging.messages import GroupState
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.rank.sockets import hang_up, open_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.messages import Setup
+    from notebook_launcher.messaging.messages import Setup
 
 __all__ = ["Rendezvous", "redirect_globals", "replace_init_process_group", "torchrun_environment"]
 

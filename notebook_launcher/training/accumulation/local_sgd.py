@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.training import operations
 from notebook_launcher.training.accumulation.members.member_kinds import is_sharded
 

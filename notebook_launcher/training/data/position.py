@@ -14,7 +14,7 @@ from notebook_launcher.training.random import capture_rng_states, restore_rng_st
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["LoaderProgress", "Order", "Position", "generator_owners", "pack", "unpack"]
+__all__ = ["LoaderProgress", "Order", "Position", "generator_owners", "pack_position", "unpack_position"]
 
 DEFAULT_GENERATORS = ("random_state", "numpy_random_seed", "torch_manual_seed")
 """The states of `capture_rng_states` that samplers without a generator of their own draw from."""
@@ -114,7 +114,7 @@ class Order:
             restore_rng_states(here)
 
 
-def pack(position: Position, order: Order | None, seed: int | None) -> dict[str, Any]:
+def pack_position(position: Position, order: Order | None, seed: int | None) -> dict[str, Any]:
     """Return a position, order and seed in plain types and tensors."""
     return {
         "epoch": position.epoch,
@@ -127,7 +127,7 @@ def pack(position: Position, order: Order | None, seed: int | None) -> dict[str,
     }
 
 
-def unpack(state: dict[str, Any]) -> tuple[Position, Order | None, int | None]:
+def unpack_position(state: dict[str, Any]) -> tuple[Position, Order | None, int | None]:
     """Return the arguments of `pack`; raise ValueError for another dictionary."""
     try:
         position = Position(state["epoch"], state["samples"], tuple(state["streams"]), state["stream"])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.data.active_loaders import ActiveLoaders
 
-__all__ = ["prepare_data_loader", "share_out"]
+__all__ = ["make_prepared_loader", "prepare_data_loader"]
 
 
 def prepare_data_loader(
@@ -99,7 +99,7 @@ def prepare_data_loader(
             that was split for other ranks.
     """
     num_processes, process_index = _place_among_ranks(num_processes, process_index)
-    return share_out(
+    return make_prepared_loader(
         dataloader,
         SharingSettings(
             num_processes=num_processes,
@@ -122,7 +122,9 @@ def prepare_data_loader(
     )
 
 
-def share_out(dataloader: DataLoader[Any], settings: SharingSettings) -> DataLoaderShard | DataLoaderDispatcher:
+def make_prepared_loader(
+    dataloader: DataLoader[Any], settings: SharingSettings
+) -> DataLoaderShard | DataLoaderDispatcher:
     """Carry out `prepare_data_loader`."""
     if settings.split_batches:
         _check_split(dataloader, settings.num_processes)

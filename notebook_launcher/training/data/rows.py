@@ -13,6 +13,7 @@ import torch
 
 from notebook_launcher.training.operations import find_batch_size
 from notebook_launcher.training.operations.nested import is_dataclass_instance, rebuild
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +95,10 @@ def join_batches(batches: Sequence[Any]) -> Any:
         return rebuild(first, lambda _: next(joined))
     if isinstance(first, PLAIN):
         return first
-    raise TypeError(f"batches that hold a {type(first).__name__} cannot be joined")
+    raise TypeError(
+        f"batches that hold {type_of(first)} cannot be joined to be shared out. Let collate_fn return tensors or lists "
+        "in its place, or pass dispatch_batches=False so that every rank reads the data itself."
+    )
 
 
 def _is_container(part: Any) -> bool:

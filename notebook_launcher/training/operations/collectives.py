@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.training.argument_checks import check_number
 from notebook_launcher.training.operations.checking import require_alike
 from notebook_launcher.training.operations.nested import map_tensors

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE
-from notebook_launcher.text import type_of
 from notebook_launcher.training.parallelism.deepspeed_factories import refuse_factories
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO, check_keys, value_at
 from notebook_launcher.training.process.environment import flag
+from notebook_launcher.wording.text import type_of
 
-__all__ = ["DeepSpeedPlugin", "is_asked_for"]
+__all__ = ["DeepSpeedPlugin", "deepspeed_is_asked_for"]
 
 PREFIX = "ACCELERATE_DEEPSPEED_"
 KEYS = {
@@ -165,7 +165,7 @@ class DeepSpeedPlugin:
                 raise ValueError(f"{name}={path!r}: {NO_NVME}")
 
 
-def is_asked_for() -> bool:
+def deepspeed_is_asked_for() -> bool:
     """Return True if `ACCELERATE_USE_DEEPSPEED` asks for DeepSpeed, as `accelerate launch` does."""
     return flag(os.environ, "ACCELERATE_USE_DEEPSPEED")
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from notebook_launcher import context
 from notebook_launcher.training.argument_checks import check_instance
-from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin, is_asked_for
+from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin, deepspeed_is_asked_for
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
 from notebook_launcher.training.parallelism.zero import GivenSetting, resolve_zero
 from notebook_launcher.training.process.environment import read_place
@@ -36,7 +36,7 @@ def apply_deepspeed(
         TypeError: `plugin` is not a DeepSpeedPlugin.
         ValueError: DeepSpeed's settings and the given arguments differ; the message has both values.
     """
-    if plugin is None and given.fsdp_plugin is None and is_asked_for():
+    if plugin is None and given.fsdp_plugin is None and deepspeed_is_asked_for():
         plugin = DeepSpeedPlugin()
     if plugin is None:
         return None, None, given

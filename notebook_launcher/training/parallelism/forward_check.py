@@ -27,7 +27,7 @@ from notebook_launcher.context import current
 from notebook_launcher.training.parallelism.forward_marks import ForwardMarks
 from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
 from notebook_launcher.training.rank_check.bulletin import Bulletin
-from notebook_launcher.units import plural, rank_list
+from notebook_launcher.wording.units import plural, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,10 +37,15 @@ if TYPE_CHECKING:
 __all__ = ["check_forwards"]
 
 TOPIC = "forwards"
-SOME_RANKS = (
-    "some ranks ran a forward that others did not. A sharded model gathers its parameters from all ranks in each "
-    "forward. Run it on every rank and as often on each, not inside `if accelerator.is_main_process`. To evaluate on "
-    "one rank, load accelerator.get_state_dict(model), which every rank must call, into a model that is not sharded."
+ON_EVERY_RANK = (
+    "A sharded model gathers its parameters from all ranks in each forward. Run it on every rank and as often on each, "
+    "not inside `if accelerator.is_main_process`. To evaluate on one rank, load accelerator.get_state_dict(model), "
+    "which every rank must call, into a model that is not sharded."
+)
+OTHER_FORWARDS = f"some ranks ran a forward that others did not. {ON_EVERY_RANK}"
+OTHER_STEPS = (
+    "some ranks left out an optimizer step, or ran a forward that others did not. Call optimizer.step() on every rank, "
+    f"not under a condition that holds on some of them. {ON_EVERY_RANK}"
 )
 """The cause and the way out, at the end of a message."""
 Mode = Literal["under no_grad()", "with gradients", "with gradients inside accumulate()"]
@@ -152,18 +157,18 @@ def _explain_mode(name: str, mine: Change, odd: Mapping[int, Mode]) -> str:
         f"{other} on {rank_list([rank for rank, each in odd.items() if each == other])}"
         for other in dict.fromkeys(odd.values())
     )
-    return f"Forward {number} of {name} ran {mode} on rank {dist.get_rank()} and {others}: {SOME_RANKS}"
+    return f"Forward {number} of {name} ran {mode} on rank {dist.get_rank()} and {others}: {OTHER_FORWARDS}"
 
 
 def _explain_drift(name: str, number: int, drift: Drift) -> str:
     mine = f"Forward {number} of {name}"
     if drift.fewer_forwards:
         others = f"{rank_list(drift.fewer_forwards)} had not begun it"
-        return f"{mine} ran on rank {dist.get_rank()}, and {others}: {SOME_RANKS}"
+        return f"{mine} ran on rank {dist.get_rank()}, and {others}: {OTHER_FORWARDS}"
     others = " and ".join(f"{steps} on rank {rank}" for rank, steps in drift.steps.items())
     return (
         f"{mine} began after {plural(drift.num_steps, 'optimizer step')} on rank {dist.get_rank()} and {others}: "
-        f"{SOME_RANKS}"
+        f"{OTHER_STEPS}"
     )
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from notebook_launcher.board_layout import FORWARDS, STEPS
 from notebook_launcher.context import RankContext, current
+from notebook_launcher.messaging.board_layout import FORWARDS, STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,15 +6,15 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.option_checks import whole_number
-from notebook_launcher.text import read_bool, unknown
+from notebook_launcher.settings.whole_numbers import whole_number
+from notebook_launcher.wording.text import read_bool, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import torch
 
-__all__ = ["FullyShardedDataParallelPlugin", "is_asked_for"]
+__all__ = ["FullyShardedDataParallelPlugin", "sharding_is_asked_for"]
 
 PREFIX = "FSDP_"
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -159,7 +159,7 @@ class FullyShardedDataParallelPlugin:
         return _choice("state_dict_type", text, STATE_DICT_TYPES)
 
 
-def is_asked_for() -> bool:
+def sharding_is_asked_for() -> bool:
     """Return True if `ACCELERATE_USE_FSDP` asks for sharding, as `accelerate launch` does."""
     return _switch("ACCELERATE_USE_FSDP", os.environ.get("ACCELERATE_USE_FSDP") or None)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from notebook_launcher.training.argument_checks import check_instance
-from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin, is_asked_for
+from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin, sharding_is_asked_for
 from notebook_launcher.training.parallelism.initial_weights import load_on_first
 from notebook_launcher.training.parallelism.sizes import ParallelismConfig
 from notebook_launcher.training.parallelism.tensor_parallel import share_generators
@@ -104,7 +104,7 @@ def make_layout(
     load_on_first(False)  # what an earlier Accelerator asked for
     if config is None and flag(os.environ, "ACCELERATE_USE_PARALLELISM_CONFIG"):
         config = ParallelismConfig()
-    if plugin is None and is_asked_for():
+    if plugin is None and sharding_is_asked_for():
         plugin = FullyShardedDataParallelPlugin()
     sizes = _settle(config, plugin, launched, num_processes)
     shards = sizes.dp_shard_enabled or sizes.tp_enabled

@@ -6,8 +6,8 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.option_checks import whole_number
-from notebook_launcher.settings.training_settings import whole_number_in
+from notebook_launcher.settings.training_settings import OF_ENVIRONMENT, read_variable
+from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -148,4 +148,5 @@ class ParallelismConfig:
 def _size(name: str, value: Any) -> int:
     if value is not None:
         return whole_number(name, value)
-    return whole_number_in(os.environ, PREFIX + name.upper())
+    variable = PREFIX + name.upper()
+    return whole_number(variable, read_variable(os.environ, variable), hint=OF_ENVIRONMENT)

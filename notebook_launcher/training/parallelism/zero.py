@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO
 from notebook_launcher.training.plugins import GradScalerKwargs
 
@@ -130,11 +131,11 @@ def _number(plugin: DeepSpeedPlugin, key: str) -> Any:
     value = plugin.get_value(key)
     if value in (None, AUTO):
         return None
-    whole = key != "gradient_clipping"
-    fits = isinstance(value, int) if whole else isinstance(value, (int, float))
-    if isinstance(value, bool) or not fits or value < whole:
-        kind = "a whole number, 1 or more" if whole else "a number, 0 or more"
-        raise ValueError(f'DeepSpeed\'s {key}={value!r} must be {kind}, or "{AUTO}".')
+    if key != "gradient_clipping":
+        check = accumulation_steps if key == "gradient_accumulation_steps" else whole_number
+        return check(f"DeepSpeed's {key}", value, hint=f' It can be "{AUTO}", too.')
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise ValueError(f'DeepSpeed\'s {key}={value!r} must be a number, 0 or more, or "{AUTO}".')
     return value
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.process.environment import ProcessPlace, debug_mode, flag, read_place

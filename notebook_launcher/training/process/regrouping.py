@@ -37,7 +37,7 @@ from notebook_launcher.training.user_warnings import warn_user
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Peers", "forget"]
+__all__ = ["Peers", "clear_variables"]
 
 # A process may evaluate and save for hours after the others have returned. One that has died is noticed
 # by the process that started it.
@@ -88,7 +88,7 @@ class Peers:
             return False
         self._store.set(self._key(self._rank), mine.value)
         if mine is not AttemptOutcome.DONE:
-            forget(error)
+            clear_variables(error)
             _leave_group()
         outcomes = self._everyone()
         if AttemptOutcome.FAILED in outcomes or AttemptOutcome.GAVE_UP not in outcomes:
@@ -126,7 +126,7 @@ class Peers:
         )
 
 
-def forget(error: BaseException | None) -> None:
+def clear_variables(error: BaseException | None) -> None:
     """Clear the variables of all functions that an error came through, because they hold tensors."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

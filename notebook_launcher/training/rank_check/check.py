@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher import messages
 from notebook_launcher.context import current
+from notebook_launcher.messaging import messages
 from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.bulletin import Bulletin
-from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe, named
-from notebook_launcher.training.rank_check.evidence import Evidence, Unit, digest, order_of
+from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe_divergence, named
+from notebook_launcher.training.rank_check.evidence import Comparand, Evidence, digest, order_of
 from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
 from notebook_launcher.training.rank_check.left_out import LeftOut
 from notebook_launcher.training.user_warnings import warn_user
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.requests.agreement import UpdateFence
 
-__all__ = ["RankCheck", "notify"]
+__all__ = ["RankCheck", "notify_or_warn"]
 
 SAME_INPUTS = 3
 """Comparisons in a row with the same inputs on all ranks, after which a notice is shown."""
@@ -70,8 +70,10 @@ class RankCheck:
         self._notified: set[str] = set()
         """The notices that were shown, each once."""
 
-    def write(self, watched: Sequence[tuple[PreparedModel, Any]], window: Window | None, *, syncs: bool) -> list[Unit]:
-        """Before a backward: write evidence of the units that are due for a comparison, and return these units.
+    def write(
+        self, watched: Sequence[tuple[PreparedModel, Any]], window: Window | None, *, syncs: bool
+    ) -> list[Comparand]:
+        """Before a backward: write evidence of the comparands that are due, and return these.
 
         Args:
             watched: The models that the backward may reach.
@@ -80,19 +82,21 @@ class RankCheck:
             syncs: True if the backward reduces the gradients.
         """
         due = [member for member, _ in watched if member.notes.is_due and member.notes.forwards & FORWARD_SYNCED]
-        units = [Unit.of_model(member.module) for member in due if member.notes.compares]
+        comparands = [Comparand.of_model(member.module) for member in due if member.notes.compares]
         leaves = self._members.leaves
         if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
-            units.append(Unit.of_leaves(self._members))
-        topics = {unit.owner: f"comparison {unit.notes.num_synced + 1}" for unit in units}
+            comparands.append(Comparand.of_leaves(self._members))
+        topics = {comparand.owner: f"comparison {comparand.notes.num_synced + 1}" for comparand in comparands}
         written = [
-            unit for unit in units if self.bulletin.write(unit.owner, topics[unit.owner], self._evidence_of(unit))
+            comparand
+            for comparand in comparands
+            if self.bulletin.write(comparand.owner, topics[comparand.owner], self._evidence_of(comparand))
         ]
         if window is not None:
             self.left_out.write(window, watched, syncs=syncs)
         return written
 
-    def compare(self, written: Sequence[Unit]) -> None:
+    def compare(self, written: Sequence[Comparand]) -> None:
         """After a backward: compare the evidence that the ranks have written.
 
         Raises:
@@ -100,22 +104,24 @@ class RankCheck:
                 has left a micro-batch out of its window, and others have not, on the ranks that left one out.
         """
         self.left_out.compare()
-        reached = [unit for unit in written if unit.is_to_compare]
+        reached = [comparand for comparand in written if comparand.is_to_compare]
         if reached:
             self._fence.finish()
-        for unit in reached:
-            update = unit.notes.compared = unit.notes.num_synced
-            found = self.bulletin.read(unit.owner, f"comparison {update}")
+        for comparand in reached:
+            update = comparand.notes.compared = comparand.notes.num_synced
+            found = self.bulletin.read(comparand.owner, f"comparison {update}")
             evidence = {rank: Evidence(*fields) for rank, fields in found.items()}
             _compare_steps(evidence, f"update {update}")
             self._compare_inputs(evidence)
             self._compare_outside(evidence)
             self._compare_orders(evidence)
 
-            def gather(mine: Any, ranks: Iterable[int], unit: Unit = unit, update: int = update) -> dict[int, Any]:
-                return self.bulletin.exchange(unit.owner, f"details {update}", mine, ranks)
+            def gather(
+                mine: Any, ranks: Iterable[int], comparand: Comparand = comparand, update: int = update
+            ) -> dict[int, Any]:
+                return self.bulletin.exchange(comparand.owner, f"details {update}", mine, ranks)
 
-            self._judge(unit, evidence, f"update {update}", gather)
+            self._judge(comparand, evidence, f"update {update}", gather)
 
     def compare_gradients(self, member: Member, number: int) -> None:
         """Compare gradients of `loss.backward()`, `torch.autograd.grad` or the user, at steps 1, 2, 4, 8 and so on.
@@ -151,35 +157,35 @@ class RankCheck:
             RuntimeError: As `compare`; on every rank.
         """
         models = self._members.synced_models
-        units = [Unit.of_model(member.module) for member in models if not member.notes.trains_alone]
-        units += [Unit.of_leaves(self._members)] if self._members.leaves else []
-        by_rank = exchange([self._evidence_of(unit) for unit in units])
-        if any(len(theirs) != len(units) for theirs in by_rank):
+        comparands = [Comparand.of_model(member.module) for member in models if not member.notes.trains_alone]
+        comparands += [Comparand.of_leaves(self._members)] if self._members.leaves else []
+        by_rank = exchange([self._evidence_of(comparand) for comparand in comparands])
+        if any(len(theirs) != len(comparands) for theirs in by_rank):
             return
 
         def gather(mine: Any, ranks: Iterable[int]) -> dict[int, Any]:
             everything = exchange(mine)
             return {rank: everything[rank] for rank in ranks}
 
-        for at, unit in enumerate(units):
-            self._judge(unit, {rank: Evidence(*theirs[at]) for rank, theirs in enumerate(by_rank)}, call, gather)
+        for at, comparand in enumerate(comparands):
+            self._judge(comparand, {rank: Evidence(*theirs[at]) for rank, theirs in enumerate(by_rank)}, call, gather)
 
-    def _evidence_of(self, unit: Unit) -> Evidence:
-        state, gradient_state = self._state_of(unit), self._gradient_state
+    def _evidence_of(self, comparand: Comparand) -> Evidence:
+        state, gradient_state = self._state_of(comparand), self._gradient_state
         return Evidence(
-            form=digest([(name, list(tensor.shape)) for name, tensor in unit.tensors]),
-            weights=fingerprint(tensor for _, tensor in unit.tensors),
+            form=digest([(name, list(tensor.shape)) for name, tensor in comparand.tensors]),
+            weights=fingerprint(tensor for _, tensor in comparand.tensors),
             state_form=digest([name for name, _ in state]),
             state=fingerprint(tensor for _, tensor in state),
-            rates=self._rates(unit),
-            inputs=unit.notes.inputs if gradient_state.active_loaders.active is None else None,
+            rates=self._rates(comparand),
+            inputs=comparand.notes.inputs if gradient_state.active_loaders.active is None else None,
             outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
             num_steps=(gradient_state.current or gradient_state).num_steps,
             order=order_of(gradient_state.active_loaders.active),
         )
 
     def _judge(
-        self, unit: Unit, evidence: dict[int, Evidence], where: str, gather: Callable[..., dict[int, Any]]
+        self, comparand: Comparand, evidence: dict[int, Evidence], where: str, gather: Callable[..., dict[int, Any]]
     ) -> None:
         """Raise or report the first thing in which these ranks differ; every rank comes to the same conclusion."""
         mine = evidence[self._rank]
@@ -194,20 +200,20 @@ class RankCheck:
         what = next((what for what, values in found.items() if len(set(values.values())) > 1), None)
         if what is None:
             return
-        tensors = {"weights": unit.tensors, "rates": [], "state": self._state_of(unit)}[what]
+        tensors = {"weights": comparand.tensors, "rates": [], "state": self._state_of(comparand)}[what]
         details = gather([[name, *sketch(tensor)] for name, tensor in tensors], sorted(alike)) if tensors else {}
         difference = Difference(
             what=what,
             where=where,
-            model=unit.title,
-            num_updates=unit.notes.num_synced,
+            model=comparand.title,
+            num_updates=comparand.notes.num_synced,
             values=found[what],
             rates=rates,
             sketches={rank: {name: Sketch(*rest) for name, *rest in theirs} for rank, theirs in details.items()},
-            unowned=self._unowned(unit),
-            own_state=unit.notes.own_state,
+            unowned=self._unowned(comparand),
+            own_state=comparand.notes.own_state,
         )
-        text, is_error = describe(difference)
+        text, is_error = describe_divergence(difference)
         if is_error:
             raise RuntimeError(text)
         self._notify(what, text)
@@ -251,18 +257,18 @@ class RankCheck:
     def _notify(self, key: str, text: str) -> None:
         if self._rank == 0 and key not in self._notified:
             self._notified.add(key)
-            notify(text)
+            notify_or_warn(text)
 
-    # What optimizers know of a unit's parameters.
+    # What optimizers know of a comparand's parameters.
 
-    def _state_of(self, unit: Unit) -> list[tuple[str, torch.Tensor]]:
-        if unit.notes.own_state:
+    def _state_of(self, comparand: Comparand) -> list[tuple[str, torch.Tensor]]:
+        if comparand.notes.own_state:
             return []
-        names = {id(tensor): name for name, tensor in unit.tensors}
+        names = {id(tensor): name for name, tensor in comparand.tensors}
         # `get`: an optimizer's state is a defaultdict, and to look must not add to it.
         kept = [
             (names[id(parameter)], prepared.state.get(parameter))
-            for prepared, group in self._groups(unit)
+            for prepared, group in self._groups(comparand)
             for parameter in group["params"]
             if id(parameter) in names
         ]
@@ -274,17 +280,17 @@ class RankCheck:
             if is_comparable(value)
         ]
 
-    def _rates(self, unit: Unit) -> list[float]:
-        rates = [group.get("lr") for _, group in self._groups(unit)]
+    def _rates(self, comparand: Comparand) -> list[float]:
+        rates = [group.get("lr") for _, group in self._groups(comparand)]
         return [float(rate) for rate in rates if isinstance(rate, (int, float, torch.Tensor))]
 
-    def _unowned(self, unit: Unit) -> frozenset[str]:
+    def _unowned(self, comparand: Comparand) -> frozenset[str]:
         """Return the names of parameters that no prepared optimizer has."""
-        owned = {id(parameter) for _, group in self._groups(unit) for parameter in group["params"]}
-        return frozenset(name for name, tensor in unit.tensors if id(tensor) not in owned)
+        owned = {id(parameter) for _, group in self._groups(comparand) for parameter in group["params"]}
+        return frozenset(name for name, tensor in comparand.tensors if id(tensor) not in owned)
 
-    def _groups(self, unit: Unit) -> list[tuple[Any, dict[str, Any]]]:
-        mine = {id(tensor) for _, tensor in unit.tensors}
+    def _groups(self, comparand: Comparand) -> list[tuple[Any, dict[str, Any]]]:
+        mine = {id(tensor) for _, tensor in comparand.tensors}
         groups = [(prepared, group) for prepared in self._optimizers for group in prepared.param_groups]
         return [
             (prepared, group)
@@ -308,7 +314,7 @@ def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
         )
 
 
-def notify(text: str) -> None:
+def notify_or_warn(text: str) -> None:
     """Show a line in the cell; without a launcher, warn."""
     context = current()
     if context is None:

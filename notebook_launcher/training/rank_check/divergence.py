@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.fingerprints import Sketch
 
-__all__ = ["SWITCH", "Difference", "describe", "named"]
+__all__ = ["SWITCH", "Difference", "describe_divergence", "named"]
 
 SWITCH = "check_ranks=False, of an Accelerator or a launch, switches this check off."
 
@@ -41,7 +41,7 @@ class Difference:
     """The cause of optimizer states that differ on purpose; empty: none is known."""
 
 
-def describe(difference: Difference) -> tuple[str, bool]:
+def describe_divergence(difference: Difference) -> tuple[str, bool]:
     """Return the report, and True if it is an error: False where the ranks differ by rounding alone."""
     reference, others = _sides(difference.values)
     ranks, base = f"rank{'s' * (len(others) > 1)} {named(others)}", f"rank {reference}"

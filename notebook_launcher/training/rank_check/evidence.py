@@ -1,4 +1,4 @@
-"""Evidence that ranks write for each other at a comparison, and the units of parameters that it is about."""
+"""Evidence that ranks write for each other at a comparison, and the parameters that it compares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.members.ddp import Notes, SyncedModel
     from notebook_launcher.training.accumulation.members.members import Members
 
-__all__ = ["Evidence", "Unit", "digest", "order_of"]
+__all__ = ["Comparand", "Evidence", "digest", "order_of"]
 
 
 class Evidence(NamedTuple):
@@ -41,15 +41,15 @@ class Evidence(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Unit:
-    """Parameters whose gradients are reduced together: a model's, or the leaf tensors."""
+class Comparand:
+    """Parameters that ranks compare together, and reduce together: a model's, or the leaf tensors."""
 
     owner: Any
     """The object that the bulletin names: the model, or the members for their leaf tensors."""
     title: str
-    """The unit's name in messages."""
+    """The comparand's name in messages."""
     notes: Notes
-    """The notes that count the unit's reductions."""
+    """The notes that count the comparand's reductions."""
     tensors: list[tuple[str, torch.Tensor]]
     """The parameters with their names, if they are trained, not ignored by DDP, and whole on each rank."""
 
@@ -60,8 +60,8 @@ class Unit:
         return self.notes.compared < update and not update & (update - 1)
 
     @classmethod
-    def of_model(cls, model: SyncedModel) -> Unit:
-        """Return the unit of a model."""
+    def of_model(cls, model: SyncedModel) -> Comparand:
+        """Return the comparand of a model."""
         tensors = [
             (name.replace("_orig_mod.", ""), parameter)
             for name, parameter in model.module.named_parameters()
@@ -70,8 +70,8 @@ class Unit:
         return cls(model, type(model.module).__name__, model.notes, tensors)
 
     @classmethod
-    def of_leaves(cls, members: Members) -> Unit:
-        """Return the unit of the leaf tensors."""
+    def of_leaves(cls, members: Members) -> Comparand:
+        """Return the comparand of the leaf tensors."""
         tensors = [(f"leaf tensor {at}", leaf.tensor) for at, leaf in enumerate(members.leaves)]
         return cls(members, "the leaf tensors", members.leaf_notes, tensors)
 

@@ -13,13 +13,13 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher import messages
 from notebook_launcher.context import COMPUTING, WAITING, RankContext, current
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PHASES", "Phase", "PhaseClock", "make_clock"]
+__all__ = ["PHASES", "Phase", "PhaseClock", "make_clock", "read_clock"]
 
 Phase = Literal["data", "forward", "backward", "sync", "step"]
 
@@ -31,7 +31,7 @@ SEND_INTERVAL = 0.2
 MAX_RECORD_SPANS = 64
 """Spans in a record, about 16 micro-batches."""
 
-_now = time.monotonic  # The kernel's clock too: ranks can be laid side by side.
+read_clock = time.monotonic  # The kernel's clock too: ranks can be laid side by side.
 
 
 class PhaseClock:
@@ -46,7 +46,7 @@ class PhaseClock:
         self._send = send
         self._set_activity = set_activity
         self._settings_now = settings_now
-        self._due = _now() + SEND_INTERVAL
+        self._due = read_clock() + SEND_INTERVAL
         """The moment after which a mark sends a record."""
         self._since = 0.0
         """The last mark that is in a record; 0: what comes next only begins to measure."""
@@ -65,7 +65,7 @@ class PhaseClock:
 
         The first mark after the clock was made, or flushed, only begins to measure.
         """
-        now = _now()
+        now = read_clock()
         self._phases.append(phase)
         self._times.append(now)
         if now > self._due:
@@ -80,7 +80,7 @@ class PhaseClock:
         Args:
             syncs: True if the backward will wait for the ranks.
         """
-        now = _now()
+        now = read_clock()
         self._phases.append("forward")
         self._times.append(now)
         self._watching = syncs and now >= self._watch_at
@@ -90,7 +90,7 @@ class PhaseClock:
 
     def mark_computed(self) -> None:
         """Mark that a watched backward has computed all gradients and now waits for the ranks."""
-        self._computed = _now()
+        self._computed = read_clock()
         if self._set_activity is not None:
             self._set_activity(WAITING)
 
@@ -103,7 +103,7 @@ class PhaseClock:
         if not synced:
             self.mark("backward")
             return
-        now, since = _now(), self._times[-1] if self._times else self._since
+        now, since = read_clock(), self._times[-1] if self._times else self._since
         if self._watching:
             if self._began < self._computed:
                 self._sync_share = (now - self._computed) / max(now - since, 1e-9)
@@ -128,11 +128,11 @@ class PhaseClock:
         """
         self._windows.append((micro_batches, samples))
         self._phases.append(None)
-        self._times.append(_now())
+        self._times.append(read_clock())
 
     def flush(self) -> None:
         """Send the remaining measurements, and stop until the next mark; a rank calls it when its function ends."""
-        self._report(_now())
+        self._report(read_clock())
         self._since = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, reporting
-from notebook_launcher.text import unknown
 from notebook_launcher.training.recording.experiment_trackers import (
     AimTracker,
     ClearMLTracker,
@@ -26,6 +25,7 @@ from notebook_launcher.training.recording.tracker_classes import (
     as_number,
 )
 from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.wording.text import unknown
 
 if TYPE_CHECKING:
     import os

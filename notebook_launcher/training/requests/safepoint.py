@@ -13,8 +13,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from notebook_launcher import board_layout, messages
 from notebook_launcher.context import COMPUTING, WAITING, RunStopped, current, notify
+from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.training.recording.update_profile import UpdateProfile
 from notebook_launcher.training.requests.agreement import Agreement, BoardSlot, StoreSlot, make_fence
 

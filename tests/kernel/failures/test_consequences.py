@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notebook_launcher.kernel.failures.culprit import is_secondary, is_victim_like
-from notebook_launcher.messages import ExceptionReport, Frame
+from notebook_launcher.messaging.messages import ExceptionReport, Frame
 
 IN_COLLECTIVE = "/opt/python/site-packages/torch/distributed/distributed_c10d.py"
 IN_DDP = "/opt/python/site-packages/torch/nn/parallel/distributed.py"

@@ -15,7 +15,7 @@ from notebook_launcher.kernel.inspection.mismatches import (
     suggestion,
 )
 from notebook_launcher.kernel.inspection.stacks import Stacks
-from notebook_launcher.messages import ExceptionReport, Frame
+from notebook_launcher.messaging.messages import ExceptionReport, Frame
 
 QUIET: dict[str, Any] = {"output": "none", "monitor": False, "runs_folder": None}
 CALLS = {0: "all_reduce", 1: "barrier"}

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import context, messages, reporting
+from notebook_launcher import context, reporting
 from notebook_launcher.kernel.run.live_values import LiveValues
+from notebook_launcher.messaging import messages
 
 
 def phases_of(time: float, *, spans: tuple[tuple[str, float, float], ...] = (), **fields: Any) -> messages.Phases:

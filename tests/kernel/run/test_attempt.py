@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import LaunchConfig, board_layout, messages
+from notebook_launcher import LaunchConfig
 from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost
 from notebook_launcher.kernel.plan import make_plan
@@ -17,6 +17,7 @@ from notebook_launcher.kernel.run import attempt as attempt_module
 from notebook_launcher.kernel.run import rank_requests
 from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SESSION_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
 from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
+from notebook_launcher.messaging import board_layout, messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

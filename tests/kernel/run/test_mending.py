@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import Session, report
 from notebook_launcher.kernel.ranks import describe_restart
+from tests.support.run_state import tree_of
 
 if TYPE_CHECKING:
     import pytest
@@ -32,7 +33,7 @@ def test_notice_after_a_stop_with_nccl_names_what_would_have_kept_the_memory(cap
 
     with Session(1) as session:
         session.run(int)
-        tree: Any = session._runs.ranks.tree
+        tree: Any = tree_of(session)
         tree.setup = dataclasses.replace(
             tree.setup, backend="nccl"
         )  # The rank has gloo's group; the kernel's words are tried.

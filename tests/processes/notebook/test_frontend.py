@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher import messages
-from notebook_launcher.channel import channel_pair
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import channel_pair
 from tests.support.kernels import ROOT, Kernel
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 RANK = """
 import linecache, os, socket, sys, traceback
-from notebook_launcher import messages
-from notebook_launcher.channel import Channel
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import Channel
 from notebook_launcher.processes.notebook import frontend
 
 fd, mode = int(sys.argv[1]), sys.argv[2]
@@ -323,8 +323,8 @@ def test_module_keeps_its_own_loader():
 
 FORK = """
 import os, socket, sys
-from notebook_launcher import messages
-from notebook_launcher.channel import Channel, channel_pair
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.kernel.display.cell import ask, make_sink
 from notebook_launcher.processes.notebook import frontend
 

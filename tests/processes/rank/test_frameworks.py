@@ -356,10 +356,10 @@ def test_accelerates_barrier_names_no_gpu_that_does_not_exist() -> None:
     """Accelerate's own names the GPU with the number of the rank, of which there are fewer where ranks share GPUs."""
     import torch.distributed as dist
 
-    from notebook_launcher.processes.rank.frameworks import _with_existing_device
+    from notebook_launcher.processes.rank.frameworks import with_existing_device
 
     calls: list[int] = []
-    wait = _with_existing_device(lambda state: calls.append(state.local_process_index))
+    wait = with_existing_device(lambda state: calls.append(state.local_process_index))
     shares, has_its_own = SimpleNamespace(local_process_index=1_000_000), SimpleNamespace(local_process_index=-1)
     wait(shares)
     assert calls == [1_000_000]  # Without a group Accelerate's own decides.

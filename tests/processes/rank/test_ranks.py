@@ -195,7 +195,7 @@ print(list(notebook_launch(orphan, 1, output="none")))
 
 UNWATCHED = """
 import os, subprocess
-from notebook_launcher.channel import channel_pair
+from notebook_launcher.messaging.channel import channel_pair
 from notebook_launcher.processes.supervisor import _Supervisor
 supervisor = _Supervisor(channel_pair()[0])
 process = subprocess.Popen(["sleep", "600"], start_new_session=True)

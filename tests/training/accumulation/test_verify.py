@@ -34,6 +34,13 @@ def test_command_fails_without_a_combination():
         verify_accumulation([3, 0])
 
 
+def test_numbers_that_are_none_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"num_processes=2 is an int\. Pass a list of whole numbers: \[1, 2, 4\]"):
+        verify_accumulation(2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps='two' is a str; it must be a whole number"):
+        verify_accumulation([2], ["two"])  # type: ignore[list-item]
+
+
 def test_command_wants_a_verb():
     assert run().returncode == 2
 

@@ -168,7 +168,7 @@ def test_missing_batch_size_follows_from_the_others(sizes: dict[str, Any], expec
             r"train_batch_size=48 is not train_micro_batch_size_per_gpu=4 x .*_steps=2 x 2 ranks = 16",
         ),
         ({"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2}, {}, "is not a multiple of .*= 4"),
-        ({"gradient_accumulation_steps": 0}, {}, "gradient_accumulation_steps=0 must be a whole number"),
+        ({"gradient_accumulation_steps": 0}, {}, '_steps=0 is too small; it must be 1 or more.* "auto", too'),
         ({"gradient_clipping": -1}, {}, "gradient_clipping=-1 must be a number, 0 or more"),
         ({"torch_autocast": {"enabled": True, "dtype": "float8"}}, {}, "torch_autocast.dtype='float8' is unknown"),
         ({"fp16": {"enabled": True, "loss_scale": 128}}, {}, "fp16.loss_scale=128: a fixed scale"),

@@ -73,7 +73,7 @@ def test_variables_give_what_the_code_leaves_open(monkeypatch: pytest.MonkeyPatc
     assert (plugin.auto_wrap_policy, plugin.transformer_cls_names_to_wrap) == ("TRANSFORMER_BASED_WRAP", ["Block"])
     assert ParallelismConfig().dp_shard_size == 2
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "two")
-    with pytest.raises(ValueError, match="PARALLELISM_CONFIG_DP_SHARD_SIZE='two' must be a whole number, 1 or more"):
+    with pytest.raises(ValueError, match="PARALLELISM_CONFIG_DP_SHARD_SIZE='two' is a str; it must be a whole number"):
         ParallelismConfig()
 
 

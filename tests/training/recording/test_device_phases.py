@@ -33,7 +33,7 @@ class Device:
         """Time at which the device will be done with all that is queued."""
         self.sent: list[Any] = []
         self.dead = self.is_capturing = False
-        monkeypatch.setattr(phases, "_now", lambda: self.now)
+        monkeypatch.setattr(phases, "read_clock", lambda: self.now)
         self.clock = DevicePhaseClock(self.sent.append, lambda: None if self.is_capturing else Moment(self))
         self.clock.mark(None)
 
@@ -162,7 +162,7 @@ def test_device_is_asked_nothing_while_a_graph_is_captured(device: Device) -> No
 
 def test_process_without_a_gpu_in_use_has_the_phases_of_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(phases, "_now", lambda: now[0])
+    monkeypatch.setattr(phases, "read_clock", lambda: now[0])
     sent: list[Any] = []
     clock = DevicePhaseClock(sent.append, lambda: None)
     clock.mark(None)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import Session, launch, messages, reporting
+from notebook_launcher import Session, launch, reporting
 from notebook_launcher.history.schema import MAX_SPANS, RankPhases
 from notebook_launcher.kernel.run.live_values import LiveValues
+from notebook_launcher.messaging import messages
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
 from tests.support.toy_training import session_fixture
@@ -23,7 +24,7 @@ class Line:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.sent: list[Any] = []
-        monkeypatch.setattr(phases, "_now", lambda: self.now)
+        monkeypatch.setattr(phases, "read_clock", lambda: self.now)
         self.clock = PhaseClock(self.sent.append)
         self.clock.mark(None)
 

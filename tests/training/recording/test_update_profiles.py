@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from notebook_launcher import Accelerator, launch, messages, report, tunable
+from notebook_launcher import Accelerator, launch, report, tunable
 from notebook_launcher.errors import CallOrderError, NoSuchRankError
 from notebook_launcher.kernel.inspection.profiles import Profile
+from notebook_launcher.messaging import messages
 from notebook_launcher.training.recording import update_profile
 from notebook_launcher.training.recording.profiler_lines import without_profiler_lines
 from notebook_launcher.training.recording.update_profile import UpdateProfile
+from tests.support.run_state import data_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +57,7 @@ def train() -> None:
 @pytest.fixture
 def run() -> Iterator[Run]:
     run = launch(train, 2, output="none", monitor=False)
-    while not run.metrics or run._data.live.settings.of_accelerator == {}:
+    while not run.metrics or data_of(run).live.settings.of_accelerator == {}:
         run.wait(0.01)
     yield run
     run.stop()

@@ -18,8 +18,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from notebook_launcher import LaunchConfig, board_layout
+from notebook_launcher import LaunchConfig
 from notebook_launcher.context import RankContext, RunStopped
+from notebook_launcher.messaging import board_layout
 from notebook_launcher.training.requests.agreement import UpdateFence
 from notebook_launcher.training.requests.safepoint import Safepoint
 from notebook_launcher.training.requests.steering import Steering

@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_launcher import Accelerator, Session, board_layout, launch, notebook_launch, report, track
+from notebook_launcher import Accelerator, Session, launch, notebook_launch, report, track
 from notebook_launcher.errors import CallOrderError, RunStoppedError
+from notebook_launcher.messaging import board_layout
+from tests.support.run_state import data_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -288,7 +290,7 @@ def test_rank_may_stop_before_the_caller_of_stop_continues(presses):
 
     run = launch(loop, 1, output="none")
     until(functools.partial(has_reported, run), run)
-    attempt: Any = run._data.attempt
+    attempt: Any = data_of(run).attempt
     tree = attempt.tree
     tree.board.memory = SlowMemory(tree.board.memory)
     for _ in range(presses):

@@ -29,7 +29,7 @@ export function formatRanks(ranks) {
 const [MINUTE, HOUR] = [60, 3600];
 
 /**
- * The functions of notebook_launcher/units.py, with its `FORMATS`; tests/foundations/test_units.py compares them.
+ * The functions of notebook_launcher/wording/units.py, with its `FORMATS`; tests/wording/test_units.py compares them.
  *
  * Each returns an empty string for a value that is unknown.
  */

@@ -1,12 +1,12 @@
 """Kinds of members, each with its way to synchronise gradients.
 
-| member | its gradients are reduced | a window pauses that |
+| member | its gradients are reduced | a window switches that off |
 |---|---|---|
 | `PreparedModel` | by DDP, in a backward whose forward ran with the switch on | always |
 | `DDPModel`, which the user wrapped | as a `PreparedModel` | never |
 | `ShardedModel` (`fully_shard`) | by FSDP2, in a backward with the switch on | with `sync_each_batch=False` |
 | `LeafTensor` | after the backward, by `synchronisation.reduce_leaves` | always |
-| `PlainModel`, `StrayParameters` | never: one process, frozen, or not prepared | there is nothing to pause |
+| `PlainModel`, `StrayParameters` | never: one process, frozen, or not prepared | there is nothing to switch off |
 
 Inside a window, the gradients of a sharded model with several replicas are reduced partly: over the ranks that share a
 replica, not over the replicas. `synchronisation.py` decides when a switch is off.
@@ -35,19 +35,19 @@ __all__ = [
     "DDPModel",
     "LeafTensor",
     "Member",
-    "Pause",
     "PlainModel",
     "PreparedModel",
     "ShardedModel",
     "StrayParameters",
+    "SwitchOff",
     "is_sharded",
     "member_of",
     "synchronises_itself",
 ]
 
 
-class Pause(enum.Enum):
-    """The cases in which a window pauses the synchronisation of a member, in all micro-batches but its last."""
+class SwitchOff(enum.Enum):
+    """The cases in which a window switches a member off, in all micro-batches but its last."""
 
     ALWAYS = enum.auto()
     IF_ASKED = enum.auto()
@@ -58,7 +58,7 @@ class Pause(enum.Enum):
 class Member:
     """Parameters that are trained together; the base of all kinds, which synchronises nothing."""
 
-    pause = Pause.NEVER
+    switch_off = SwitchOff.NEVER
     notes: Notes | None = None
     """Notes of the forwards and backwards; only a model that `prepare` wrapped in DDP keeps any."""
 
@@ -136,7 +136,7 @@ class PlainModel(Member):
 class ShardedModel(PlainModel):
     """A module that `fully_shard` (FSDP2) was applied to."""
 
-    pause = Pause.IF_ASKED
+    switch_off = SwitchOff.IF_ASKED
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
@@ -221,7 +221,7 @@ class DDPModel(PlainModel):
 class PreparedModel(DDPModel):
     """A DistributedDataParallel that `prepare` made, which notes its forwards."""
 
-    pause = Pause.ALWAYS
+    switch_off = SwitchOff.ALWAYS
     module: SyncedModel
     notes: Notes
 
@@ -311,7 +311,7 @@ class PreparedModel(DDPModel):
 class LeafTensor(Member):
     """A tensor that is trained by itself, not as a module's parameter."""
 
-    pause = Pause.ALWAYS
+    switch_off = SwitchOff.ALWAYS
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor

@@ -6,7 +6,7 @@ forward, so a block sets the switches when it begins.
 | a micro-batch is computed | the switch |
 |---|---|
 | as the last of its window: `ends_window` | on |
-| earlier in its window: `pause` | off; on with `sync_each_batch=True`; partly on for sharded models with None |
+| earlier in its window: `switch_off` | off; on with `sync_each_batch=True`; partly on for sharded models with None |
 | outside any `accumulate` | on |
 | inside `no_sync`: `without_sync` | off |
 | inside `trigger_sync_in_backward`: `sync_next` | on, for the forwards before as well |
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training.accumulation.members.member_kinds import Pause
+from notebook_launcher.training.accumulation.members.member_kinds import SwitchOff
 from notebook_launcher.training.operations.wire_devices import collective_device
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.windows.windows import Window
 
-__all__ = ["ends_window", "pause", "reduce_leaves", "resume", "sync_next", "waits_for_ranks", "without_sync"]
+__all__ = ["ends_window", "reduce_leaves", "switch_back", "switch_off", "sync_next", "waits_for_ranks", "without_sync"]
 
 
 def ends_window(num_batches: int, num_steps: int, *, is_last: bool, sync_with_dataloader: bool) -> bool:
@@ -48,24 +48,24 @@ def ends_window(num_batches: int, num_steps: int, *, is_last: bool, sync_with_da
     return num_batches >= num_steps or (is_last and sync_with_dataloader)
 
 
-def pause(members: Iterable[Member], *, sync_each_batch: bool | None) -> list[tuple[Member, bool]]:
-    """Switch members off for a micro-batch that is not the last of its window; return what `resume` needs."""
+def switch_off(members: Iterable[Member], *, sync_each_batch: bool | None) -> list[tuple[Member, bool]]:
+    """Switch members off for a micro-batch that is not the last of its window; return what `switch_back` needs."""
     if sync_each_batch:
         return []
     asked = sync_each_batch is False
-    paused = []
+    switched_off = []
     for member in members:
-        if member.pause is Pause.ALWAYS or (asked and member.pause is Pause.IF_ASKED):
-            paused.append((member, member.set_sync(member.must_sync)))
-        elif member.pause is Pause.IF_ASKED:
+        if member.switch_off is SwitchOff.ALWAYS or (asked and member.switch_off is SwitchOff.IF_ASKED):
+            switched_off.append((member, member.set_sync(member.must_sync)))
+        elif member.switch_off is SwitchOff.IF_ASKED:
             member.reduce_partly()
-            paused.append((member, True))
-    return paused
+            switched_off.append((member, True))
+    return switched_off
 
 
-def resume(paused: Iterable[tuple[Member, bool]]) -> None:
-    """Set the switches back to their states before `pause`."""
-    for member, before in paused:
+def switch_back(switched_off: Iterable[tuple[Member, bool]]) -> None:
+    """Set the switches back to their states before `switch_off`."""
+    for member, before in switched_off:
         member.set_sync(before)
 
 
@@ -76,7 +76,7 @@ def without_sync(members: Iterable[Member]) -> Iterator[None]:
     try:
         yield
     finally:
-        resume(reversed(before))
+        switch_back(reversed(before))
 
 
 @contextlib.contextmanager

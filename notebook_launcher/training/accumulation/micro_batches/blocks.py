@@ -1,12 +1,12 @@
-"""The block of one micro-batch: before the forward it pauses or keeps the synchronisation of its members."""
+"""The block of one micro-batch: before the forward it switches its members off, or not."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from notebook_launcher import context
-from notebook_launcher.training.accumulation.members.member_kinds import Pause
-from notebook_launcher.training.accumulation.members.synchronisation import pause, resume
+from notebook_launcher.training.accumulation.members.member_kinds import SwitchOff
+from notebook_launcher.training.accumulation.members.synchronisation import switch_back, switch_off
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,8 +24,20 @@ __all__ = ["MicroBatchBlock"]
 class MicroBatchBlock:
     """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
 
-    __slots__ = ("_clock", "_gradient_state", "_pausable", "_paused", "_rules", "_safepoint", "_warn_once", "free",
-                 "members", "outer", "probes", "window")  # fmt: skip
+    __slots__ = (
+        "_clock",
+        "_gradient_state",
+        "_rules",
+        "_safepoint",
+        "_switchable",
+        "_switched_off",
+        "_warn_once",
+        "free",
+        "members",
+        "outer",
+        "probes",
+        "window",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -49,15 +61,15 @@ class MicroBatchBlock:
         """False while the block is entered; a nested block is a copy."""
         self._rules = rules
         self.window = gradient_state.window_of(members)
-        self._pausable = [member for member in members if member.pause is not Pause.NEVER]
-        """Members that a window may pause."""
+        self._switchable = [member for member in members if member.switch_off is not SwitchOff.NEVER]
+        """Members that a window may switch off."""
         self.probes = [
             next((parameter for parameter in member.parameters() if parameter.requires_grad), None)
             for member in members
         ]
         """A trained parameter of each member: its version shows whether the weights were changed, and its gradient
         whether there are gradients. So no walk through the model is needed."""
-        self._paused: list[tuple[Member, bool]] = []
+        self._switched_off: list[tuple[Member, bool]] = []
         """Members that are switched off for this micro-batch, each with its state before."""
         self.outer: OpenBlock | None = None
         """The block around this one."""
@@ -85,16 +97,16 @@ class MicroBatchBlock:
             self._check_untouched()
         self.outer = gradient_state.open_block(self)
         self.free = False
-        if not gradient_state.sync_gradients and self._pausable:
-            self._paused = pause(self._pausable, sync_each_batch=gradient_state.plugin.sync_each_batch)
+        if not gradient_state.sync_gradients and self._switchable:
+            self._switched_off = switch_off(self._switchable, sync_each_batch=gradient_state.plugin.sync_each_batch)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         gradient_state, window = self._gradient_state, self.window
-        if self._paused:
-            resume(self._paused)
-            self._paused = []
+        if self._switched_off:
+            switch_back(self._switched_off)
+            self._switched_off = []
         self.free = True
         if not gradient_state.sync_gradients:
             if self._rules.guards and kind is None:

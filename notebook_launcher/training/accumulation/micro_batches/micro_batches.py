@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MicroBatches"]
 
+InReach: TypeAlias = "tuple[PreparedModel, list[int] | None]"
+"""A model that a backward may reach, and the versions of its gradients before."""
 MOST_BLOCKS = 16
 """Blocks that are kept: a loop that makes a new container for each micro-batch asks for a new one each time."""
 
@@ -117,43 +119,36 @@ class MicroBatches:
         """Compute gradients; at the end of a window they belong to the mean over the whole window."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
-        gradient_state, clock, check = self.gradient_state, self.clock, self.rank_check
-        # As `gradient_state.current`, without a call.
-        window: Window | None = None if gradient_state.block is None else gradient_state.block.window
-        weight = self.weighing.own_weight(window, weight)
-        if window is None:
-            self._act_between_updates()
-            factor, ends = self.weighing.factor_outside_blocks(weight, reduction), True
-        else:
-            factor, ends = self.weighing.count_and_weigh(window, weight, reduction), gradient_state.sync_gradients
-        ending = window if ends else None  # The window that ends with this micro-batch.
+        block = self.gradient_state.block
+        window: Window | None = None if block is None else block.window  # As `gradient_state.current`, without a call.
+        factor, ends = self._weigh(window, weight, reduction)
         syncs = waits_for_ranks(window, self.members, ends=ends, num_processes=self._num_processes)
-        is_watched = clock is not None and clock.begin_backward(syncs=syncs)
-        watched = self._watched() if self._num_processes > 1 and (self._rules.guards or check is not None) else ()
-        written = () if check is None else check.write(watched, window, syncs=syncs)
-        pending = None if ending is None or ending.kind != "given" else self.weighing.sum_weights(ending)
-        try:
-            self._run(loss, factor, kwargs, is_watched=is_watched)
-        except BaseException:
-            if window is not None:
-                window.break_off()
-            raise
-        self._note_gradients(window, watched, ends=ends)
+        is_timed = self.clock is not None and self.clock.begin_backward(syncs=syncs)
+        in_reach, check = self._models_in_reach(), self.rank_check
+        written = () if check is None else check.write(in_reach, window, syncs=syncs)
+        ending = window if ends else None  # The window that ends with this micro-batch.
+        pending = None if ending is None else self.weighing.sum_weights(ending)
+        self._run(loss, factor, kwargs, window, is_timed=is_timed)
+        self._note_gradients(window, in_reach, ends=ends)
         if check is not None:
             check.compare(written)
-        # A window of one micro-batch that all ranks can count needs no correction: its whole weight was known before.
-        if ending is not None and (ending.num_backwards != 1 or ending.kind == "given"):
+        if ending is not None:
             self.weighing.correct(ending, pending)
-        if self.safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
-            self.safepoint.count(updated=ends and (syncs or self._num_processes == 1))
-        if clock is not None:
-            clock.end_backward(synced=syncs)
+        self._report_end(ends=ends, syncs=syncs)
 
     def note_step(self) -> None:
         """Note that an optimizer has stepped: its phase ends, and a backward outside blocks is of the next update."""
         self._has_stepped = True
         if self.clock is not None:
             self.clock.mark("step")
+
+    def _weigh(self, window: Window | None, weight: Any, reduction: str) -> tuple[float | torch.Tensor, bool]:
+        """Return the factor of the loss, and True if an update may follow; count the micro-batch in its window."""
+        weight = self.weighing.own_weight(window, weight)
+        if window is not None:
+            return self.weighing.count_and_weigh(window, weight, reduction), self.gradient_state.sync_gradients
+        self._act_between_updates()
+        return self.weighing.factor_outside_blocks(weight, reduction), True
 
     def _act_between_updates(self) -> None:
         """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
@@ -162,24 +157,44 @@ class MicroBatches:
         if due and self.safepoint is not None and not self.gradient_state.in_dataloader:
             self.safepoint.act()
 
+    def _models_in_reach(self) -> Sequence[InReach]:
+        """Return the models that this backward may reach, for ranks that watch which ones it does reach.
+
+        The versions show which of several models a backward has reached. For a single model they are None: it has
+        reached that one, and reading all versions would take time.
+        """
+        if self._num_processes == 1 or not (self._rules.guards or self.rank_check is not None):
+            return ()
+        synced_models = self.members.synced_models
+        if len(synced_models) == 1 and synced_models[0].notes.forwards:
+            return [(synced_models[0], None)]
+        return [(member, member.module.grad_versions()) for member in synced_models if member.may_be_reached]
+
     def _run(
-        self, loss: torch.Tensor, factor: float | torch.Tensor, kwargs: dict[str, Any], *, is_watched: bool
+        self,
+        loss: torch.Tensor,
+        factor: float | torch.Tensor,
+        kwargs: dict[str, Any],
+        window: Window | None,
+        *,
+        is_timed: bool,
     ) -> None:
-        if is_watched and loss.requires_grad:
+        """Compute the gradients; if that fails, the window is broken off."""
+        try:
+            self._compute(loss, factor, kwargs, is_timed=is_timed)
+        except BaseException:
+            if window is not None:
+                window.break_off()
+            raise
+
+    def _compute(
+        self, loss: torch.Tensor, factor: float | torch.Tensor, kwargs: dict[str, Any], *, is_timed: bool
+    ) -> None:
+        if is_timed and loss.requires_grad:
             loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        # The factor is the initial gradient, which saves the two kernels of a multiplication in the graph.
-        gradient = kwargs.pop("gradient", None)
-        if gradient is None and loss.is_complex():
-            raise RuntimeError(
-                f"backward(loss) with a loss of {loss.dtype}: gradients can be computed only for real scalar outputs. "
-                "Take a real number of the loss, such as loss.real or loss.abs(), or pass gradient=."
-            )
-        if gradient is None:
-            gradient = self._initial.of(loss, factor)
-        else:
-            gradient = gradient * (factor.to(gradient) if isinstance(factor, torch.Tensor) else factor)
+        gradient = self._initial_gradient(loss, factor, kwargs.pop("gradient", None))
         if isinstance(factor, torch.Tensor) or factor:
             gradients.backward(loss, gradient, kwargs)
             return
@@ -188,25 +203,40 @@ class MicroBatches:
         ):
             gradients.backward(loss, gradient, kwargs)
 
+    def _initial_gradient(self, loss: torch.Tensor, factor: float | torch.Tensor, given: Any) -> torch.Tensor:
+        """Return the factor as the initial gradient, which saves the two kernels of a multiplication in the graph.
+
+        Args:
+            loss: The loss, scaled.
+            factor: Its factor.
+            given: The `gradient` that the user passed to `backward`, or None.
+        """
+        if given is not None:
+            return given * (factor.to(given) if isinstance(factor, torch.Tensor) else factor)  # type: ignore[no-any-return]
+        if loss.is_complex():
+            raise RuntimeError(
+                f"backward(loss) with a loss of {loss.dtype}: gradients can be computed only for real scalar outputs. "
+                "Take a real number of the loss, such as loss.real or loss.abs(), or pass gradient=."
+            )
+        return self._initial.of(loss, factor)
+
     def _mark_computed(self, _: torch.Tensor) -> None:
         # Callbacks run in the order in which they were queued, and DDP queues its wait for the ranks later.
         assert self.clock is not None
         torch.autograd.Variable._execution_engine.queue_callback(self.clock.mark_computed)  # noqa: SLF001
 
-    def _note_gradients(
-        self, window: Window | None, watched: Sequence[tuple[PreparedModel, list[int] | None]], *, ends: bool
-    ) -> None:
+    def _note_gradients(self, window: Window | None, in_reach: Sequence[InReach], *, ends: bool) -> None:
         """Note what this backward has gathered, and which gradients are the same on all ranks."""
         block = self.gradient_state.block
         if window is not None and block is not None and not ends:
             window.note_gathered(block.members)
         if self._num_processes > 1:
-            self._note_reduced(watched)
+            self._note_reduced(in_reach)
             self._broadcast_buffers(ends=ends)
 
-    def _note_reduced(self, watched: Sequence[tuple[PreparedModel, list[int] | None]]) -> None:
+    def _note_reduced(self, in_reach: Sequence[InReach]) -> None:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
-        for member, versions in watched:
+        for member, versions in in_reach:
             member.note_backward(versions, self._warn_once)
         if self.members.leaves and reduce_leaves(self.members.leaves):
             self.members.leaf_notes.num_synced += 1
@@ -220,16 +250,12 @@ class MicroBatches:
             if block is None or buffers.member in block.members:
                 buffers.broadcast()
 
-    def _watched(self) -> list[tuple[PreparedModel, list[int] | None]]:
-        """Return the models that this backward may reach, each with the versions of its gradients before.
-
-        The versions show which of several models a backward has reached. For a single model they are None: it has
-        reached that one, and reading all versions would take time.
-        """
-        synced_models = self.members.synced_models
-        if len(synced_models) == 1 and synced_models[0].notes.forwards:
-            return [(synced_models[0], None)]
-        return [(member, member.module.grad_versions()) for member in synced_models if member.may_be_reached]
+    def _report_end(self, *, ends: bool, syncs: bool) -> None:
+        """Tell the launcher's parts that the backward is over."""
+        if self.safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
+            self.safepoint.count(updated=ends and (syncs or self._num_processes == 1))
+        if self.clock is not None:
+            self.clock.end_backward(synced=syncs)
 
 
 def _check_loss(loss: Any, reduction: str, weight: Any) -> None:

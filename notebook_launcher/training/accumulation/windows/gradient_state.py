@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows.windows import Window
 from notebook_launcher.training.data.active_loaders import ActiveLoaders
@@ -123,7 +123,7 @@ class GradientState:
 
     @num_steps.setter
     def num_steps(self, steps: object) -> None:
-        self._num_steps = whole_number("gradient_accumulation_steps", steps)
+        self._num_steps = accumulation_steps("gradient_accumulation_steps", steps)
 
     @property
     def current(self) -> Window | None:

@@ -228,13 +228,15 @@ class Weighing:
 
     def sum_weights(self, window: Window) -> PendingSum | None:
         """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
-        if self._num_data_ranks == 1 or self._is_local or window.backwards_in_block > 1:
+        if window.kind != "given" or self._num_data_ranks == 1 or self._is_local or window.backwards_in_block > 1:
             return None
         total = as_total(window.weight, self._device)
         return PendingSum(total, dist.all_reduce(total, group=self._data_group, async_op=True))
 
     def correct(self, window: Window, pending: PendingSum | None) -> None:
         """Rescale the gradients to the mean over the micro-batches that the window really held."""
+        if window.num_backwards == 1 and window.kind != "given":
+            return  # All ranks can count its one micro-batch, so the whole weight was known before.
         if self._rules.nominal_divisor or window.backwards_in_block > 1 or window.num_backwards == 0:
             return
         if pending is not None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
-from notebook_launcher.text import type_of
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.folders import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.folders.file_names import METADATA
@@ -26,7 +25,7 @@ from notebook_launcher.training.checkpoints.models.packing import (
     shard,
 )
 from notebook_launcher.training.checkpoints.models.weights import (
-    check_fit,
+    check_names_and_shapes,
     fill_in,
     load_shards,
     read_index,
@@ -37,6 +36,7 @@ from notebook_launcher.training.checkpoints.models.weights import (
 from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.unwrapping import unwrap_model
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -213,7 +213,7 @@ def load_model(
     paths = read_index(first) if first.suffix == ".json" else [first]
     weights = read_weights(paths)
     tensors = fill_in(bare, weights)
-    check_fit(bare, tensors, weights.source, strict=strict)
+    check_names_and_shapes(bare, tensors, weights.source, strict=strict)
     return bare.load_state_dict(share_out(tensors, bare.state_dict()), strict=strict)
 
 

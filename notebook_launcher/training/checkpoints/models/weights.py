@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Weights",
-    "check_fit",
+    "check_names_and_shapes",
     "fill_in",
     "find_shards",
     "load_shards",
@@ -151,7 +151,7 @@ def fill_in(model: torch.nn.Module, weights: Weights) -> dict[str, Any]:
     return filled
 
 
-def check_fit(
+def check_names_and_shapes(
     model: torch.nn.Module, tensors: Mapping[str, Any], source: str, *, strict: bool = True, always: bool = False
 ) -> None:
     """Raise CheckpointError, before anything is loaded, if names or shapes are not the model's.
@@ -199,7 +199,7 @@ def load_shards(model: torch.nn.Module, folder: Path, *, strict: bool = True) ->
 def find_shards(model: torch.nn.Module, folder: Path, *, strict: bool) -> dict[str, torch.Tensor]:
     """Return the tensors of a folder of the sharded layout, on the meta device, after checking that they fit."""
     outline = read_outline(folder, "model")
-    check_fit(model, outline, f"{folder}", strict=strict, always=True)
+    check_names_and_shapes(model, outline, f"{folder}", strict=strict, always=True)
     return outline
 
 

@@ -14,7 +14,7 @@ from notebook_launcher.training.checkpoints.folders.staging import contents
 from notebook_launcher.training.checkpoints.layouts.distributed_files import read_outline, read_shards
 from notebook_launcher.training.checkpoints.layouts.sharded import local_part, share_out_state
 from notebook_launcher.training.checkpoints.models.weights import (
-    check_fit,
+    check_names_and_shapes,
     fill_in,
     find_shards,
     load_shards,
@@ -25,7 +25,7 @@ from notebook_launcher.training.checkpoints.training_state.optimizer_states impo
 from notebook_launcher.training.checkpoints.training_state.window import merge_windows
 from notebook_launcher.training.random import derive_rng_states
 from notebook_launcher.training.spread_tensors import is_spread
-from notebook_launcher.units import rank_list
+from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,7 +136,7 @@ class Reader:
             name = pickled if pickled in self.files and safe not in self.files else safe
             weights = read_weights([self.folder / name], self._device, **self._load_kwargs)
             tensors = fill_in(model, weights)
-            check_fit(model, tensors, weights.source, strict=strict)
+            check_names_and_shapes(model, tensors, weights.source, strict=strict)
             found.append(tensors)
         return found
 

@@ -185,7 +185,7 @@ class DataLoaderDispatcher(PreparedLoader):
         while not is_last:
             try:
                 (parts, counts, samples), is_last = next(rounds, NOTHING)
-                parcels = [] if where is None else wire.pack(parts[1:], where)
+                parcels = [] if where is None else wire.pack_batches(parts[1:], where)
             except Exception as error:
                 if where is not None:
                     wire.send_error(error, where)

@@ -10,6 +10,7 @@ from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.dispatching.counted import CountedBatch, counted
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.rows import find_rows, join_batches
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -119,8 +120,13 @@ class Portions:
             return parts, dataclasses.replace(drawn, weights=drawn.rows)
 
     def _evened_by_samples(self, group: list[CountedBatch], start: list[CountedBatch]) -> tuple[list[Any], Round]:
-        if not all(batch.can_be_cut and find_rows(batch.batch) is not None for batch in group):
-            raise TypeError("these batches have no samples that can be counted")
+        for batch in group:
+            if not batch.can_be_cut or find_rows(batch.batch) is None:
+                raise TypeError(
+                    f"the last batch cannot be cut evenly for the ranks: {type_of(batch.batch)} has no rows to "
+                    "count. Let collate_fn return tensors or lists with a row for each sample, or pass "
+                    "dispatch_batches=False so that every rank reads the data itself."
+                )
         total = sum(batch.rows for batch in group)
         size = -(-total // self.num_processes)
         filler = itertools.cycle(self._first_samples(start or group))

@@ -21,7 +21,7 @@ from notebook_launcher.training.operations.wire_devices import sending_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["BatchParcel", "ReceivedBatch", "pack", "receive", "send", "send_end", "send_error"]
+__all__ = ["BatchParcel", "ReceivedBatch", "pack_batches", "receive", "send", "send_end", "send_error"]
 
 BATCH, END, ERROR = range(3)
 
@@ -44,7 +44,7 @@ class BatchParcel(NamedTuple):
     tensors: list[torch.Tensor]
 
 
-def pack(parts: Sequence[Any], device: torch.device) -> list[BatchParcel]:
+def pack_batches(parts: Sequence[Any], device: torch.device) -> list[BatchParcel]:
     """Return the parcels of the other ranks' batches.
 
     Args:

@@ -53,7 +53,10 @@ class OwnShards(IterableDatasetShard):
     """
 
     def __len__(self) -> int:
-        raise TypeError("how many elements are in a rank's shards is known at their end")
+        raise TypeError(
+            "len(): the number of elements in a rank's shards is known only at their end. Count the batches in the "
+            "loop, or give a progress bar the number yourself: tqdm(loader, total=...)."
+        )
 
     def check(self) -> None:
         """Do nothing, because lengths are not known."""

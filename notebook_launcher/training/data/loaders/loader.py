@@ -15,7 +15,14 @@ from notebook_launcher.training.data.loaders.loader_arguments import data_argume
 from notebook_launcher.training.data.loaders.mixin import DataLoaderStateMixin
 from notebook_launcher.training.data.loaders.row_watch import watch_rows
 from notebook_launcher.training.data.loaders.transfer import Delivery, copied_ahead, move, without_label
-from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners, pack, unpack
+from notebook_launcher.training.data.position import (
+    LoaderProgress,
+    Order,
+    Position,
+    generator_owners,
+    pack_position,
+    unpack_position,
+)
 from notebook_launcher.training.data.sampling.samplers import (
     SeedableRandomSampler,
     get_sampler,
@@ -27,7 +34,7 @@ from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 from notebook_launcher.training.data.sampling.walking import WalkedSampler
 from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.user_warnings import warn_user
-from notebook_launcher.units import plural
+from notebook_launcher.wording.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -299,7 +306,9 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         position = progress.begin_at or progress.position or Position(self.iteration)
         order = progress.order if position else Order.capture(self._owners(), with_defaults=False)
         sampler = self.get_sampler()
-        return pack(position, order, sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None)
+        return pack_position(
+            position, order, sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop begin right after the batch that was current when the state was taken.
@@ -309,7 +318,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         Raises:
             ValueError: The state is not one of `state_dict`.
         """
-        position, order, seed = unpack(state_dict)
+        position, order, seed = unpack_position(state_dict)
         sampler = self.get_sampler()
         if seed is not None and isinstance(sampler, SeedableRandomSampler):
             sampler.initial_seed = seed

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.training.argument_checks import check_instance
 from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments

@@ -1,4 +1,4 @@
-"""The protocol of members: each kind switches, pauses and describes itself, and one file decides when."""
+"""The protocol of members: each kind switches, is switched off and describes itself, and one file decides when."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from notebook_launcher.training.accumulation.members.ddp import SyncedModel
 from notebook_launcher.training.accumulation.members.member_kinds import (
     LeafTensor,
     Member,
-    Pause,
     PlainModel,
     ShardedModel,
     StrayParameters,
+    SwitchOff,
     member_of,
 )
-from notebook_launcher.training.accumulation.members.synchronisation import ends_window, pause, resume, without_sync
+from notebook_launcher.training.accumulation.members.synchronisation import (
+    ends_window,
+    switch_back,
+    switch_off,
+    without_sync,
+)
 
 
 class FakeSharded(torch.nn.Linear):
@@ -52,16 +57,16 @@ def make_members() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "kind", "when", "text"),
     [
-        ("plain", PlainModel, Pause.NEVER, "Linear"),
-        ("sharded", ShardedModel, Pause.IF_ASKED, "FakeSharded"),
-        ("leaf", LeafTensor, Pause.ALWAYS, "a leaf tensor"),
-        ("stray", StrayParameters, Pause.NEVER, "parameters of SGD"),
+        ("plain", PlainModel, SwitchOff.NEVER, "Linear"),
+        ("sharded", ShardedModel, SwitchOff.IF_ASKED, "FakeSharded"),
+        ("leaf", LeafTensor, SwitchOff.ALWAYS, "a leaf tensor"),
+        ("stray", StrayParameters, SwitchOff.NEVER, "parameters of SGD"),
     ],
 )
-def test_member_has_the_kind_pause_and_name_of_what_it_wraps(name, kind, when, text):
+def test_member_has_the_kind_switch_and_name_of_what_it_wraps(name, kind, when, text):
     member = make_members()[name]
     assert type(member) is kind
-    assert member.pause is when
+    assert member.switch_off is when
     assert member.describe() == text
 
 
@@ -76,11 +81,11 @@ def test_set_sync_returns_the_state_before(name):
 @pytest.mark.parametrize(
     ("sync_each_batch", "leaf", "sharded"), [(None, False, True), (False, False, False), (True, True, True)]
 )
-def test_pause_switches_off_what_sync_each_batch_allows_and_resume_restores_it(sync_each_batch, leaf, sharded):
+def test_switching_off_follows_sync_each_batch_and_switching_back_restores_it(sync_each_batch, leaf, sharded):
     members = make_members()
-    paused = pause(members.values(), sync_each_batch=sync_each_batch)
+    switched_off = switch_off(members.values(), sync_each_batch=sync_each_batch)
     assert (members["leaf"].syncs, members["sharded"].module.switch) == (leaf, sharded)
-    resume(paused)
+    switch_back(switched_off)
     assert (members["leaf"].syncs, members["sharded"].module.switch) == (True, True)
 
 
@@ -103,15 +108,15 @@ def test_window_ends_when_full_or_at_the_end_of_its_loader(num_batches, at_end, 
     assert ends_window(num_batches, 4, is_last=at_end, sync_with_dataloader=with_loader) is expected
 
 
-def test_prepared_model_pauses_and_a_model_that_the_user_wrapped_does_not():
+def test_prepared_model_is_switched_off_and_a_model_that_the_user_wrapped_is_not():
     def kinds() -> list[Any]:
         ours, theirs = (
             member_of(SyncedModel(torch.nn.Linear(2, 1))),
             member_of(DistributedDataParallel(torch.nn.Linear(2, 1))),
         )
-        paused = pause([ours, theirs], sync_each_batch=None)
+        switched_off = switch_off([ours, theirs], sync_each_batch=None)
         switches = [model.module.require_backward_grad_sync for model in (ours, theirs)]
-        resume(paused)
+        switch_back(switched_off)
         return [type(ours).__name__, type(theirs).__name__, switches, ours.set_sync(True), ours.describe()]
 
     results = notebook_launch(kinds, 2, output="none")

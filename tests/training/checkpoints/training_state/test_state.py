@@ -195,14 +195,14 @@ def test_leaf_tensor_of_another_shape_is_refused(tmp_path):
 
 def test_names_of_weights_may_differ_if_asked(tmp_path):
     accelerator = Accelerator(cpu=True)
-    accelerator.prepare(torch.nn.Linear(2, 2, bias=False))
+    saved = accelerator.prepare(torch.nn.Linear(2, 2, bias=False))
     accelerator.save_state(tmp_path / "a")
     other = Accelerator(cpu=True)
-    other.prepare(torch.nn.Linear(2, 2))
+    loaded = other.prepare(torch.nn.Linear(2, 2))
     with pytest.raises(CheckpointError, match=r"Missing key\(s\) in state_dict: 'bias'"):
         other.load_state(tmp_path / "a")
     other.load_state(tmp_path / "a", strict=False, map_location="on_device")
-    assert torch.equal(other._models[0].weight, accelerator._models[0].weight)
+    assert torch.equal(loaded.weight, saved.weight)
 
 
 def test_unknown_map_location_is_refused(saved, training):

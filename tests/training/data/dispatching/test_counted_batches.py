@@ -141,3 +141,11 @@ def test_batch_that_must_be_cut_and_cannot_be_is_named() -> None:
         TypeError, match=r"A batch of 3 samples cannot be cut .*collate_fn made a list of which not every"
     ):
         list(Portions(num_processes=2, split=True, even=False).deal(batches))
+
+
+def test_last_batch_that_cannot_be_shared_out_evenly_is_named() -> None:
+    batches = [(CountedBatch(["a", "b", "c"], 3, can_be_cut=False), 3)]
+    with pytest.raises(
+        TypeError, match=r"last batch cannot be cut evenly .*: a list has no rows .*dispatch_batches=False"
+    ):
+        list(Portions(num_processes=2, split=True).deal(batches))

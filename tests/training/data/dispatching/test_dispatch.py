@@ -125,7 +125,7 @@ def test_rows_of_every_kind_are_cut_and_joined():
 def test_values_that_cannot_be_cut_or_joined_are_named():
     with pytest.raises(TypeError, match=r"holds a Opaque, which cannot be cut.*slice_fn_for_dispatch="):
         take_rows(Opaque(torch.zeros(4)), 0, 2, 4)
-    with pytest.raises(TypeError, match="batches that hold a Opaque cannot be joined"):
+    with pytest.raises(TypeError, match=r"batches that hold an Opaque cannot be joined .* dispatch_batches=False"):
         join_batches([Opaque(torch.zeros(4))] * 2)
 
 

@@ -183,6 +183,14 @@ def test_data_set_that_the_user_split_is_not_split_again(ranks):
         ranks.run(2, split, 0)
 
 
+def test_number_of_elements_in_a_ranks_shards_is_known_only_at_their_end(ranks):
+    def count() -> int:
+        return len(prepare(streamed(EQUAL), batch_size=2).dataset)
+
+    with pytest.raises(TypeError, match=r"known only at their end\. Count the batches in the loop"):
+        ranks.run(2, count)
+
+
 @pytest.mark.parametrize("sizes", [(3, 3), (7,)])
 def test_data_set_with_fewer_shards_than_ranks_is_read_by_all(ranks, sizes):
     def read() -> Any:

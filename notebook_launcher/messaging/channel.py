@@ -18,7 +18,7 @@ import termios
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import messages
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,10 +19,10 @@ import torch
 from notebook_launcher import Results, launch, notebook_launch, open_run, report
 from notebook_launcher.drawing.run_picture import static_html, static_text
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.kernel.argument_text import MAX_ARGUMENTS, describe_arguments
-from notebook_launcher.value_text import MAX_TEXT, describe_value
+from notebook_launcher.kernel.calls.argument_text import MAX_ARGUMENTS, describe_arguments
 from notebook_launcher.widgets import compare
 from notebook_launcher.widgets.monitor.feed import Feed
+from notebook_launcher.wording.value_text import MAX_TEXT, describe_value
 from tests.support.drawn_runs import Balanced, words_of
 
 if TYPE_CHECKING:

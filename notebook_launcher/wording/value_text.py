@@ -13,7 +13,7 @@ import types
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.text import one_line
+from notebook_launcher.wording.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

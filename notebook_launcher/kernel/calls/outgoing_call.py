@@ -9,7 +9,7 @@ from notebook_launcher import travel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.channel import AnonymousFile
+    from notebook_launcher.messaging.channel import AnonymousFile
 
 __all__ = ["OutgoingCall"]
 

@@ -7,7 +7,7 @@ import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.value_text import describe_value, without_secrets
+from notebook_launcher.wording.value_text import describe_value, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import units
+from notebook_launcher.wording import units
 from tests.support.lab import browser, needs_browser
 from tests.support.monitor_page import SCRIPT
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import InternalError, Session, context, notebook_launch
-from notebook_launcher.channel import Channel, channel_pair
 from notebook_launcher.engines.cluster.agent import Agent
 from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.kernel.run.loop import RunLoop
+from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.processes import forkserver, supervisor
+from tests.support.run_state import tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +83,7 @@ def test_agent_refuses_an_unknown_message_for_its_ranks() -> None:
 
 def test_rank_ends_at_an_unknown_message() -> None:
     with Session(1, devices="cpu") as session:
-        tree: Any = session._runs.ranks.tree
+        tree: Any = tree_of(session)
         tree.send(0, "hello")
         happened: list[Any] = []
         while not any(isinstance(event, RankLost) for event in happened):

@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import (
-    CallOrderError,
-    ConfigError,
-    LaunchConfig,
-    Session,
-    board_layout,
-    context,
-    launch,
-    notebook_launch,
-)
-from notebook_launcher.kernel.checks import check_call, check_not_in_rank
-from notebook_launcher.value_text import name_of
+from notebook_launcher import CallOrderError, ConfigError, LaunchConfig, Session, context, launch, notebook_launch
+from notebook_launcher.kernel.calls.checks import check_call, check_not_in_rank
+from notebook_launcher.messaging import board_layout
+from notebook_launcher.wording.value_text import name_of
 
 
 def train(lr: float, epochs: int = 1) -> tuple[float, int]:

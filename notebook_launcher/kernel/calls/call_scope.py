@@ -1,4 +1,4 @@
-"""The ranks that a call is for, and how its run is shown."""
+"""The ranks that a call is for, its name and arguments in words, and how its run is shown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from notebook_launcher import messages
-from notebook_launcher.kernel.argument_text import describe_arguments
-from notebook_launcher.value_text import name_of
+from notebook_launcher.kernel.calls.argument_text import describe_arguments
+from notebook_launcher.messaging import messages
+from notebook_launcher.wording.value_text import name_of
 
 if TYPE_CHECKING:
     from notebook_launcher.travel import FunctionCall
@@ -23,7 +23,7 @@ SUBSET_NOTICE = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallScope:
-    """The ranks that a call is for, and how its run is shown."""
+    """The ranks that a call is for, its name and arguments in words, and how its run is shown."""
 
     ranks: tuple[int, ...] | None = None
     """The ranks that call the function, in order; None: all."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
-from notebook_launcher.kernel.git import GitChanges, git_commit
+from notebook_launcher.kernel.calls.git import GitChanges, git_commit
 from notebook_launcher.notebook_code.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Origin", "describe_environment", "source_of"]
+__all__ = ["Origin", "describe_environment", "source_with_needs"]
 
 ALWAYS = ("accelerate", "datasets", "lightning", "notebook-launcher", "numpy", "torch", "transformers")
 """Packages whose versions are recorded even if the kernel has not imported them."""
@@ -90,7 +90,7 @@ def _cwd() -> str:
     return ""
 
 
-def source_of(function: Any) -> str:
+def source_with_needs(function: Any) -> str:
     """Return the source of a function, after the notebook's functions, classes and constants that it uses."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -22,7 +22,7 @@ int cuInit(unsigned flags) { if (!owner) owner = getpid(); return owner == getpi
 FORKS = """
 import ctypes, dataclasses, torch
 from notebook_launcher import ConfigError, LaunchConfig
-from notebook_launcher.kernel import fork_check
+from notebook_launcher.kernel.calls import fork_check
 from notebook_launcher.kernel.plan import make_plan
 plan = dataclasses.replace(make_plan(LaunchConfig(start_method="fork", threads_per_process=1)), gpus=(0,))
 print(fork_check.adapt(plan) is plan)

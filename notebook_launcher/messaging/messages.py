@@ -1,7 +1,7 @@
 """The records that the kernel, the supervisor and the ranks send to each other.
 
 Protocol 1. Every record is a frozen dataclass, pickled, one per SOCK_SEQPACKET packet, over a socket
-pair that the kernel made (`channel.py`); descriptors travel beside the record:
+pair that the kernel made (`messaging/channel.py`); descriptors travel beside the record:
 
     kernel -> fork server    StartSupervisor, StartHost
     kernel -> supervisor     Setup, StartRank, SignalRanks, Close

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.context import current
 from notebook_launcher.errors import CallOrderError, ConfigError
-from notebook_launcher.text import type_of
-from notebook_launcher.value_text import describe_value, name_of
+from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording.value_text import describe_value, name_of
 
 if TYPE_CHECKING:
     from notebook_launcher.travel import FunctionCall

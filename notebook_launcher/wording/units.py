@@ -1,7 +1,7 @@
 """Durations, sizes, shares, rates, numbers and counts as people read them.
 
 The page has the functions of a single number under the same names and receives `FORMATS`, so that a run reads alike in
-the cell, in its picture and on its page; tests/foundations/test_units.py runs both on one table. Half is rounded up, as
+the cell, in its picture and on its page; tests/wording/test_units.py runs both on one table. Half is rounded up, as
 JavaScript does. Between a number and its unit stands an ordinary space: what is shown can be copied, searched for and
 printed anywhere.
 """
@@ -14,7 +14,7 @@ import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING
 
-from notebook_launcher.text import one_line
+from notebook_launcher.wording.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -1,0 +1,1 @@
+"""The wording of what people read: texts, numbers and values."""
