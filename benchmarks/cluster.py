@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-OPTIONS: dict[str, Any] = {"devices": "cpu", "output": "none", "monitor": False, "runs_folder": None}
+OPTIONS: dict[str, Any] = {
+    "devices": "cpu", "output": "none", "monitor": False, "runs_folder": None, "threads_per_process": 1,
+}  # fmt: skip
 REPEATS, QUICK_REPEATS = 15, 3
 NUM_AGENT_STARTS, NUM_REDUCES, NUM_FITS = 3, 3, 2
 """Repeats of what takes seconds; a `fit()` takes half a minute where the machine is busy."""
