@@ -104,10 +104,12 @@ class Agent:
                 self._send(node_records.Pong(sent, time.monotonic()))
             case node_records.StartTree(tree, setup):
                 self._start(tree, setup)
+            case node_records.FinishTree():
+                for rank in sorted(self._alive):
+                    self._exit(rank, 0)
+                self._close()
             case node_records.CloseTree():
-                self._send(node_records.TreeClosed(self._tree, 29500))
-                self._held.take()
-                self._tree, self._alive, self._updates = 0, set(), {}
+                self._close()
             case _:
                 self._obey_for_tree(record)
 
@@ -115,8 +117,6 @@ class Agent:
         match record:
             case node_records.ToRank(rank, messages.RunCall() as call):
                 self._begin(rank, call.call_id)
-            case node_records.ToRank(rank, messages.Finish()):
-                self._exit(rank, 0)
             case node_records.Signal(ranks, signum):
                 for rank in ranks:
                     self._signal(rank, signum)
@@ -124,6 +124,11 @@ class Agent:
                 self._send(node_records.BoardWritten(self._tree, number))
             case node_records.AskStacks(number, method, args):
                 self._send(node_records.StacksAnswered(number, self._answer(method, *args)))
+
+    def _close(self) -> None:
+        self._send(node_records.TreeClosed(self._tree, 29500))
+        self._held.take()
+        self._tree, self._alive, self._updates = 0, set(), {}
 
     def _start(self, tree: int, setup: messages.Setup) -> None:
         self._tree, self._ranks, self._dying = tree, setup.place.ranks, int(setup.environ.get(DYING, -1))

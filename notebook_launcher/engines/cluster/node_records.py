@@ -1,7 +1,7 @@
 """The records that the kernel and the agent of a node send to each other, over the link between them.
 
     kernel -> agent    Join, LookForFile, Modules, StartTree, ParcelChunk, ToRank, Signal, Replace, KillSupervisor,
-                       BoardWrite, AskStacks, CloseTree, Ping
+                       BoardWrite, AskStacks, FinishTree, CloseTree, Ping
     agent -> kernel    Joined, FileSeen, Happened, BoardWritten, StacksAnswered, TreeClosed, Pong, Beat
 
 Before them, the agent describes itself in a line of text (`greeting.py`). `tree` numbers the trees of a kernel, because
@@ -24,6 +24,7 @@ __all__ = [
     "Carried",
     "CloseTree",
     "FileSeen",
+    "FinishTree",
     "Happened",
     "Join",
     "Joined",
@@ -133,6 +134,11 @@ class AskStacks:
     number: int
     method: Literal["dump", "sizes", "read", "request"]
     args: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FinishTree:
+    """Have all ranks exit that are idle; answered by `TreeClosed` once all have exited and none is left behind."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Events on their way from an agent to the kernel: packed, and many at once.
 
 Training ranks cause the same few kinds many times a second: output, metrics, progress, phases. These travel as plain
-tuples, because a pickled dataclass costs the kernel ten times as much, and they wait a moment for others. All other
-events are urgent: they go at once, behind calm events that wait.
+tuples, because a pickled dataclass costs the kernel ten times as much. They are calm, as are the start of a rank and of
+its call: they wait a moment for others. All other events are urgent: they go at once, behind calm events that wait.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ def unpack(packed: tuple[Any, ...], offset: float) -> FromRank | Output:
     return FromRank(rank, PACKED[number](**dict(zip(NAMES[number], values, strict=True))), [])
 
 
+def _is_calm(packed: Any) -> bool:
+    record = packed.record if isinstance(packed, FromRank) else packed
+    return isinstance(record, (tuple, messages.RankStarted, messages.CallStarted))
+
+
 class HeldEvents:
     """The events that an agent has not sent yet, in their order."""
 
@@ -61,14 +66,14 @@ class HeldEvents:
         self._due = float("inf")
         """Time at which they are to be sent."""
 
-    def add(self, events: Iterable[Any], now: float) -> None:
-        """Add events, or what carries them."""
+    def add(self, events: Iterable[Any], now: float, *, are_calm: bool = False) -> None:
+        """Add events, or what carries them; with `are_calm` all may wait."""
         for event in events:
             if isinstance(event, Woken):
                 continue
             packed = pack(event)
             self._events.append(packed)
-            self._due = min(self._due, now + HOLD if isinstance(packed, tuple) else now)
+            self._due = min(self._due, now + HOLD if are_calm or _is_calm(packed) else now)
 
     def next_due(self, now: float) -> float:
         """Return the seconds until there is something to send; infinity: nothing waits."""
