@@ -133,6 +133,7 @@ class Agent:
     def _start(self, tree: int, setup: messages.Setup) -> None:
         self._tree, self._ranks, self._dying = tree, setup.place.ranks, int(setup.environ.get(DYING, -1))
         self._alive = set(self._ranks)
+        self._held = HeldEvents(setup.place.num_nodes)
         self._tell(*(messages.RankStarted(rank=rank, pid=1000 + rank) for rank in self._ranks))
         self._later(STATE_EVERY, self._tell_state, tree)
 
@@ -150,7 +151,12 @@ class Agent:
         if not wait:
             self._flush()
         elif is_first:
-            self._later(wait, self._flush)
+            self._later(wait, self._flush_if_due)
+
+    def _flush_if_due(self) -> None:
+        # The events for which this was set may have gone with a state, and others wait now.
+        if not self._held.next_due(time.monotonic()):
+            self._flush()
 
     def _flush(self) -> None:
         if (events := self._held.take()) and self._tree:

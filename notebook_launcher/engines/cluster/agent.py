@@ -190,6 +190,7 @@ class Agent:
     def _start_tree(self, number: int, setup: messages.Setup) -> None:
         self._number, self._epoch = number, 0
         self._exited, self._is_finishing = set(), False
+        self._held = HeldEvents(setup.place.num_nodes)
         # Ranks have no state before they have joined their group.
         self._told_at = time.monotonic()
         setup = _at_home(setup, self._network.interface)
