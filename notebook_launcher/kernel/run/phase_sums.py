@@ -34,7 +34,7 @@ class PhaseSums:
         """Spans since the last reading: phase, time of the start, seconds."""
         self._max_spans = max_spans
         self._read: RankPhases | None = RankPhases()
-        """What was read last; None: records have been added since."""
+        """The sums as they were last read; None: records have been added since."""
         self._read_spans: tuple[PhaseSpan, ...] = ()
 
     def add(self, record: messages.Phases) -> None:
