@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-import torch.distributed as dist
+from support import all_reduce
 from support.measurements import Measurements, say
 from support.program import parse, publish
 from support.promises import promise
@@ -36,7 +35,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-OPTIONS: dict[str, Any] = {"devices": "cpu", "output": "none", "monitor": False, "runs_folder": None}
+OPTIONS: dict[str, Any] = {
+    "devices": "cpu", "output": "none", "monitor": False, "runs_folder": None, "threads_per_process": 1,
+}  # fmt: skip
 REPEATS, QUICK_REPEATS = 15, 3
 NUM_AGENT_STARTS, NUM_REDUCES, NUM_FITS = 3, 3, 2
 """Repeats of what takes seconds; a `fit()` takes half a minute where the machine is busy."""
@@ -49,33 +50,11 @@ LABELS = {
 }
 MEASURED = ("agents up", "warm launch", "session call", "all-reduce")
 NO_RAY = "ray is not installed: pip install 'notebook-launcher[ray]'"
-SCRIPT = """
-import time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-data = torch.ones(4 << 20)
-dist.all_reduce(data)
-began = time.perf_counter()
-for _ in range(10):
-    dist.all_reduce(data)
-if dist.get_rank() == 0:
-    print("seconds", (time.perf_counter() - began) / 10)
-dist.destroy_process_group()
-"""
 
 
 def rank() -> str:
     """Return what is at hand, so that the launch alone takes time."""
     return os.environ["RANK"]
-
-
-def reduce_gradients() -> float:
-    """Return the seconds of an all-reduce of 16 MB."""
-    data = torch.ones(4 << 20)
-    dist.all_reduce(data)
-    began = time.perf_counter()
-    for _ in range(10):
-        dist.all_reduce(data)
-    return (time.perf_counter() - began) / 10
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -85,12 +64,12 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def torchruns(script: Path) -> float:
-    """Run the script by a torchrun on each node; return the seconds of one all-reduce there."""
+def torchruns() -> float:
+    """Run the all-reduce by a torchrun on each node; return its seconds."""
     with tempfile.TemporaryDirectory() as store:
         options = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=bench"]
         options += [f"--rdzv-endpoint=127.0.0.1:{29000 + os.getpid() % 2000}", "--local-addr=127.0.0.1"]
-        command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+        command = [sys.executable, "-m", "torch.distributed.run", *options, all_reduce.__file__]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": store}
         nodes = [
             subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -187,9 +166,7 @@ def measure_fit(found: Measurements, train: RayTrain) -> None:
 
 def measure_sessions(found: Measurements, places: dict[str, dict[str, Any]], train: RayTrain | None) -> None:
     """Measure calls of sessions, and what their ranks reduce."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        script = Path(folder, "reduce.py")
-        script.write_text(SCRIPT)
+    with contextlib.ExitStack() as stack:
         sessions = {who: stack.enter_context(Session(4, **options)) for who, options in places.items()}
         for session in sessions.values():
             session.run(rank)
@@ -199,9 +176,9 @@ def measure_sessions(found: Measurements, places: dict[str, dict[str, Any]], tra
         for turn in range(max(NUM_REDUCES, found.repeats // 3)):
             say(f"all-reduces, turn {turn + 1}")
             for who, session in sessions.items():
-                found.add(session.run(reduce_gradients)[0], "all-reduce", who)
+                found.add(session.run(all_reduce.reduce_gradients)[0], "all-reduce", who)
             if found.chosen(["torchrun"]):
-                found.add(torchruns(script), "all-reduce", "torchrun")
+                found.add(torchruns(), "all-reduce", "torchrun")
             if train is not None and turn < NUM_FITS and ("warm launch", "ray train") not in found.reasons:
                 with found.guarded("all-reduce", "ray train"):
                     found.add(train.fit(reduces=True)["reduce"], "all-reduce", "ray train")

@@ -105,10 +105,12 @@ class Agent:
                 self._send(node_records.Pong(sent, time.monotonic()))
             case node_records.StartTree(tree, setup):
                 self._start(tree, setup)
+            case node_records.FinishTree():
+                for rank in sorted(self._alive):
+                    self._exit(rank, 0)
+                self._close()
             case node_records.CloseTree():
-                self._send(node_records.TreeClosed(self._tree, 29500))
-                self._held.take()
-                self._tree, self._alive, self._updates = 0, set(), {}
+                self._close()
             case _:
                 self._obey_for_tree(record)
 
@@ -116,8 +118,6 @@ class Agent:
         match record:
             case node_records.ToRank(rank, messages.RunCall() as call):
                 self._begin(rank, call.call_id)
-            case node_records.ToRank(rank, messages.Finish()):
-                self._exit(rank, 0)
             case node_records.Signal(ranks, signum):
                 for rank in ranks:
                     self._signal(rank, signum)
@@ -126,9 +126,15 @@ class Agent:
             case node_records.AskStacks(number, method, args):
                 self._send(node_records.StacksAnswered(number, self._answer(method, *args)))
 
+    def _close(self) -> None:
+        self._send(node_records.TreeClosed(self._tree, 29500))
+        self._held.take()
+        self._tree, self._alive, self._updates = 0, set(), {}
+
     def _start(self, tree: int, setup: messages.Setup) -> None:
         self._tree, self._ranks, self._dying = tree, setup.place.ranks, int(setup.environ.get(DYING, -1))
         self._alive = set(self._ranks)
+        self._held = HeldEvents(setup.place.num_nodes)
         self._tell(*(messages.RankStarted(rank=rank, pid=1000 + rank) for rank in self._ranks))
         self._later(STATE_EVERY, self._tell_state, tree)
 
@@ -146,7 +152,12 @@ class Agent:
         if not wait:
             self._flush()
         elif is_first:
-            self._later(wait, self._flush)
+            self._later(wait, self._flush_if_due)
+
+    def _flush_if_due(self) -> None:
+        # The events for which this was set may have gone with a state, and others wait now.
+        if not self._held.next_due(time.monotonic()):
+            self._flush()
 
     def _flush(self) -> None:
         if (events := self._held.take()) and self._tree:

@@ -155,6 +155,10 @@ class ProcessTree:
         for rank in self.setup.place.ranks:
             self.send(rank, record, fds)
 
+    def finish(self) -> None:
+        """Have every rank that is idle run its exit handlers and exit."""
+        self.send_all(messages.Finish())
+
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:
         """Have the supervisor send a signal; SIGKILL also goes to the ranks' data-loader workers."""
         with contextlib.suppress(OSError):

@@ -67,6 +67,10 @@ class Tree(Protocol):
         """Send a record to every rank, and a copy of each descriptor beside it; otherwise as `send`."""
         ...
 
+    def finish(self) -> None:
+        """Have every rank that is idle run its exit handlers and exit."""
+        ...
+
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:
         """Send a signal to ranks; SIGKILL also goes to their data-loader workers."""
         ...

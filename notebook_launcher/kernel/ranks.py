@@ -107,7 +107,7 @@ class Ranks:
         """
         if self.tree is None:
             return
-        self.tree.send_all(messages.Finish())
+        self.tree.finish()
         while self.tree.pids and (left := deadline() - time.monotonic()) > 0:
             events = self.tree.events(min(left, TICK))
             yield events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import re
@@ -395,6 +396,28 @@ def test_agent_ends_when_nothing_is_heard() -> None:
     assert silent.stdout is not None
     silent.stdin.close()
     silent.stdout.close()
+
+
+def test_node_whose_ranks_have_exited_is_ready_while_ranks_of_another_node_exit(
+    engine: Commands, tmp_path: Path
+) -> None:
+    gate, seen = tmp_path / "gate", tmp_path / "seen"
+    os.mkfifo(gate)
+
+    def exit_late() -> int:
+        if os.environ["RANK"] == "1":
+            atexit.register(gate.read_bytes)
+        else:
+            seen.write_text(f"{os.getpid()}")
+        return os.getpid()
+
+    run = launch(exit_late, 2, engine=engine, **QUIET)
+    pid = int(until(lambda: seen.exists() and seen.read_text(), run))
+    until(lambda: not psutil.pid_exists(pid), run)
+    gate.write_bytes(b"")
+    assert run.result()[0] == pid
+    assert not any(node.lost for node in nodes_of(engine))
+    assert notebook_launch(sum_up, 2, engine=engine, **QUIET)[0] == 2
 
 
 def test_agent_ends_when_its_output_is_not_read() -> None:

@@ -28,7 +28,7 @@ from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import Greeting
 from notebook_launcher.engines.cluster.module_archive import path_of_archive
 from notebook_launcher.engines.cluster.packed_events import HeldEvents
-from notebook_launcher.engines.events import FromRank, SupervisorLost
+from notebook_launcher.engines.events import FromRank, RankLost, SupervisorLost
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_server, start_by_spawn
 from notebook_launcher.errors import ResourceError
@@ -69,6 +69,10 @@ class Agent:
         """The archive of modules that ranks of the next or present tree import from."""
         self._held = HeldEvents()
         """Events of the present tree that were not relayed yet."""
+        self._exited: set[int] = set()
+        """Ranks of the present tree whose processes have exited."""
+        self._is_finishing = False
+        """True if all ranks of the present tree were asked to exit."""
         self._told_at = 0.0
         """Time of the last report of the ranks' state."""
 
@@ -136,8 +140,8 @@ class Agent:
             case node_records.ParcelChunk(data, is_first):
                 self._add_to_parcel(data, is_first=is_first)
             case node_records.CloseTree():
-                self._close_tree()
-                self._bind()
+                self._tell(self._closed())
+            case node_records.FinishTree() if self._tree is None:
                 self._tell(node_records.TreeClosed(self._number, self._port))
             case _ if self._tree is not None:
                 self._obey_for_tree(record, self._tree)
@@ -150,7 +154,12 @@ class Agent:
             case node_records.Signal(ranks, signum):
                 tree.signal(ranks, signum)
             case node_records.Replace(rank):
+                self._exited.discard(rank)
                 self._replace(rank, tree)
+            case node_records.FinishTree():
+                self._is_finishing = True
+                tree.finish()
+                self._relay([])
             case node_records.KillSupervisor():
                 tree.kill_supervisor()
             case node_records.BoardWrite(at, data, epoch, number):
@@ -180,6 +189,10 @@ class Agent:
 
     def _start_tree(self, number: int, setup: messages.Setup) -> None:
         self._number, self._epoch = number, 0
+        self._exited, self._is_finishing = set(), False
+        self._held = HeldEvents(setup.place.num_nodes)
+        # Ranks have no state before they have joined their group.
+        self._told_at = time.monotonic()
         setup = _at_home(setup, self._network.interface)
         if self._modules is not None:
             setup = dataclasses.replace(setup, sys_path=[*setup.sys_path, path_of_archive(self._modules.fileno())])
@@ -211,14 +224,20 @@ class Agent:
     def _relay(self, happened: list[Event]) -> None:
         tree, now = self._tree, time.monotonic()
         assert tree is not None
-        self._held.add(map(_carried, happened), now)
+        self._held.add(map(_carried, happened), now, are_calm=self._is_finishing)
+        self._exited.update(event.exited.rank for event in happened if isinstance(event, RankLost))
+        is_lost = any(isinstance(event, SupervisorLost) for event in happened)
+        if self._is_finishing and (is_lost or self._exited.issuperset(tree.setup.place.ranks)):
+            last = node_records.Happened(self._number, self._held.take())
+            self._tell(last, self._closed())  # In one write, because the kernel waits for both.
+            return
         is_due = now - self._told_at >= TELL_EVERY
         if is_due:
             self._told_at = now
         if is_due or not self._held.next_due(now):
             state = self._state(tree) if is_due else None
             self._tell(node_records.Happened(self._number, self._held.take(), state))
-        if any(isinstance(event, SupervisorLost) for event in happened):
+        if is_lost:
             self._close_tree()
 
     def _state(self, tree: ProcessTree) -> node_records.NodeState:
@@ -233,9 +252,15 @@ class Agent:
             {rank: dataclasses.astuple(pulse) for rank, pulse in tree.pulses(ranks).items()},
         )
 
-    def _tell(self, record: object) -> None:
+    def _tell(self, *records: object) -> None:
         with contextlib.suppress(OSError):  # The thread that receives notices that the link has ended.
-            self._link.send(record)
+            self._link.send(*records)
+
+    def _closed(self) -> node_records.TreeClosed:
+        """Close the tree, make ready for the next, and return the answer."""
+        self._close_tree()
+        self._bind()
+        return node_records.TreeClosed(self._number, self._port)
 
     def _close_tree(self) -> None:
         tree, self._tree = self._tree, None

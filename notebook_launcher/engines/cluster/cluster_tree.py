@@ -73,6 +73,10 @@ class ClusterTree:
         """By rank: bytes of resident memory, as its node last reported."""
         self._pulses: dict[int, tuple[bool, int, int]] = {}
         """By rank: the fields of its `Pulse`, as its node last reported."""
+        self._exited: set[int] = set()
+        """Ranks whose exit was reported."""
+        self._is_finishing = False
+        """True once all ranks were asked to exit."""
         self._told_lost: set[int] = set()
         """Numbers of the nodes whose loss was an event already."""
         self._is_closed = False
@@ -109,6 +113,12 @@ class ClusterTree:
             for rank in self._ranks_of[node]:
                 node.send(node_records.ToRank(rank, record, has_parcel=bool(fds)))
 
+    def finish(self) -> None:
+        """Have every rank that is idle exit; a node whose ranks have all exited needs no further request to close."""
+        self._is_finishing = True
+        for node in self._nodes:
+            node.send(node_records.FinishTree())
+
     def signal(self, ranks: tuple[int, ...], signum: int) -> None:
         """Send a signal to ranks; SIGKILL also goes to their data-loader workers."""
         wanted = set(ranks)
@@ -118,6 +128,7 @@ class ClusterTree:
 
     def replace(self, rank: int) -> None:
         """Start a rank again after its process has exited."""
+        self._exited.discard(rank)
         self._node_of[rank].send(node_records.Replace(rank))
 
     def kill_supervisor(self) -> None:
@@ -174,6 +185,7 @@ class ClusterTree:
                 self._pids[rank] = pid
             case RankLost(exited):
                 self._forget(exited.rank)
+                self._exited.add(exited.rank)
                 return RankLost(in_time_of_kernel(exited, node.offset))
             case SupervisorLost(reason):
                 return SupervisorLost(f"{node}: {reason or 'its process ended'}")
@@ -232,17 +244,14 @@ class ClusterTree:
         if self._is_closed:
             return
         for node in self._nodes:
-            node.send(node_records.CloseTree(), urgent=True)
+            if not (self._is_finishing and self._exited.issuperset(self._ranks_of[node])):
+                node.send(node_records.CloseTree(), urgent=True)
         until = time.monotonic() + CLOSE_PATIENCE
         for node in self._nodes:
-            closed = node.reply(self._is_closed_by, until)
-            if closed is None and not node.lost:
+            if not node.await_closed(self._number, until) and not node.lost:
                 node.lost = "it did not end its ranks in time"
         self._is_closed = True
         self._give_back()
-
-    def _is_closed_by(self, record: Any) -> bool:
-        return isinstance(record, node_records.TreeClosed) and record.tree == self._number
 
 
 def _answers(number: int, record: Any) -> bool:

@@ -14,7 +14,7 @@ from notebook_launcher.engines.cluster.greeting import MARK, Greeting
 from notebook_launcher.messaging.links import Link, LinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from notebook_launcher.engines.cluster.connections import Connection
@@ -26,6 +26,8 @@ PATIENCE = 10.0
 """Seconds of silence after which a node counts as lost; its agent sends a record every second."""
 CHUNK = 1 << 20
 """Bytes of a parcel that are sent at once; other records may go between two chunks."""
+AT_ONCE = 256
+"""Items of the outbox that are sent at once, beside the first."""
 END_PATIENCE = 10.0
 """Longest wait in seconds for an agent's end after the request."""
 GREETING_LINES = 1000
@@ -58,6 +60,8 @@ class Node:
         """Takes `(node, record)` for each event; the present tree's."""
         self.replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Answers to what was asked; None when the node is lost."""
+        self._closings: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """`TreeClosed`, apart from answers: who waits for one of these drops all others."""
         self.offset = 0.0
         """Seconds by which the kernel's monotonic clock is ahead of the node's."""
         self._round_trip = float("inf")
@@ -94,9 +98,16 @@ class Node:
 
     def reply(self, is_wanted: Callable[[Any], bool], until: float) -> Any:
         """Wait for a reply that is wanted and return it; None if the node is lost, or at the time `until`."""
+        return self._await(self.replies, is_wanted, until)
+
+    def await_closed(self, tree: int, until: float) -> bool:
+        """Wait until a tree is closed; return False if the node is lost, or at the time `until`."""
+        return self._await(self._closings, lambda closed: bool(closed.tree == tree), until) is not None
+
+    def _await(self, source: queue.SimpleQueue[Any], is_wanted: Callable[[Any], bool], until: float) -> Any:
         with contextlib.suppress(queue.Empty):
-            while not self.lost or not self.replies.empty():
-                record = self.replies.get(timeout=max(0.0, until - time.monotonic()))
+            while not self.lost or not source.empty():
+                record = source.get(timeout=max(0.0, until - time.monotonic()))
                 if record is not None and is_wanted(record):
                     return record
         return None
@@ -106,37 +117,56 @@ class Node:
         self._outbox.put(_ParcelFile(fd))
 
     def _deliver(self) -> None:
-        try:
-            while True:
-                try:
-                    item = self._outbox.get(timeout=PING_EVERY)
-                except queue.Empty:
-                    item = node_records.Ping(time.monotonic())
-                if item is None:
-                    break
-                if isinstance(item, _ParcelFile):
-                    self._deliver_parcel(item)
-                elif item is _URGENT:
-                    self._send_urgent()
-                else:
-                    self._link.send(item)
-        except OSError:
-            pass  # The thread that receives notices that the link has ended.
+        with contextlib.suppress(OSError):  # The thread that receives notices that the link has ended.
+            while self._deliver_some():
+                pass
         self._link.close_sending()
 
-    def _send_urgent(self) -> None:
+    def _deliver_some(self) -> bool:
+        """Send what waits, or a ping; return False at the end."""
+        # In one write: over Ray, each write is a call of an actor, which takes 1 ms of both processes.
+        records: list[Any] = []
+        for item in self._waiting():
+            if item is None:
+                self._link.send(*records)
+                return False
+            if isinstance(item, _ParcelFile):
+                self._deliver_parcel(item, records)
+            elif item is _URGENT:
+                records += self._take_urgent()
+            else:
+                records.append(item)
+        self._link.send(*records)
+        return True
+
+    def _waiting(self) -> Iterator[Any]:
+        """Yield the first item of the outbox, for which this waits, and those that are there then."""
+        try:
+            yield self._outbox.get(timeout=PING_EVERY)
+        except queue.Empty:
+            yield node_records.Ping(time.monotonic())
+        with contextlib.suppress(queue.Empty):
+            for _ in range(AT_ONCE):
+                yield self._outbox.get_nowait()
+
+    def _take_urgent(self) -> list[Any]:
+        taken: list[Any] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                self._link.send(self._urgent.get_nowait())
+                taken.append(self._urgent.get_nowait())
+        return taken
 
-    def _deliver_parcel(self, parcel: _ParcelFile) -> None:
+    def _deliver_parcel(self, parcel: _ParcelFile, records: list[Any]) -> None:
+        """Send records and a parcel after them, except its last chunk, which is appended to the records."""
         with parcel.file:
             at, size = 0, os.fstat(parcel.file.fileno()).st_size
             while at < size or not at:
+                if at:
+                    self._link.send(*records)
+                    records[:] = self._take_urgent()
                 data = os.pread(parcel.file.fileno(), CHUNK, at)
-                self._link.send(node_records.ParcelChunk(data, is_first=not at))
+                records.append(node_records.ParcelChunk(data, is_first=not at))
                 at += max(1, len(data))
-                self._send_urgent()
 
     def _receive(self) -> None:
         try:
@@ -164,9 +194,12 @@ class Node:
                 pass
             case node_records.Happened() | node_records.BoardWritten():
                 self.inbox.put((self, record))
-            case node_records.Joined(port) | node_records.TreeClosed(_, port):
+            case node_records.Joined(port):
                 self.port = port
                 self.replies.put(record)
+            case node_records.TreeClosed(_, port):
+                self.port = port
+                self._closings.put(record)
             case _:
                 self.replies.put(record)
 
@@ -180,6 +213,7 @@ class Node:
         self.lost = self.lost or self._connection.why() or str(error)
         self.send(None)
         self.replies.put(None)
+        self._closings.put(None)
         self.inbox.put((self, None))
 
     def last_words(self) -> str:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -27,6 +28,8 @@ INIT_PATIENCE = 120.0
 """Seconds for the import of ray, and for Ray to give up an address."""
 CONNECT_PATIENCE = 5.0
 ANSWER_PATIENCE = 30.0
+KNOWN_FOR = 0.5
+NEVER: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])
 MESSAGE_SIZE = 1 << 20
 KILL_PATIENCE = 5.0
 F_SETPIPE_SZ, PIPE_SIZE = 1031, 1 << 20
@@ -60,6 +63,8 @@ class RayDriver:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         """Held while a request waits for its answer."""
+        self._known: tuple[float, list[dict[str, Any]]] = NEVER
+        """The last answer about nodes that was not used twice, with the time of the request."""
         self._counting = threading.Lock()
         """Held while connections are counted: each ends in a thread of its own."""
         self.num_open = 0
@@ -104,11 +109,22 @@ class RayDriver:
         except OSError:
             return True
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes of the cluster: `node_id`, `host`, `address`, `resources`."""
+    def nodes(self, *, may_be_known: bool = False) -> list[dict[str, Any]]:
+        """Return the nodes of the cluster, as the fields of `NodeShare`.
+
+        Args:
+            may_be_known: The answer of the last request serves once more, for `KNOWN_FOR` seconds: a launch plans with
+                the nodes, and starts on them a moment later.
+        """
         with self._lock:
+            (asked_at, nodes), self._known = self._known, NEVER
+            if may_be_known and time.monotonic() - asked_at < KNOWN_FOR:
+                return nodes
+            asked_at = time.monotonic()
             self._send({"ask": "nodes"})
-            return list(self._answer(ANSWER_PATIENCE)["nodes"])
+            nodes = list(self._answer(ANSWER_PATIENCE)["nodes"])
+            self._known = asked_at, nodes
+            return nodes
 
     def connect(self, request: dict[str, Any]) -> RayConnection:
         """Have Ray start an agent; `request` holds what `ray_driver.Relay` takes."""

@@ -79,9 +79,9 @@ class Ray:
             for number, share in enumerate(self._nodes())
         )
 
-    def _nodes(self) -> list[NodeShare]:
+    def _nodes(self, *, may_be_known: bool = False) -> list[NodeShare]:
         """Return the resources of every node: first nodes with agents, then free nodes, then nodes that others use."""
-        found = ray_drivers().get(self.address).nodes()
+        found = ray_drivers().get(self.address).nodes(may_be_known=may_be_known)
         held = {share.node_id for share, _ in self._agents()}
         shares = [NodeShare(**each) for each in found]
         shares = [share for share in shares if share.cpus or share.gpus] or shares  # Without head nodes for no work.
@@ -104,7 +104,7 @@ class Ray:
     def start(self, setup: messages.Setup) -> Tree:
         """Start ranks on the nodes; launches call this."""
         parts = ranks_by_node(setup.num_processes, setup.place.num_nodes)
-        there = self._nodes()
+        there = self._nodes(may_be_known=True)
         if len(there) < len(parts):
             msg = f"Ray has {plural(len(there), 'node')} now, and this launch was to use {len(parts)}. Launch again."
             error = ConfigError(msg, field="engine")

@@ -9,19 +9,21 @@ from typing import TypeVar
 from notebook_launcher.history.schema import (
     MAX_SPANS,
     MetricPoint,
-    PhaseSpan,
     RankPhases,
     RunChange,
     RunPicture,
 )
 from notebook_launcher.kernel.metering.pace import Pace
 from notebook_launcher.kernel.run.live_settings import LiveSettings
+from notebook_launcher.kernel.run.phase_sums import PhaseSums
 from notebook_launcher.messaging import messages
 from notebook_launcher.wording.units import describe_values
 
-__all__ = ["LiveValues", "describe_change"]
+__all__ = ["LiveRecord", "LiveValues", "describe_change"]
 
 T = TypeVar("T")
+LiveRecord = messages.Metrics | messages.ReportedPicture | messages.Progress | messages.Phases
+"""A record that `LiveValues` takes."""
 
 MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
@@ -30,8 +32,6 @@ MAX_PICTURE_BYTES = 64_000_000
 ALL_SPANS = 131_072
 """Spans of phases that are kept of all ranks together: 15 MB. Each rank has an equal part, MAX_SPANS at most."""
 MIN_SPANS = 64
-MAX_WAITING = 16
-"""Records of phases that may wait to be added: several take about as long as one, because all spans are copied."""
 
 
 class LiveValues:
@@ -53,12 +53,9 @@ class LiveValues:
         self._pictures: tuple[list[RunPicture], int] = ([], 0)
         """The pictures that are kept, and the number of dropped ones."""
         self._picture_bytes = 0
-        self._phases: dict[int, RankPhases] = {}
-        """As `phases`, without the records that wait."""
-        self._waiting: defaultdict[int, list[messages.Phases]] = defaultdict(list)
-        """By rank: records that were not added to `_phases` yet; they are when phases are read, or when many wait."""
+        self._phases: dict[int, PhaseSums] = {}
         self._adding = threading.Lock()
-        """Held while records begin to wait, or are added."""
+        """Held while phases are added or read."""
         self._num_samples: defaultdict[int, float] = defaultdict(float)
         """By rank: the samples of all records."""
         self._launched = launched
@@ -70,9 +67,7 @@ class LiveValues:
         self._samples: defaultdict[int, Pace] = defaultdict(Pace)
         """By rank: the rate of samples, as its Accelerator counts them."""
 
-    def fold(
-        self, rank: int, record: messages.Metrics | messages.ReportedPicture | messages.Progress | messages.Phases
-    ) -> None:
+    def fold(self, rank: int, record: LiveRecord) -> None:
         """Add a record of a rank."""
         match record:
             case messages.Metrics():
@@ -85,9 +80,9 @@ class LiveValues:
             case messages.Phases():
                 self._count_samples(rank, record)
                 with self._adding:
-                    self._waiting[rank].append(record)
-                    if len(self._waiting[rank]) >= MAX_WAITING:
-                        self._add_waiting(rank)
+                    if (sums := self._phases.get(rank)) is None:
+                        sums = self._phases[rank] = PhaseSums(self._launched, self._max_spans)
+                    sums.add(record)
                 if record.settings:
                     self.settings.take_reported(record.settings)
 
@@ -95,12 +90,7 @@ class LiveValues:
     def phases(self) -> dict[int, RankPhases]:
         """By rank: time spent on each phase of training, since the launch."""
         with self._adding:
-            for rank in list(self._waiting):
-                self._add_waiting(rank)
-            return dict(self._phases)
-
-    def _add_waiting(self, rank: int) -> None:
-        self._phases[rank] = self._sum(self._phases.get(rank, RankPhases()), self._waiting.pop(rank))
+            return {rank: sums.read() for rank, sums in self._phases.items()}
 
     def note_change(self, record: messages.Changed) -> None:
         """Add the settings that were changed."""
@@ -123,7 +113,7 @@ class LiveValues:
         """Forget ranks that do not come back, and note it as a change; `seconds` is the age of the run."""
         reported = (self.progress, self.last_values, self.last_steps, self._num_reported, self._items, self._samples)
         with self._adding:
-            for by_rank in (*reported, self._phases, self._waiting, self._num_samples):
+            for by_rank in (*reported, self._phases, self._num_samples):
                 for rank in range(after, before):
                     by_rank.pop(rank, None)
         update = self.phases[0].windows if 0 in self.phases else 0
@@ -205,32 +195,6 @@ class LiveValues:
             num = max(1, len(pictures) // 10)
             self._picture_bytes -= sum(len(picture.data) for picture in pictures[:num])
             self._pictures = (pictures[num:], num_dropped + num)
-
-    def _sum(self, sums: RankPhases, records: list[messages.Phases]) -> RankPhases:
-        seconds, counts = dict(sums.seconds), dict(sums.counts)
-        fullest, num_fullest = sums.fullest, sums.num_fullest
-        for record in records:
-            for phase, more in record.seconds.items():
-                seconds[phase] = seconds.get(phase, 0.0) + more
-            for phase, number in record.counts.items():
-                counts[phase] = counts.get(phase, 0) + number
-            if record.fullest >= fullest:
-                num_fullest = record.num_fullest + (num_fullest if record.fullest == fullest else 0)
-                fullest = record.fullest
-        newest = [span for record in records for span in record.spans][-self._max_spans :]
-        new = tuple(
-            [PhaseSpan(phase=phase, start=start - self._launched, seconds=length) for phase, start, length in newest]
-        )
-        return RankPhases(
-            windows=sums.windows + sum(record.windows for record in records),
-            micro_batches=sums.micro_batches + sum(record.micro_batches for record in records),
-            samples=sums.samples + sum(record.samples for record in records),
-            fullest=fullest,
-            num_fullest=num_fullest,
-            seconds=seconds,
-            counts=counts,
-            spans=sums.spans[max(0, len(sums.spans) + len(new) - self._max_spans) :] + new,
-        )
 
 
 def _since(kept: tuple[list[T], int], position: int) -> tuple[list[T], int]:

@@ -24,7 +24,7 @@ from notebook_launcher.kernel.run.commands import (
 )
 from notebook_launcher.kernel.run.conclusion import describe_failure
 from notebook_launcher.kernel.run.exits import end_ranks
-from notebook_launcher.kernel.run.live_values import describe_change
+from notebook_launcher.kernel.run.live_values import LiveRecord, describe_change
 from notebook_launcher.kernel.run.mending import mend, replace_the_dead
 from notebook_launcher.kernel.run.periodic import Periodic
 from notebook_launcher.kernel.run.progress_line import ProgressLine
@@ -197,20 +197,16 @@ class RunLoop:
                         os.close(fd)
 
     def _handle(self, event: Event, attempt: Attempt) -> None:
+        # Before all others, and past `Attempt.fold`: a thousand ranks send tens of thousands per second.
+        if isinstance(event, FromRank) and isinstance(event.record, LiveRecord):
+            self._data.live.fold(event.rank, event.record)
+            self._has_live = True
+            self._recorder.note()
+            return
         match event:
             case Output():
                 self._data.output.feed(event)
                 self._recorder.note()
-            # Before all other records, and past `Attempt.fold`: a thousand ranks send tens of thousands per second.
-            case FromRank(
-                rank,
-                messages.Metrics() | messages.ReportedPicture() | messages.Progress() | messages.Phases() as record,
-                _,
-            ):
-                self._data.live.fold(rank, record)
-                self._has_live = True
-                self._recorder.note()
-                return
             case FromRank(rank, messages.DebugEnded(), _) | RankLost(messages.RankExited(rank=rank)):
                 attempt.end_debugging(rank)
             case FromRank(_, messages.CallStarted() | messages.Returned() | messages.Raised(), _):
