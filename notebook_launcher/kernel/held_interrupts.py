@@ -11,7 +11,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-__all__ = ["held_interrupts"]
+__all__ = ["can_hold_interrupts", "held_interrupts"]
+
+OTHERS = (
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGCHLD,
+)
+"""Signals for which programs have handlers: time limits, profilers, torch's data loader. They may raise."""
+
+
+def can_hold_interrupts() -> bool:
+    """Return True if nothing but an interrupt can raise between any two lines of this thread.
+
+    The user may have a handler for another signal that raises, such as a time limit by SIGALRM.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return True
+    return not any(callable(signal.getsignal(number)) for number in OTHERS)
 
 
 @contextlib.contextmanager

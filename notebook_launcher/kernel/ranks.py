@@ -53,6 +53,11 @@ class Ranks:
         """True if the next call need not be packed, because the ranks will be forked from this process."""
         return self.tree is None and self.plan.config.start_method == "fork"
 
+    @property
+    def have_served(self) -> bool:
+        """True if the ranks are up and have served a call."""
+        return self.tree is not None and self._call_id > 0
+
     def start(self, call: FunctionCall | None = None) -> None:
         """Start the processes unless they are up; raises `ResourceError` if the machine cannot hold them."""
         if self.tree is None:

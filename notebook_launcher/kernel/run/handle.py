@@ -471,7 +471,7 @@ class Run(LiveRunReader, AnyRun):
         with contextlib.closing(views.RunView(self, data.output, is_raised=True, is_hidden=hidden)) as view:
             try:
                 interrupted = self._questions.answer_all(
-                    thread.begin,
+                    thread.begin_in_cell,
                     thread.command,
                     lambda again: self.stop(wait=False, at_once=again),  # A second interrupt kills the ranks.
                     view.step,

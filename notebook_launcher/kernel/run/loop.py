@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Generator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.kernel.display.formatting import error_line
@@ -41,11 +42,16 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 
-__all__ = ["RunLoop"]
+__all__ = ["RunLoop", "Steps"]
+
+T = TypeVar("T")
+Steps = Generator[None, "float | None", T]
+"""Work in steps, which one thread may begin and another continue: stops before each wait, and takes the seconds for
+which to wait at most; None: no limit. Returns a value at the end."""
 
 
 class RunLoop:
-    """Carries out the attempts at one call; used in the run's thread alone.
+    """Carries out the attempts at one call, in one thread at a time.
 
     Args:
         data: The run data, which the loop writes.
@@ -87,16 +93,16 @@ class RunLoop:
             Periodic(recorder.next_due, lambda now, _: recorder.tick(now)),
         )
 
-    def run(self) -> None:
+    def run(self) -> Steps[None]:
         """Repeat the call until an attempt succeeds, is stopped, or no restart is left."""
         with self._ranks.comms.served(self._ranks.wake):
-            self._repeat()
+            yield from self._repeat()
 
-    def _repeat(self) -> None:
+    def _repeat(self) -> Steps[None]:
         data, limit = self._data, self._data.plan.config.max_restarts
         may_start_silently = True
         while True:
-            attempt = self._run_attempt()
+            attempt = yield from self._run_attempt()
             has_begun = bool(attempt.state.started) or attempt.ladder is not None
             if attempt.state.tree_lost and not has_begun and may_start_silently:
                 # The fork server, or an idle session's supervisor, died unnoticed before this run.
@@ -116,14 +122,15 @@ class RunLoop:
             attempt.state.close()
             restart(data, self._ranks, self._call.call)
 
-    def _run_attempt(self) -> Attempt:
+    def _run_attempt(self) -> Steps[Attempt]:
         attempt = self._new_attempt()
         if self._ranks.many_calls:
             replace_the_dead(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
         attempt.begin()
         while not attempt.settled:
             self._carry_out_commands(attempt)
-            self._handle_all(attempt.tree.events(self._patience(attempt)), attempt)
+            longest = yield
+            self._handle_all(attempt.tree.events(self._patience(attempt, longest)), attempt)
             if self._has_live:
                 self._has_live = False
                 attempt.note_activity()
@@ -135,6 +142,8 @@ class RunLoop:
             for part in self._periodic:
                 part.tick(time.monotonic(), attempt)
         self._inspector.forget_hang()
+        if attempt.state.failed:
+            yield  # To mend a session takes up to a second.
         self._settle(attempt)
         return attempt
 
@@ -164,11 +173,11 @@ class RunLoop:
         self._inspector.begin()
         return data.attempt
 
-    def _patience(self, attempt: Attempt) -> float | None:
-        """Return the seconds until something is due even if nothing happens; None: nothing is."""
+    def _patience(self, attempt: Attempt, longest: float | None) -> float | None:
+        """Return the seconds until something is due even if nothing happens, at most `longest`; None: nothing is."""
         now, deadline = time.monotonic(), attempt.next_deadline()
         waits = [part.next_due(now) for part in self._periodic]
-        waits.append(None if deadline is None else max(0.0, deadline - now))
+        waits += [longest, None if deadline is None else max(0.0, deadline - now)]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _settle(self, attempt: Attempt) -> None:

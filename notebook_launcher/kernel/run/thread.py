@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.kernel.failures.failure_display import end_line
+from notebook_launcher.kernel.held_interrupts import can_hold_interrupts, held_interrupts
 from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.run.data import RunData
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
-from notebook_launcher.kernel.run.loop import RunLoop
+from notebook_launcher.kernel.run.loop import RunLoop, Steps
 from notebook_launcher.kernel.run.progress_line import QUIET
 from notebook_launcher.wording.units import rank_list
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.outcome import RunOutcome
 
 __all__ = ["RunThread", "live_threads"]
+
+MOMENTS = 0.02
+"""Seconds for which a thread that waits for a run carries it out by itself; meanwhile, interrupts are held back."""
 
 
 class RunThread:
@@ -97,19 +101,54 @@ class RunThread:
         Raises:
             ResourceError: There is no room for a thread. The ranks are gone.
         """
-        if self._thread is not None:
+        if self._thread is not None or self.data.over.is_set:
             return
         try:
             _Thread(self).start()
         except RuntimeError as error:
-            msg = (
-                f"the run's thread could not be started: {error}. The limit on processes, which counts threads, may be "
-                "reached (`ulimit -u`, or the container's pids limit), or the limit on memory (`ulimit -v`). Use "
-                "fewer ranks, or stop other processes."
-            )
-            failure = ResourceError(errno.EAGAIN, msg)
+            failure = no_thread(error)
             self._finish(self._fail(failure))
             raise failure from error
+
+    def begin_in_cell(self) -> None:
+        """Begin the run for a thread that waits for it; may be called again after an interrupt, as `begin`.
+
+        The waiting thread carries out by itself what ends within moments, because it would have to be woken: a call of
+        a session takes 1.15 ms then, and 1.6 with a thread. A longer run goes on in its thread, and so does one that
+        fails.
+
+        Raises:
+            ResourceError: There is no room for a thread. The ranks are gone.
+        """
+        if not (self._ranks.have_served and can_hold_interrupts()):
+            self.begin()
+            return
+        with held_interrupts():
+            if self._thread is not None or not self._claim.acquire(blocking=False):
+                return
+            steps = self._steps()
+            if self._is_over_within(MOMENTS, steps):
+                return
+            try:
+                _Thread(self, steps).start()
+            except RuntimeError as error:
+                with contextlib.suppress(StopIteration):
+                    steps.throw(no_thread(error))
+
+    def _is_over_within(self, seconds: float, steps: Steps[None]) -> bool:
+        """Carry steps out in this thread for so long; return True if they have ended."""
+        end = time.monotonic() + seconds
+        try:
+            next(steps)
+            while not self._has_failed and (left := end - time.monotonic()) > 0:
+                steps.send(left)
+        except StopIteration:
+            return True
+        return False
+
+    @property
+    def _has_failed(self) -> bool:
+        return self.data.attempt is not None and self.data.attempt.state.failed
 
     def join(self) -> None:
         """Wait until the thread of a run that is over has ended, too."""
@@ -126,19 +165,26 @@ class RunThread:
         attempt = self.data.attempt
         return attempt is not None and attempt.call_id == question.call_id and question.rank in self.data.asking
 
-    def carry_out(self) -> None:
-        """Carry out the run; in its thread."""
-        if not self._claim.acquire(blocking=False):
-            return  # `begin` was called again before the first thread reached this line.
+    def carry_out(self, steps: Steps[None] | None) -> None:
+        """Carry out the run in its thread, or the rest of it: `steps`."""
+        if steps is None:
+            if not self._claim.acquire(blocking=False):
+                return  # `begin` was called again before the first thread reached this line.
+            steps = self._steps()
         self._thread = threading.current_thread()
+        for _ in steps:
+            pass
+
+    def _steps(self) -> Steps[None]:
+        """Carry out the run; not before the run begins, because the steps keep this object from being forgotten."""
         try:
-            outcome = self._run_loop()
+            outcome = yield from self._run_loop()
         except BaseException as fault:  # noqa: BLE001 - our own fault must reach the cell, not vanish with the thread
             outcome = self._fail(fault)
         self._finish(outcome)
 
-    def _run_loop(self) -> RunOutcome:
-        RunLoop(self.data, self._ranks, self._call, self._hosting, self._recorder).run()
+    def _run_loop(self) -> Steps[RunOutcome]:
+        yield from RunLoop(self.data, self._ranks, self._call, self._hosting, self._recorder).run()
         outcome = conclude(self.data, self._settle_folder, self._hosting)
         unsent = outcome.results.unsent
         for reason in dict.fromkeys(unsent.values()):
@@ -181,16 +227,29 @@ class RunThread:
 class _Thread(threading.Thread):
     """The thread of a run; it refers to the run only while the run goes on."""
 
-    def __init__(self, subject: RunThread) -> None:
+    def __init__(self, subject: RunThread, steps: Steps[None] | None = None) -> None:
         super().__init__(name=f"notebook-launcher {subject.data.name}", daemon=True)
         self.subject: RunThread | None = subject
+        self._steps = steps
+        """The rest of a run that another thread has begun; None: the whole run."""
 
     def run(self) -> None:
         assert self.subject is not None
+        steps, self._steps = self._steps, None
         try:
-            self.subject.carry_out()
+            self.subject.carry_out(steps)
         finally:
             self.subject = None
+
+
+def no_thread(error: RuntimeError) -> ResourceError:
+    """Return the error of a run whose thread could not be started."""
+    return ResourceError(
+        errno.EAGAIN,
+        f"the run's thread could not be started: {error}. The limit on processes, which counts threads, may be "
+        "reached (`ulimit -u`, or the container's pids limit), or the limit on memory (`ulimit -v`). Use "
+        "fewer ranks, or stop other processes.",
+    )
 
 
 def live_threads() -> list[RunThread]:

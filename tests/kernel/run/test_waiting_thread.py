@@ -1,0 +1,140 @@
+"""Tests for calls of a session that the waiting thread carries out by itself, while they take moments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import ResourceError, Session
+from notebook_launcher.kernel.held_interrupts import can_hold_interrupts, held_interrupts
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from notebook_launcher.kernel.results import Results
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with Session(2, output="none") as session:
+        session.run(os.getpid)
+        yield session
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the threads that are started during the test."""
+    names: list[str] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        names.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    return names
+
+
+def run_and_interrupt(session: Session, kernel: int) -> Results:
+    def interrupt() -> None:
+        if os.environ["RANK"] == "0":
+            os.kill(kernel, signal.SIGINT)
+        time.sleep(600)
+
+    return session.run(interrupt)
+
+
+def test_short_call_starts_no_thread(session: Session, threads: list[str]) -> None:
+    assert [*session.run(lambda: 5)] == [5, 5]
+    assert threads == []
+
+
+def test_longer_call_goes_on_in_a_thread_of_its_own(session: Session, threads: list[str]) -> None:
+    def wait() -> int:
+        time.sleep(0.2)
+        return 5
+
+    assert [*session.run(wait)] == [5, 5]
+    assert len(threads) == 1
+    assert threads[0].endswith("wait")
+
+
+def test_call_that_fails_at_once_raises_its_error_and_the_session_goes_on(session: Session) -> None:
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError, match="by zero"):
+            session.run(lambda: 1 // 0)
+        assert len(session.run(os.getpid)) == 2
+
+
+def test_rank_that_dies_at_once_is_replaced(session: Session) -> None:
+    before = session.run(os.getpid)
+    with pytest.raises(RuntimeError, match="exited with code 3"):
+        session.run(lambda: os._exit(3) if os.environ["RANK"] == "1" else None)
+    after = session.run(os.getpid)
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+def test_interrupt_in_the_first_moments_stops_the_call(session: Session, interruptible: None) -> None:
+    del interruptible
+    for _ in range(10):
+        with pytest.raises(KeyboardInterrupt):
+            run_and_interrupt(session, os.getpid())
+        assert len(session.run(os.getpid)) == 2
+
+
+def test_question_in_the_first_moments_is_answered(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda prompt="": f"answer to {prompt}")
+    assert all("answer to" in text for text in session.run(lambda: input("name? ")))
+
+
+def test_other_handlers_that_may_raise_have_the_call_in_a_thread(session: Session, threads: list[str]) -> None:
+    class TooLateError(Exception):
+        pass
+
+    def raise_it(*_: Any) -> None:
+        raise TooLateError
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    try:
+        assert not can_hold_interrupts()
+        signal.setitimer(signal.ITIMER_REAL, 0.005)
+        with pytest.raises(TooLateError):
+            session.run(time.sleep, args=(0.1,))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert threads == ["notebook-launcher sleep"]
+    assert can_hold_interrupts()
+    until(lambda: "busy" not in repr(session))
+    assert len(session.run(os.getpid)) == 2
+
+
+def test_longer_call_without_free_threads_gives_a_clear_error(session: Session) -> None:
+    before = threading.stack_size(1 << 46)  # More than there are addresses.
+    try:
+        assert len(session.run(os.getpid)) == 2  # It needs no thread.
+        with pytest.raises(ResourceError, match=r"the run's thread could not be started: .*`ulimit -u`"):
+            session.run(time.sleep, args=(5.0,))
+    finally:
+        threading.stack_size(before)
+
+
+def test_interrupt_of_another_thread_is_not_held(interruptible: None) -> None:
+    del interruptible
+    found = []
+
+    def look() -> None:
+        with held_interrupts():
+            found.append((can_hold_interrupts(), signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [(True, signal.default_int_handler)]
