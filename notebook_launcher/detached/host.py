@@ -11,22 +11,19 @@ kills the ranks, as after the death of a kernel, and the run or session counts a
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import socket
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from notebook_launcher.config import LaunchConfig
 from notebook_launcher.detached.hosted_run import HostedRun
 from notebook_launcher.detached.preemption import on_preemption
+from notebook_launcher.detached.rehearsal import rehearse
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_host import SessionHost
 from notebook_launcher.engines.this_machine import cool_down, take_over_server
 from notebook_launcher.kernel.calls.call_scope import CallScope
-from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.machine.devices import Machine
 from notebook_launcher.messaging.channel import AnonymousFile, Channel
 from notebook_launcher.processes import boot
 from notebook_launcher.travel import cells
@@ -83,26 +80,6 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
     host.serve()
     cool_down()
     os._exit(0)  # Nothing is left to save, and torch's exit handlers take time.
-
-
-def rehearse() -> None:
-    """Do once what a host does first, for ranks that never start.
-
-    A host that was forked changes 3,000 pages of memory that it shares with the fork server, 5 us each; a spare host
-    has changed most of them before its request arrives. A detached launch took 47 ms without this, and 41 with it.
-    """
-    machine = Machine(num_cores=2, gpus=(), torch_has_cuda=False, why_no_gpu="")
-    plan = make_plan(LaunchConfig(num_processes=2, devices="cpu"), machine)
-    order = HostOrder(
-        plan=plan,
-        name="",
-        arguments={},
-        source="",
-        environment={},
-        places=cells.places(),
-        surroundings=plan.setup(many_calls=False),
-    )
-    boot.enter_kernel_surroundings(pickle.loads(pickle.dumps(order)).surroundings)
 
 
 def _host(order: HostOrder | SessionOrder, fds: Sequence[int]) -> Host:
