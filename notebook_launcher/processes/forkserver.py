@@ -149,7 +149,8 @@ class _Server:
                 self._note_launch(request)
                 if not self._spare.take(request, host_fd):
                     self._fork(lambda: _become_host(request.module, host_fd), host_fd)
-                if not self._has_chores:  # A host that is forked before the chores would do them all by itself.
+                # A host that is forked before the chores would do them all by itself, and a deputy retires after them.
+                if not self._has_chores and self._server_pidfd < 0:
                     self._spare.expect(request.module)
             case unknown, _:
                 raise TypeError(f"the fork server got an unknown message: {unknown!r}")
