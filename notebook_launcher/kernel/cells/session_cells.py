@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError
+from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.kernel.cells.cell_values import show_tabs, show_values
@@ -108,8 +109,7 @@ class SessionCells(ABC):
         Raises:
             CallOrderError: There is no IPython here.
         """
-        ipython: Any = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if ipython is not None else None
+        shell = running_shell()
         if shell is None:
             raise CallOrderError(
                 "activate() needs IPython, because %%ranks is its magic. In a script use session.execute(code)."

@@ -19,6 +19,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from notebook_launcher.installed import BROKEN_IPYKERNELS
+from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.kernel.display.stream_sink import StreamSink
 from notebook_launcher.kernel.latch import Latch
 
@@ -40,7 +41,7 @@ _ANSWERED: contextvars.ContextVar[Any] = contextvars.ContextVar("answered", defa
 
 def current_message() -> Any:
     """Return the message to which the calling thread replies, such as the running cell's; None without a kernel."""
-    shell = _shell()
+    shell = kernel_shell()
     return None if shell is None else shell.kernel.get_parent("shell")
 
 
@@ -113,15 +114,8 @@ class Sink(Protocol):
 
 def make_sink() -> Sink:
     """Return the sink for the output of the calling code; call it in the thread that launches."""
-    shell = _shell()
+    shell = kernel_shell()
     return StreamSink() if shell is None else CellSink(shell)
-
-
-def _shell() -> Any:
-    """Return the kernel's shell; None outside a kernel."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return None if getattr(shell, "kernel", None) is None else shell
 
 
 class CellSink:
@@ -311,7 +305,7 @@ def ask(prompt: str, *, password: bool = False) -> str:
 
 def why_no_answers() -> str:
     """Return the reason why `ask` cannot be answered in the running cell, as a clause; empty if it may be."""
-    shell = _shell()
+    shell = kernel_shell()
     if shell is None:
         return "standard input is closed" if sys.stdin is None or sys.stdin.closed else ""
     request = shell.kernel.get_parent("shell").get("content", {})
