@@ -10,6 +10,7 @@ import ipywidgets
 
 from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
 from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.monitor.monitor import Monitor
 from notebook_launcher.widgets.panel.fields import WIDE
 from notebook_launcher.widgets.panel.traceback_html import exception_html
@@ -127,7 +128,7 @@ class RunArea:
             self._keep_picture(self._monitor)
 
     def _keep_picture(self, monitor: Monitor | None) -> None:
-        sink = cell.make_sink()
+        sink = make_sink()
         if monitor is not None and sink.is_cell:
             monitor.keep_picture(sink)
 

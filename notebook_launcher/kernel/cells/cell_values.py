@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from notebook_launcher.kernel.comms.rank_panels import RankPanels
-    from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.travel.rank_function import CellOutput
 
 __all__ = ["show_tabs", "show_values"]

@@ -20,7 +20,7 @@ from notebook_launcher.kernel.cells.cell_values import show_tabs, show_values
 from notebook_launcher.kernel.cells.rank_selection import selected_ranks
 from notebook_launcher.kernel.cells.rank_variables import RankVariables
 from notebook_launcher.kernel.comms.rank_panels import RankPanels, shown_rank
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.travel import cells
 from notebook_launcher.travel.rank_function import CellRequest, RankFunction
@@ -171,7 +171,7 @@ class SessionCells(ABC):
         outputs: Mapping[int, CellOutput] = {}
         if not (pulls or is_quiet):
             outputs = {rank: output for rank, output in results.returned.items() if output is not None}
-        sink = cell.make_sink()
+        sink = make_sink()
         if shown == "all":
             outputs = show_tabs(sink, panels, outputs, running)
         show_values(sink, outputs, num_ranks=len(running), rich_rank=shown)

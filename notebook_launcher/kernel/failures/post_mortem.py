@@ -24,8 +24,8 @@ from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
-    from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.kernel.display.questions import Answer
+    from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.kernel.hosting import TakesQuestions
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.data import RunData
