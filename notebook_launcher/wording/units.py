@@ -186,6 +186,18 @@ def rank_list(ranks: Iterable[int]) -> str:
     return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(spans)
 
 
+def format_setting(value: float | None) -> str:
+    """Return a setting's value as people read it: a number, `on`, `off`, or `none`."""
+    if value is None:
+        return "none"
+    return ("on" if value else "off") if isinstance(value, bool) else format_number(value)
+
+
+def describe_values(name: str, before: float | None, after: float | None) -> str:
+    """Return `lr 0.1 → 0.05`."""
+    return f"{name} {format_setting(before)} → {format_setting(after)}"
+
+
 def _decimal(value: float, digits: int) -> Decimal:
     """Return the value with this many significant digits. Not `f"{value:.4g}"`, which rounds 0.5 to even."""
     return Context(prec=digits, rounding=ROUND_HALF_UP).create_decimal_from_float(float(value))
@@ -197,15 +209,3 @@ def _round(value: float, digits: int) -> float:
 
 def _without_zeros(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def format_setting(value: float | None) -> str:
-    """Return a setting's value as people read it: a number, `on`, `off`, or `none`."""
-    if value is None:
-        return "none"
-    return ("on" if value else "off") if isinstance(value, bool) else format_number(value)
-
-
-def describe_values(name: str, before: float | None, after: float | None) -> str:
-    """Return `lr 0.1 → 0.05`."""
-    return f"{name} {format_setting(before)} → {format_setting(after)}"

@@ -221,7 +221,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             self.set_epoch(start.epoch)
             progress.position = start
             deliveries, moved = self._moving(self._deliveries(start, order))
-            # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
+            # DataLoader looks at the name of every attribute that is set, which takes 0.4 µs.
             attributes, watch = vars(self), watch_rows(self, self._place)
             active_loaders = self.active_loaders
             on_next = active_loaders.on_next if len(active_loaders.loaders) == 1 else None
