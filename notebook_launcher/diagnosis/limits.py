@@ -11,7 +11,8 @@ from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.shared_memory import SHARED_MEMORY
 from notebook_launcher.travel.memory_limit import available_memory
-from notebook_launcher.wording.units import format_bytes, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_bytes
 
 __all__ = ["look_at_limits", "open_files", "shared_memory"]
 

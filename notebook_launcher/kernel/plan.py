@@ -19,7 +19,7 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.settings.option_checks import check_shard
 from notebook_launcher.settings.option_numbers import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,8 @@ from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.monitor.monitor import Monitor
 from notebook_launcher.widgets.panel.fields import WIDE
 from notebook_launcher.widgets.panel.traceback_html import exception_html
-from notebook_launcher.wording.units import format_seconds, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

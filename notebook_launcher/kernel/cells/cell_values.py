@@ -7,7 +7,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.drawing.rank_tabs import rank_tabs
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

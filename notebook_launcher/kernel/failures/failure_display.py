@@ -16,8 +16,9 @@ from notebook_launcher.kernel.failures.culprit import STOPPED
 from notebook_launcher.kernel.failures.torch_errors import advice_on
 from notebook_launcher.kernel.inspection.mismatches import describe_mismatch
 from notebook_launcher.tracebacks import end_at_caller
+from notebook_launcher.wording.counts import rank_list
 from notebook_launcher.wording.text import name_rank
-from notebook_launcher.wording.units import format_bytes, format_seconds, rank_list
+from notebook_launcher.wording.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

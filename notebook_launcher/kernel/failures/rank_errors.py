@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from notebook_launcher.errors import InternalError, NodeLostError, RankFailedError
 from notebook_launcher.kernel.failures.culprit import CRASHES, exit_argument, signal_name
 from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER, SUGGESTION
+from notebook_launcher.wording.counts import rank_list
 from notebook_launcher.wording.text import name_rank
-from notebook_launcher.wording.units import format_bytes, rank_list
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import NodeLost

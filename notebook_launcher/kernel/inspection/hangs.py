@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT
 from notebook_launcher.kernel.inspection.stacks import Stacks
 from notebook_launcher.kernel.inspection.standstill import Standstill
-from notebook_launcher.wording.units import format_elapsed, plural_verb, rank_list
+from notebook_launcher.wording.counts import plural_verb, rank_list
+from notebook_launcher.wording.units import format_elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -38,7 +38,8 @@ from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.settings.changes import check_change, read_wanted
 from notebook_launcher.travel.rank_function import RankFunction
-from notebook_launcher.wording.units import format_seconds, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

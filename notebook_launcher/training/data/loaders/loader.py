@@ -34,7 +34,7 @@ from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 from notebook_launcher.training.data.sampling.walking import WalkedSampler
 from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.user_warnings import warn_user
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
