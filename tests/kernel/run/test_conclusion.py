@@ -114,7 +114,7 @@ def test_first_failure_is_the_error_and_its_victims_are_stopped() -> None:
     assert [summary.state for summary in outcome.results.ranks] == ["stopped", "failed", "returned"]
 
 
-def test_exception_that_cannot_travel_is_told() -> None:
+def test_error_quotes_an_exception_that_cannot_travel() -> None:
     error = Ending(raised(0, travels=False)).conclude().error
     assert isinstance(error, RankFailedError)
     assert "ValueError: boom (rank 0; the exception itself cannot travel)" in str(error)
