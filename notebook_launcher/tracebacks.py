@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from notebook_launcher.ipython_shell import running_shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,8 +74,7 @@ def _render_present() -> list[str]:
 
 
 def _formatted(error: BaseException, tb: TracebackType | None) -> list[str]:
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = running_shell()
     if shell is None:
         return "".join(traceback.format_exception(type(error), error, tb)).splitlines()
     # IPython leaves out the first frame, because it is usually IPython's own.

@@ -8,7 +8,7 @@ from notebook_launcher.widgets.monitor.monitor import Monitor
 
 if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunReader
-    from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.sink import Sink
 
 __all__ = ["show"]
 

@@ -15,7 +15,8 @@ from notebook_launcher.history.picture_files import read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.tracebacks import for_caller
-from notebook_launcher.wording.units import format_seconds, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

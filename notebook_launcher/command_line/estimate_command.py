@@ -53,7 +53,8 @@ def _arguments(text: str) -> dict[str, Any]:
 def _lines(size: ModelSize, num_processes: int, optimizer: str) -> list[str]:
     from notebook_launcher.command_line.memory_estimate import bytes_of
     from notebook_launcher.drawing.tables import Column, table_text
-    from notebook_launcher.wording.units import format_bytes, plural
+    from notebook_launcher.wording.counts import plural
+    from notebook_launcher.wording.units import format_bytes
 
     rows = [(precision, sharding) for precision in PRECISIONS for sharding in SHARDINGS]
     parts = [

@@ -12,7 +12,7 @@ from notebook_launcher.detached.host_socket import HostConnection
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import make_sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from notebook_launcher.detached.attached_questions import AttachedQuestions
     from notebook_launcher.detached.requests import Entry, News
     from notebook_launcher.kernel.calls.call_scope import TakesDisplay
-    from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.sink import Sink
 
 __all__ = ["AttachedOutput", "follow"]
 
@@ -53,7 +53,7 @@ class AttachedOutput:
         self._folder = folder
         self._socket_name = socket_name
         self._displays = displays
-        self._sink = cell.make_sink()
+        self._sink = make_sink()
         self._has_headlines = config.output != "none"
         self._shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
         """True if a line of progress is wanted, because no view shows the progress."""

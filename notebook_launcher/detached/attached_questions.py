@@ -9,7 +9,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.asking import ask, why_no_answers
+from notebook_launcher.kernel.display.sink import make_sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +68,7 @@ class AttachedQuestions:
     def served(self) -> Iterator[bool]:
         """Mark this thread as waiting in the block; yield True if it can ask the user, so that `serve` may run."""
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or self._has_given_up or cell.why_no_answers():
+        if not is_main or self._has_given_up or why_no_answers():
             yield False
             return
         self.can_answer = True
@@ -103,11 +104,11 @@ class AttachedQuestions:
             self._in_input = threading.get_ident(), question.key
             if question.key not in self.keys:
                 return
-            text = cell.ask(question.prompt, password=question.password)
+            text = ask(question.prompt, password=question.password)
         except EOFError as error:
             # No user may be here, but one at another client.
             self._has_given_up, self.can_answer = True, False
-            cell.make_sink().text("stderr", f"{error} The question waits for another client.\n")
+            make_sink().text("stderr", f"{error} The question waits for another client.\n")
             return
         finally:
             self._in_input = None

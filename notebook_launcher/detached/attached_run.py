@@ -22,7 +22,8 @@ from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.outcome import RunOutcome
-from notebook_launcher.wording.units import format_seconds, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

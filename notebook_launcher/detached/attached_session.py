@@ -20,7 +20,7 @@ from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.calls.origin import source_with_needs
 from notebook_launcher.kernel.cells.session_cells import SessionCells
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
 from notebook_launcher.travel import cells
@@ -109,7 +109,7 @@ class AttachedSession(SessionCells):
         if kind is None:
             self.close()
         elif not self._is_closed:
-            cell.make_sink().text("stdout", f"the session stays open: {self._way_back} reconnects to it\n")
+            make_sink().text("stdout", f"the session stays open: {self._way_back} reconnects to it\n")
 
     @property
     def _way_back(self) -> str:

@@ -13,7 +13,7 @@ from notebook_launcher.errors import CallOrderError, ReturnValueError
 from notebook_launcher.history import run_files
 from notebook_launcher.history.host_files import ENDING
 from notebook_launcher.kernel.failures import failure_display
-from notebook_launcher.kernel.failures.culprit import cannot_travel
+from notebook_launcher.kernel.failures.rank_errors import cannot_travel
 from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.tracebacks import without_locals
 from notebook_launcher.wording.units import format_bytes

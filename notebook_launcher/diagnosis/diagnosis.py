@@ -10,8 +10,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing.tables import Column, joined, table_html
+from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.text import escape
-from notebook_launcher.wording.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

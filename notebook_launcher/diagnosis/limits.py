@@ -9,8 +9,10 @@ from pathlib import Path
 
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.machine import devices
+from notebook_launcher.machine.shared_memory import SHARED_MEMORY
 from notebook_launcher.travel.memory_limit import available_memory
-from notebook_launcher.wording.units import format_bytes, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_bytes
 
 __all__ = ["look_at_limits", "open_files", "shared_memory"]
 
@@ -19,7 +21,6 @@ FILES_PER_RANK = 6
 """Descriptors that a kernel needs for each rank while it starts."""
 FEW_RANKS = 16
 """A limit that leaves room for fewer ranks is worth a warning."""
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
 SMALL_SHM = 1_000_000_000
 """Bytes of /dev/shm under which data-loader workers run out of room; Docker gives 64 MB by itself."""
 
@@ -36,7 +37,7 @@ def look_at_limits() -> list[Finding]:
     return [
         Finding(area=AREA, name="cores", fact=cores),
         Finding(area=AREA, name="memory", fact=memory),
-        shared_memory(SHARED_MEMORY),
+        shared_memory(str(SHARED_MEMORY)),
         open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         _processes(),
         Finding(area=AREA, name="locked memory (ulimit -l)", fact=_amount(resource.RLIMIT_MEMLOCK)),

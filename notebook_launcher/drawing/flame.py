@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.colours import SERIES
 from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, pixels, stack, text
+from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.text import escape, one_line
-from notebook_launcher.wording.units import format_share, plural
+from notebook_launcher.wording.units import format_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

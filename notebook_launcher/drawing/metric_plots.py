@@ -8,7 +8,7 @@ from notebook_launcher.drawing.averages import mean_of, series_of
 from notebook_launcher.drawing.charts import charts_of, places_on
 from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots, legend_of
 from notebook_launcher.drawing.svg import SvgPicture, document, text
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ import html
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.colours import SERIES
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

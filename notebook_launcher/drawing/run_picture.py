@@ -22,8 +22,9 @@ from notebook_launcher.drawing.reported import reported_html
 from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, stack, text
 from notebook_launcher.drawing.timeline import mean_shares, sync_text, timeline_picture
 from notebook_launcher.history.usage import usage_curves
+from notebook_launcher.wording.counts import plural, rank_list
 from notebook_launcher.wording.text import clean, escape, one_line
-from notebook_launcher.wording.units import describe_values, format_seconds, format_share, plural, rank_list
+from notebook_launcher.wording.units import describe_values, format_seconds, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,16 +10,9 @@ from notebook_launcher.drawing.averages import mean_of
 from notebook_launcher.drawing.legend import PHASES
 from notebook_launcher.drawing.sparks import spark_line
 from notebook_launcher.drawing.tables import FEW_ROWS, MAX_ROWS, Column, folded, table_html
+from notebook_launcher.wording.counts import plural, rank_list
 from notebook_launcher.wording.text import clean, escape, one_line
-from notebook_launcher.wording.units import (
-    format_bytes,
-    format_count,
-    format_number,
-    format_seconds,
-    format_share,
-    plural,
-    rank_list,
-)
+from notebook_launcher.wording.units import format_bytes, format_count, format_number, format_seconds, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from notebook_launcher.engines.events import Event, Stream
-    from notebook_launcher.engines.starting import Starter, SupervisorHandle
+    from notebook_launcher.engines.supervisor_handle import Starter, SupervisorHandle
 
 __all__ = ["ProcessTree"]
 

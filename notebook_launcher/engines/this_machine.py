@@ -6,13 +6,14 @@ import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.compiler_use import uses_compiler
+from notebook_launcher.engines.fork_server import fork_server
 from notebook_launcher.engines.process_tree import ProcessTree
-from notebook_launcher.engines.starting import fork_server, fork_starter, start_by_spawn
+from notebook_launcher.engines.starting import fork_starter, start_by_spawn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from notebook_launcher.engines.starting import Starter
+    from notebook_launcher.engines.supervisor_handle import Starter
     from notebook_launcher.messaging import messages
     from notebook_launcher.messaging.channel import Channel
     from notebook_launcher.travel import FunctionCall

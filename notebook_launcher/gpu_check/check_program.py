@@ -11,7 +11,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.gpu_check.catalogue import ALL_CHECKS
 from notebook_launcher.gpu_check.check_report import collect_facts, report_file, write_report
 from notebook_launcher.gpu_check.check_run import count_gpus, run_all
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,14 +17,15 @@ import shutil
 import socket
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.installed import version_of
 from notebook_launcher.machine import devices, nvml
+from notebook_launcher.machine.shared_memory import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from notebook_launcher.gpu_check.check_run import Outcome
 
@@ -36,8 +37,7 @@ PATH = re.compile(r"(?<![\w./])(?<!http:)(?<!https:)/+(?:[\w.@+~-]+/)+[\w.@+~-]*
 """A path of two parts at least, without spaces; web addresses are left."""
 QUOTED_PATH = re.compile(r"(?<=[\"'])/[^\"'\n]+/[^\"'\n]*(?=[\"'])")
 """The same in quotation marks, where it may have spaces."""
-KEPT_PATHS = ("/dev/shm", "/dev/nvidia")  # noqa: S108 - named, not used
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
+KEPT_PATHS = (str(SHARED_MEMORY), "/dev/nvidia")
 PATIENCE = 20.0
 
 

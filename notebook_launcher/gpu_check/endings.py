@@ -7,13 +7,13 @@ import datetime as dt
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher import Session, launch, notebook_launch
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.gpu_check.check_kind import Check, Hardware
 from notebook_launcher.gpu_check.several_ranks import where
+from notebook_launcher.machine.shared_memory import SHARED_MEMORY
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,6 @@ SHORT_LIMIT = 3.0
 SHORT_HEARTBEAT = 10
 """Seconds, in place of 8 minutes, after which NCCL's monitor of a rank ends the process of a watchdog that is stuck."""
 NUM_BYTES = 256 << 20
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
 
 
 def _reduce(device: torch.device) -> None:

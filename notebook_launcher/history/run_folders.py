@@ -103,7 +103,7 @@ def find_home(chosen: str | os.PathLike[str] | None = "auto") -> Path | None:
             return None
         return Path(named).expanduser().absolute()
     # The specification ignores a relative path: https://specifications.freedesktop.org/basedir-spec/latest/
-    # Text until the end: a call of a session asks for this folder and seldom needs it, and `Path` would take 90 us.
+    # Text until the end: a call of a session asks for this folder and seldom needs it, and `Path` would take 90 µs.
     state = os.environ.get("XDG_STATE_HOME", "")
     if not state.startswith("/"):
         state = f"{os.path.expanduser('~')}/.local/state"  # noqa: PTH111 - as above

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.wording.counts import rank_list
 from notebook_launcher.wording.text import one_line
-from notebook_launcher.wording.units import rank_list
 
 __all__ = ["concatenated", "mean", "table"]
 

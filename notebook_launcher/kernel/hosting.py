@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from notebook_launcher import travel
 from notebook_launcher.kernel.calls.origin import Origin, describe_environment, source_with_needs
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import Sink, make_sink
 from notebook_launcher.messaging.messages import ExceptionReport
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TakesQuestions(Protocol):
 class Hosting:
     """Destination of a run's output, values and questions, which a kernel and a host choose differently."""
 
-    sink: cell.Sink
+    sink: Sink
     """Takes the output: a cell, or a host's journal."""
     take_value: Callable[[int], Any]
     """Returns the value in a parcel, whose descriptor it closes. A host, which has no class of the notebook, moves the
@@ -61,7 +61,7 @@ class Hosting:
             in_cell: True if a cell waits for the run.
         """
         return cls(
-            sink=cell.make_sink(),
+            sink=make_sink(),
             take_value=travel.unpack_value,
             take_exception=lambda fd, _report: travel.unpack_exception(fd),
             questions=questions,

@@ -7,9 +7,10 @@ import os
 import secrets
 import sys
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import allocate
 from notebook_launcher.machine.node_allocation import allocate_nodes
@@ -18,7 +19,7 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.settings.option_checks import check_shard
 from notebook_launcher.settings.option_numbers import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +119,7 @@ class Plan:
 def _argv() -> list[str]:
     """Return the `sys.argv` of the ranks: the kernel's, without its own options unless the user has changed it."""
     options = sys.argv[1:]
-    return sys.argv[:1] if _in_kernel() and options == sys.orig_argv[-len(options) :] else list(sys.argv)
+    return sys.argv[:1] if kernel_shell() is not None and options == sys.orig_argv[-len(options) :] else list(sys.argv)
 
 
 def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
@@ -239,9 +240,3 @@ def _working_directory() -> str:
             "the kernel's working directory was deleted (a new folder of the same name does not replace it), and torch "
             "cannot be imported from a deleted folder. Change to an existing folder: os.chdir(...)."
         ) from None
-
-
-def _in_kernel() -> bool:
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None

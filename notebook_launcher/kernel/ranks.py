@@ -10,7 +10,7 @@ from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
 from notebook_launcher.kernel.comms.rank_comms import RankComms
 from notebook_launcher.messaging import messages
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

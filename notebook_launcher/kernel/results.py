@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from notebook_launcher.errors import MissingResultError, ReturnValueError
 from notebook_launcher.kernel import combining
 from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.wording.counts import plural, rank_list
 from notebook_launcher.wording.text import one_line
-from notebook_launcher.wording.units import format_metrics, plural, rank_list
+from notebook_launcher.wording.units import format_metrics
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,6 +13,7 @@ from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
 from notebook_launcher.kernel.failures.post_mortem import PostMortem
@@ -152,7 +153,7 @@ class Session(SessionCells):
             check_answers("session.debug()")
             self._is_debugging = True
             try:
-                PostMortem(self._runs.ranks, *frames, cell.make_sink()).run()
+                PostMortem(self._runs.ranks, *frames, make_sink()).run()
             finally:
                 self._is_debugging = False
 

@@ -18,7 +18,7 @@ from notebook_launcher.kernel.held_interrupts import held_interrupts
 from notebook_launcher.kernel.run.progress_line import QUIET
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.kernel.run.any_run import AnyRun
 
 __all__ = ["HELLO_WITHIN", "RunView", "watch"]

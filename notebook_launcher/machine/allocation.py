@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.messaging.board_layout import MAX_RANKS
-from notebook_launcher.wording.units import plural, plural_verb
+from notebook_launcher.wording.counts import plural, plural_verb
 
 if TYPE_CHECKING:
     from notebook_launcher.machine.devices import Machine

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from notebook_launcher.machine import nvml, rocm
 from notebook_launcher.machine.visible_gpus import CUDA_VARIABLE, GPU, choose_visible
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 __all__ = ["GPU", "Machine", "detect", "torch_platform"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.allocation import MAX_RANKS_PER_CORE, MIN_RANK_LIMIT
 from notebook_launcher.messaging.board_layout import MAX_RANKS
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

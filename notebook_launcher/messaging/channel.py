@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = ["AnonymousFile", "Channel", "anonymous_file", "channel_pair", "read_tail"]
 
-# A packet must fit the socket's send buffer (212,992 bytes by default on Linux).
 PACKET_LIMIT = 65_536
+"""Bytes of the largest packet, which must fit the socket's send buffer (212,992 bytes by default on Linux)."""
 MAX_FDS = 8
 ANCILLARY_SIZE = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
 INLINE, SPILLED = b"\0", b"\1"
 # Plain numbers: to join two members of an enumeration takes longer than to receive a small packet.
 RECEIVE = int(socket.MSG_CMSG_CLOEXEC)
 RECEIVE_AT_ONCE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
-# A live reader receives within a millisecond; a reader that hangs must not block the sender forever.
 TAKEN_BUDGET = 1.0
+"""Longest wait in seconds until a packet is received: a live reader takes a millisecond, and a reader that hangs must
+not block the sender forever."""
 TAKEN_INTERVAL = 0.0005
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notebook_launcher.machine import cgroups
+from notebook_launcher.machine.shared_memory import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,6 @@ __all__ = [
     "session_members",
 ]
 
-SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where torch puts what its workers share
 SESSION_FIELD = 3
 """Place in /proc/PID/stat, counted from the state, which follows the process's name."""
 INODE_FIELD, PATH_FIELD = 4, 5
@@ -75,7 +75,7 @@ def named_semaphores(pids: Iterable[int]) -> set[Path]:
     removes the names that are left when their users have ended, but the tracker is killed with their session.
     """
     named: dict[int, Path] = {}
-    for file in SHARED_FOLDER.glob("sem.mp-*"):
+    for file in SHARED_MEMORY.glob("sem.mp-*"):
         with contextlib.suppress(OSError):
             named[file.stat().st_ino] = file
     found: set[Path] = set()
@@ -83,7 +83,7 @@ def named_semaphores(pids: Iterable[int]) -> set[Path]:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
                 # By inode and not by name: the maker of a semaphore has mapped it under an earlier name.
-                if f" {SHARED_FOLDER}/sem." in line:
+                if f" {SHARED_MEMORY}/sem." in line:
                     inode = int(line.split()[INODE_FIELD])
                     found |= {named[inode]} if inode in named else set()
     return found
@@ -96,11 +96,11 @@ def nccl_segments(pids: Iterable[int]) -> set[Path]:
     peer, where a container may have 64 MB for all.
     """
     found: set[Path] = set()
-    for pid in pids if any(SHARED_FOLDER.glob("nccl-*")) else ():
+    for pid in pids if any(SHARED_MEMORY.glob("nccl-*")) else ():
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
                 path = Path(line.split(maxsplit=PATH_FIELD)[-1])
-                if path.parent == SHARED_FOLDER and path.name.startswith("nccl-"):
+                if path.parent == SHARED_MEMORY and path.name.startswith("nccl-"):
                     found.add(path)
     return {path for path in found if path.exists()}
 
@@ -111,7 +111,7 @@ def remove_shared_files(pids: Iterable[int]) -> None:
     A data-loader worker makes one for each batch, named after itself, and unlinks it a moment later.
     """
     for pid in pids:
-        for file in SHARED_FOLDER.glob(f"torch_{pid}_*"):
+        for file in SHARED_MEMORY.glob(f"torch_{pid}_*"):
             file.unlink(missing_ok=True)
 
 

@@ -81,7 +81,7 @@ def check_spread(
 def _check_product(num_processes: int, nodes: int | None, each: int) -> None:
     asked = f"num_processes={num_processes} with processes_per_node={each}"
     if nodes is not None and num_processes != nodes * each:
-        from notebook_launcher.wording.units import plural  # Here, because every launch imports this module.
+        from notebook_launcher.wording.counts import plural  # Here, because every launch imports this module.
 
         raise ConfigError(
             f"{asked}: {plural(nodes, 'node')} with {each} each make {nodes * each}. Omit one of the numbers.",

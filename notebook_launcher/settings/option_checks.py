@@ -99,7 +99,7 @@ def check_shard(shard: int, num_processes: int | None, *, by_default: bool = Fal
         by_default: True if the machine has decided.
     """
     if num_processes is not None and num_processes % shard:
-        fitting = ", ".join(str(n) for n in range(1, num_processes + 1) if num_processes % n == 0)
+        fitting = ", ".join(str(size) for size in range(1, num_processes + 1) if num_processes % size == 0)
         asked, way_out = f"num_processes={num_processes}", ""
         if by_default:
             asked, way_out = f"num_processes=None, which is {num_processes} here", f", or pass num_processes={shard}"

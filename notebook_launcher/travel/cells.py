@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import linecache
-import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+from notebook_launcher.ipython_shell import running_shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,8 +44,7 @@ def shown_file(filename: str) -> str:
     entry = linecache.cache.get(filename, ())
     if len(entry) == 4 and entry[1] is None and entry[3] != filename:
         return str(entry[3])  # The entry came with a call.
-    ipython: Any = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
+    shell = running_shell()
     try:
         label, name = shell.compile.format_code_name(filename)
     except Exception:  # noqa: BLE001 - no shell, an old one, or no cell

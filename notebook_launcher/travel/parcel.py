@@ -37,13 +37,14 @@ MAGIC = b"nblparc1"
 HEADER = struct.Struct("<8sQQQQ")
 ENTRY = struct.Struct("<QQ")
 ALIGNMENT = 64
-# A longer write could not be interrupted: tmpfs looks for signals only between system calls.
 WRITE_LIMIT = 64 << 20
-# Asking the system how much memory is left costs about 0.3 ms, which small parcels need not pay.
+"""Bytes of one write. A longer one could not be interrupted: tmpfs looks for signals only between system calls."""
 UNCHECKED_SIZE = 64 << 20
+"""Bytes up to which nobody asks the system how much memory is left, which takes about 0.3 ms."""
 COPIED_SIZE = 1 << 20
-# A mapping of memory takes three times as long as all else that a small value without buffers needs.
 PLAIN_SIZE = 1 << 15
+"""Bytes up to which a value without buffers is read, not mapped: the mapping takes three times as long as all else that
+such a value needs."""
 
 
 class ParcelWriter:

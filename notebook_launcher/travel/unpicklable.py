@@ -32,8 +32,8 @@ __all__ = ["Part", "Unpicklable", "find_unpicklable", "largest_parts", "parts_of
 
 TIME_LIMIT = 3.0
 DEPTH_LIMIT = 40
-# Below this size the size is not what keeps something from travelling.
 WORTH_MENTIONING = 100_000_000
+"""Bytes below which its size is not what keeps something from travelling."""
 UNPICKLED_MEMBERS = {"__dict__", "__weakref__", "_abc_impl"}
 MODULE_TABLE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 

@@ -1,4 +1,4 @@
-"""Durations, sizes, shares, rates, numbers and counts as people read them.
+"""Durations, sizes, shares, rates and numbers as people read them.
 
 The page has the functions of a single number under the same names and receives `FORMATS`, so that a run reads alike in
 the cell, in its picture and on its page; tests/wording/test_units.py runs both on one table. Half is rounded up, as
@@ -14,10 +14,11 @@ import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING
 
+from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 __all__ = [
     "FORMATS",
@@ -32,9 +33,6 @@ __all__ = [
     "format_seconds",
     "format_setting",
     "format_share",
-    "plural",
-    "plural_verb",
-    "rank_list",
 ]
 
 MINUTE, HOUR = 60, 3600
@@ -165,25 +163,16 @@ def format_metrics(metrics: Mapping[str, float], limit: int = 4) -> str:
     return ", ".join([*shown, *([f"{more} more"] if more else [])])
 
 
-def plural(count: int, noun: str) -> str:
-    """Return `1 rank` or `2 ranks`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def format_setting(value: float | None) -> str:
+    """Return a setting's value as people read it: a number, `on`, `off`, or `none`."""
+    if value is None:
+        return "none"
+    return ("on" if value else "off") if isinstance(value, bool) else format_number(value)
 
 
-def plural_verb(words: str, count: int) -> str:
-    """Return words that begin with `is`, `has` or `runs` for so many subjects: `have returned` for 2 of them."""
-    verb, space, rest = words.partition(" ")
-    return words if count == 1 else {"is": "are", "has": "have", "runs": "run"}.get(verb, verb) + space + rest
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Return `rank 2`, `ranks 0, 2` or `ranks 0-3, 7`."""
-    numbers = sorted(set(ranks))
-    spans: list[str] = []
-    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        span = [number for _, number in group]
-        spans += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(spans)
+def describe_values(name: str, before: float | None, after: float | None) -> str:
+    """Return `lr 0.1 → 0.05`."""
+    return f"{name} {format_setting(before)} → {format_setting(after)}"
 
 
 def _decimal(value: float, digits: int) -> Decimal:
@@ -197,15 +186,3 @@ def _round(value: float, digits: int) -> float:
 
 def _without_zeros(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def format_setting(value: float | None) -> str:
-    """Return a setting's value as people read it: a number, `on`, `off`, or `none`."""
-    if value is None:
-        return "none"
-    return ("on" if value else "off") if isinstance(value, bool) else format_number(value)
-
-
-def describe_values(name: str, before: float | None, after: float | None) -> str:
-    """Return `lr 0.1 → 0.05`."""
-    return f"{name} {format_setting(before)} → {format_setting(after)}"

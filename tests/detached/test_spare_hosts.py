@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from notebook_launcher import attach, launch, notebook_launch
-from notebook_launcher.engines.starting import fork_server
+from notebook_launcher.engines.fork_server import fork_server
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel
 from notebook_launcher.processes.spare_host import SpareHost

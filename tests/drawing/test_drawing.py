@@ -21,7 +21,7 @@ from notebook_launcher.history.schema import (
     RunChange,
     RunSnapshot,
 )
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 from tests.support.drawn_runs import EVIL, Balanced, curves_of, phases_of, run_of, words_of
 
 STATES = ("starting", "running", "waiting", "paused", "stopping", "done", "failed", "stopped", "lost")

@@ -18,8 +18,8 @@ from notebook_launcher.drawing.scales import linear_ticks, log_ticks, make_scale
 from notebook_launcher.drawing.sparks import spark_line
 from notebook_launcher.drawing.widths import shorten, text_width
 from notebook_launcher.history.curves import Curve
+from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.text import clean, escape, one_line
-from notebook_launcher.wording.units import plural
 from tests.support.drawn_runs import CROSS, EVIL, INF, NAN
 
 if TYPE_CHECKING:

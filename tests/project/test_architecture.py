@@ -29,6 +29,7 @@ FOUNDATIONS = (
     "errors",
     "facade",
     "installed",
+    "ipython_shell",
     "messaging",
     "package_folder",
     "pictures",

@@ -1,7 +1,5 @@
 """Tensors, arrays and modules arrive as they left; large ones without a copy."""
 
-# the classes stand for the user's
-
 from __future__ import annotations
 
 import dataclasses

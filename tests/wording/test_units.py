@@ -124,9 +124,6 @@ OF_PYTHON_ALONE = (
     "format_elapsed",
     "format_metrics",
     "format_setting",
-    "plural",
-    "plural_verb",
-    "rank_list",
 )
 
 
@@ -161,16 +158,6 @@ def test_every_public_function_has_a_row_for_each_edge():
 def test_settings_are_written_as_people_read_them():
     assert [units.format_setting(value) for value in (None, True, False, 1, 0.5)] == ["none", "on", "off", "1", "0.5"]
     assert units.describe_values("max_grad_norm", None, 1.0) == "max_grad_norm none → 1"
-
-
-def test_plural_counts_a_noun():
-    assert [units.plural(count, "rank") for count in (0, 1, 2, 1234)] == ["0 ranks", "1 rank", "2 ranks", "1,234 ranks"]
-
-
-def test_verb_agrees_with_the_number_of_its_subjects():
-    assert [units.plural_verb("has returned", count) for count in (1, 2)] == ["has returned", "have returned"]
-    assert [units.plural_verb("is", count) for count in (0, 1)] == ["are", "is"]
-    assert units.plural_verb("waited", 2) == "waited"
 
 
 def test_growing_duration_has_whole_seconds_from_10_on():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.machine.allocation import rank_limit
-from notebook_launcher.wording.units import format_bytes, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig

@@ -16,8 +16,8 @@ from notebook_launcher.drawing.charts import AXES
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.comms.tap import open_tap
-from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, picture_of
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_requests import PageRequests
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import RunReader
     from notebook_launcher.kernel.comms.tap import Tap
-    from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.kernel.display.picture import Bundle
+    from notebook_launcher.kernel.display.sink import Sink
 
 __all__ = ["Monitor"]
 
@@ -100,7 +100,7 @@ class Monitor(anywidget.AnyWidget):
         """Receives the page's messages while the cell is busy; None: nothing does."""
         self._comm_id = ""
         """Name of the connection to the page, which the tap needs after the comm was closed."""
-        self._sink = cell.make_sink()
+        self._sink = make_sink()
         """The cell that made the monitor, to which its messages belong."""
         self.plot_options = PlotOptions()
         """Options by which the picture that stays draws the curves: the page's last options."""
@@ -138,7 +138,7 @@ class Monitor(anywidget.AnyWidget):
 
     def show(self, sink: Sink | None = None) -> None:
         """Show the monitor in a cell, by default the running cell. `display(monitor)` calls this."""
-        sink = sink or cell.make_sink()
+        sink = sink or make_sink()
         if self.comm is None:  # The monitor is closed: the run is over and has left its picture.
             for bundle in self._picture():
                 sink.display(bundle)

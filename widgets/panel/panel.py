@@ -10,6 +10,7 @@ import traitlets
 
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.launch import launch
 from notebook_launcher.widgets.kept import Kept, panel_html
 from notebook_launcher.widgets.launching import last_settings
@@ -198,7 +199,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         return run
 
     def _ipython_display_(self, **_: Any) -> None:
-        sink = cell.make_sink()
+        sink = make_sink()
         if self.comm is None:  # The panel was closed because its cell was run again.
             sink.html(self._picture(), self.code)
             return

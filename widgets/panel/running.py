@@ -10,10 +10,12 @@ import ipywidgets
 
 from notebook_launcher.errors import CallOrderError, ConfigError, RunStoppedError
 from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.monitor.monitor import Monitor
 from notebook_launcher.widgets.panel.fields import WIDE
 from notebook_launcher.widgets.panel.traceback_html import exception_html
-from notebook_launcher.wording.units import format_seconds, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +129,7 @@ class RunArea:
             self._keep_picture(self._monitor)
 
     def _keep_picture(self, monitor: Monitor | None) -> None:
-        sink = cell.make_sink()
+        sink = make_sink()
         if monitor is not None and sink.is_cell:
             monitor.keep_picture(sink)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import html
 import re
-import sys
 import traceback
-from typing import Any
 
 from notebook_launcher.errors import RemoteTraceback
+from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.failures.failure import Failure
 
 __all__ = ["ansi_to_html", "exception_html"]
@@ -66,8 +65,7 @@ def _text(error: BaseException) -> str:
         )  # The cause is complete; a cell would add only the frames that raised it in the kernel.
     if (render := getattr(error, "_render_traceback_", None)) is not None:
         return "\n".join(render())
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = running_shell()
     if shell is not None:
         try:
             lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)

@@ -19,8 +19,9 @@ from notebook_launcher.drawing.svg import document
 from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text, terminal_width
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.widgets.runs.readers import read_run
+from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.text import one_line
-from notebook_launcher.wording.units import format_bytes, format_number, format_seconds, plural
+from notebook_launcher.wording.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
     import os

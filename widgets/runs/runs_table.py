@@ -9,7 +9,7 @@ import anywidget
 import traitlets
 
 from notebook_launcher.errors import LaunchError
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.kept import Kept
 from notebook_launcher.widgets.runs.comparison import compare
@@ -126,7 +126,7 @@ def _row(run: RecordedRun) -> dict[str, Any]:
 
 def show(runs: RunList) -> bool:
     """Show runs as a table in the present cell; return False where no front end may draw it."""
-    sink = cell.make_sink()
+    sink = make_sink()
     if not sink.has_audience or not len(runs):
         return False
     table, kept = RunsTable(runs), Kept()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
 from notebook_launcher.engines.cluster.ray_engine import Ray
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from notebook_launcher.engines.cluster.ray_connections import RayConnection, ray
 from notebook_launcher.engines.cluster.ray_nodes import NodeShare
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.node_allocation import NodeInfo, ranks_by_node
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -117,9 +117,8 @@ def _expects_its_rank(signature: inspect.Signature, args: tuple[Any, ...], kwarg
     if first not in RANK_NAMES:
         return ""
     return (
-        f"The launcher does not pass the rank: remove the parameter {first}, and write {first} = "
-        "int(os.environ['RANK']) or "
-        "torch.distributed.get_rank() in the function."
+        f"The launcher does not pass the rank: remove the parameter {first}, and write "
+        f"{first} = torch.distributed.get_rank() as the function's first line."
     )
 
 

@@ -7,13 +7,13 @@ import secrets
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.drawing.rank_tabs import rank_tabs
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from notebook_launcher.kernel.comms.rank_panels import RankPanels
-    from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.travel.rank_function import CellOutput
 
 __all__ = ["show_tabs", "show_values"]

@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from notebook_launcher.kernel.cells.rank_completion import cell_matcher, inspecting
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable

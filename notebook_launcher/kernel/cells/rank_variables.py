@@ -6,7 +6,7 @@ import dataclasses
 import html
 from typing import TYPE_CHECKING, Literal
 
-from notebook_launcher.wording.units import plural, rank_list
+from notebook_launcher.wording.counts import plural, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError
+from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.kernel.cells.cell_values import show_tabs, show_values
 from notebook_launcher.kernel.cells.rank_selection import selected_ranks
 from notebook_launcher.kernel.cells.rank_variables import RankVariables
 from notebook_launcher.kernel.comms.rank_panels import RankPanels, shown_rank
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.travel import cells
 from notebook_launcher.travel.rank_function import CellRequest, RankFunction
@@ -108,8 +109,7 @@ class SessionCells(ABC):
         Raises:
             CallOrderError: There is no IPython here.
         """
-        ipython: Any = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if ipython is not None else None
+        shell = running_shell()
         if shell is None:
             raise CallOrderError(
                 "activate() needs IPython, because %%ranks is its magic. In a script use session.execute(code)."
@@ -171,7 +171,7 @@ class SessionCells(ABC):
         outputs: Mapping[int, CellOutput] = {}
         if not (pulls or is_quiet):
             outputs = {rank: output for rank, output in results.returned.items() if output is not None}
-        sink = cell.make_sink()
+        sink = make_sink()
         if shown == "all":
             outputs = show_tabs(sink, panels, outputs, running)
         show_values(sink, outputs, num_ranks=len(running), rich_rank=shown)

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.messaging.messages import CommMessage
 
 __all__ = ["CommUpdates", "supersedes"]

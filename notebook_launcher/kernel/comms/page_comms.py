@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.kernel.comms.tap import open_tap
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def register_comm(
             channel; returns False for a message that is to wait for the main thread.
         receive_idle: Called with each other message of the page, in the main thread.
     """
-    manager = _kernel().comm_manager
+    manager = kernel_shell().kernel.comm_manager
     manager.register_comm(_comm(comm_id, receive_idle))
     tap = open_tap(comm_id, whole=receive)
 
@@ -38,14 +38,9 @@ def register_comm(
 
 def call_soon(function: Callable[[], object]) -> None:
     """Call a function in the kernel's main thread, once no cell runs."""
-    loop = getattr(_kernel(), "io_loop", None)
+    loop = getattr(kernel_shell().kernel, "io_loop", None)
     if loop is not None:
         loop.add_callback(function)
-
-
-def _kernel() -> Any:
-    ipython: Any = sys.modules["IPython"]
-    return ipython.get_ipython().kernel
 
 
 def _comm(comm_id: str, receive: Callable[[dict[str, Any]], object]) -> Any:

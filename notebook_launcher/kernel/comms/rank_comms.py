@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.kernel.comms import page_comms
 from notebook_launcher.kernel.comms.comm_updates import CommUpdates, supersedes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from notebook_launcher.engines.tree import Tree
-    from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.sink import Sink
 
 __all__ = ["RankComms"]
 
@@ -30,13 +30,25 @@ MAX_WAITING = 200
 """Messages of the page that wait for one rank; beyond it the oldest are dropped."""
 
 
+class _CommHome(NamedTuple):
+    """The rank that has a comm, and the kernel's part in it."""
+
+    rank: int
+    forget: Callable[[], object]
+    """Removes the comm from the kernel's manager."""
+
+
 class RankComms:
-    """The comms of all ranks of one process tree. Thread-safe."""
+    """The comms of all ranks of one process tree. Thread-safe.
+
+    The thread of the run in progress alone calls `take`, `publish`, `next_due` and `tick`, and so has `_updates` for
+    itself; all else that several threads use is read and written under the lock.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._homes: dict[str, tuple[int, Any]] = {}
-        """By comm, oldest first: its rank, and what the kernel's manager of comms holds for it."""
+        self._homes: dict[str, _CommHome] = {}
+        """By comm, oldest first."""
         self._waiting: dict[int, deque[messages.CommMessage]] = {}
         """By rank: the page's messages that the rank does not have yet."""
         self._handling: set[int] = set()
@@ -53,14 +65,16 @@ class RankComms:
     @contextlib.contextmanager
     def served(self, wake: Callable[[], object]) -> Iterator[None]:
         """Inside this block, a run's thread passes messages on; `wake` has it look for new ones."""
-        self._wake = wake
+        with self._lock:
+            self._wake = wake
         try:
             yield
         finally:
             with self._lock:
                 self._wake = None
                 self._handling.clear()
-            if self._waiting and (serve := self.serve()) is not None:
+                is_waiting = bool(self._waiting)
+            if is_waiting and (serve := self.serve()) is not None:
                 page_comms.call_soon(serve)
 
     def take(self, rank: int, record: messages.CommMessage | messages.CommHandled, sink: Sink) -> None:
@@ -72,7 +86,7 @@ class RankComms:
         if record.kind == "comm_open":
             self.cell_message = sink.message
             self._open(rank, record.comm_id)
-        elif record.comm_id not in self._homes:
+        elif not self._is_open(record.comm_id):
             return
         self._updates.add(record, sink)
         if record.kind == "comm_close":
@@ -136,7 +150,7 @@ class RankComms:
         with self._lock:
             self._waiting.pop(rank, None)
             self._handling.discard(rank)
-            self._drop([comm_id for comm_id, (home, _) in self._homes.items() if home == rank])
+            self._drop([comm_id for comm_id, home in self._homes.items() if home.rank == rank])
 
     def close(self) -> None:
         """Drop all comms; idempotent."""
@@ -149,13 +163,18 @@ class RankComms:
         with self._lock:
             if len(self._homes) >= MAX_COMMS:
                 self._drop([next(iter(self._homes))])
-            self._homes[comm_id] = rank, page_comms.register_comm(comm_id, self.receive, self.receive_idle)
+            forget = page_comms.register_comm(comm_id, self.receive, self.receive_idle)
+            self._homes[comm_id] = _CommHome(rank, forget)
+
+    def _is_open(self, comm_id: str) -> bool:
+        with self._lock:
+            return comm_id in self._homes
 
     def _drop(self, comm_ids: list[str]) -> None:
         with self._lock:
             for comm_id in comm_ids:
                 if (home := self._homes.pop(comm_id, None)) is not None:
-                    home[1]()
+                    home.forget()
 
     def _keep(self, message: dict[str, Any]) -> bool:
         content = message["content"]
@@ -170,7 +189,7 @@ class RankComms:
             buffers=tuple(bytes(buffer) for buffer in message.get("buffers") or ()),
             parent=_plain(message["header"]),
         )
-        waiting = self._waiting.setdefault(home[0], deque(maxlen=MAX_WAITING))
+        waiting = self._waiting.setdefault(home.rank, deque(maxlen=MAX_WAITING))
         if waiting and supersedes(record, waiting[-1]):
             waiting.pop()
         waiting.append(record)

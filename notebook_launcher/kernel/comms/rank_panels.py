@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.messaging import messages
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.display.newest import Newest
 from notebook_launcher.kernel.display.text_block import TextBlock
-from notebook_launcher.wording.units import plural, rank_list
+from notebook_launcher.wording.counts import plural, rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Stream

@@ -1,4 +1,4 @@
-"""The sink for a run's output in the cell that launched the run, the protocol of sinks, and the choice of one.
+"""The sink for a run's output in the cell that launched the run.
 
 Text that a thread of the kernel prints goes to a cell that depends on the version of ipykernel: the latest cell, or
 the cell that started the thread. A `CellSink` therefore remembers the message that started its cell and sends every
@@ -11,15 +11,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import contextvars
-import getpass
 import sys
 import threading
 import uuid
 import warnings
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from notebook_launcher.installed import BROKEN_IPYKERNELS
-from notebook_launcher.kernel.display.stream_sink import StreamSink
+from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.kernel.latch import Latch
 
 if TYPE_CHECKING:
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import Stream
     from notebook_launcher.messaging import messages
 
-__all__ = ["CellSink", "Sink", "answering", "ask", "current_message", "make_sink", "why_no_answers"]
+__all__ = ["CellSink", "answering", "current_message"]
 
 CLOSE_BUDGET = 5.0
 """Longest wait in seconds until all output is sent."""
-CANNOT_ASK = "this front end cannot ask for input (nbclient, papermill and nbconvert never can)"
 
 _ANSWERED: contextvars.ContextVar[Any] = contextvars.ContextVar("answered", default=None)
 """The message whose cell gets the output of launches, inside `answering`; None outside."""
@@ -40,7 +38,7 @@ _ANSWERED: contextvars.ContextVar[Any] = contextvars.ContextVar("answered", defa
 
 def current_message() -> Any:
     """Return the message to which the calling thread replies, such as the running cell's; None without a kernel."""
-    shell = _shell()
+    shell = kernel_shell()
     return None if shell is None else shell.kernel.get_parent("shell")
 
 
@@ -52,76 +50,6 @@ def answering(message: Any) -> Iterator[None]:
         yield
     finally:
         _ANSWERED.reset(token)
-
-
-class Sink(Protocol):
-    """Destination of output; used from any thread."""
-
-    @property
-    def is_cell(self) -> bool:
-        """True for a cell, which keeps its output; False for a terminal, a file or a variable."""
-
-    @property
-    def has_audience(self) -> bool:
-        """True for a cell that a person may look at, in a front end that may draw widgets."""
-
-    def text(self, stream: Stream, text: str) -> None:
-        """Append text."""
-
-    def print(self, text: str) -> None:
-        """Append text to standard output as the calling code prints, after all output that was sent."""
-
-    def status(self, text: str) -> None:
-        """Redraw the live area; an empty text removes it."""
-
-    def display(
-        self,
-        data: Mapping[str, Any],
-        metadata: Mapping[str, Any] | None = None,
-        transient: Mapping[str, Any] | None = None,
-        *,
-        update: bool = False,
-    ) -> None:
-        """Show rich output, or update the one with the same `display_id`."""
-
-    @property
-    def takes_comms(self) -> bool:
-        """True if the page of this cell may show widgets."""
-
-    @property
-    def message(self) -> Any:
-        """The message that started the cell; None without a cell."""
-
-    def comm(self, record: messages.CommMessage) -> None:
-        """Send a message of a comm to the page."""
-
-    def html(self, html: str, text: str) -> None:
-        """Show HTML, or `text` where there is no HTML."""
-
-    def clear_output(self, *, wait: bool = False) -> None:
-        """Clear what is there, at once or when the next output comes."""
-
-    def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function that publishes, in the thread that publishes, after all earlier output."""
-
-    def flush(self) -> None:
-        """Wait until all is sent."""
-
-    def close(self) -> None:
-        """Remove the live area; later output is still taken."""
-
-
-def make_sink() -> Sink:
-    """Return the sink for the output of the calling code; call it in the thread that launches."""
-    shell = _shell()
-    return StreamSink() if shell is None else CellSink(shell)
-
-
-def _shell() -> Any:
-    """Return the kernel's shell; None outside a kernel."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return None if getattr(shell, "kernel", None) is None else shell
 
 
 class CellSink:
@@ -289,35 +217,6 @@ class CellSink:
         kernel = self._kernel
         topic = kernel._topic(kind)  # noqa: SLF001 - as ipykernel's own publishers do
         kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=topic)
-
-
-def ask(prompt: str, *, password: bool = False) -> str:
-    """Ask the user; call it in the kernel's main thread.
-
-    Raises:
-        EOFError: The user cannot be asked here; the message gives the reason.
-    """
-    try:
-        return getpass.getpass(prompt) if password else input(prompt)
-    except (EOFError, OSError, RuntimeError) as error:  # IPython's StdinNotImplementedError is a RuntimeError
-        reason = "standard input has ended" if isinstance(error, EOFError) else CANNOT_ASK
-        hint = (
-            'Switch breakpoints off with env={"PYTHONBREAKPOINT": "0"}.'
-            if prompt.endswith(" pdb) ")
-            else "Pass the value to the function as an argument instead."
-        )
-        raise EOFError(f"no answer to {prompt!r}: {reason}. {hint}") from error
-
-
-def why_no_answers() -> str:
-    """Return the reason why `ask` cannot be answered in the running cell, as a clause; empty if it may be."""
-    shell = _shell()
-    if shell is None:
-        return "standard input is closed" if sys.stdin is None or sys.stdin.closed else ""
-    request = shell.kernel.get_parent("shell").get("content", {})
-    if request.get("allow_stdin", True):
-        return ""
-    return CANNOT_ASK
 
 
 def _redirected(file: Any) -> TextIO | None:

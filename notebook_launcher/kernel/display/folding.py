@@ -9,7 +9,7 @@ import heapq
 import operator
 from typing import TYPE_CHECKING
 
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event, Stream
     from notebook_launcher.kernel.calls.call_scope import TakesDisplay
-    from notebook_launcher.kernel.display.cell import Sink
+    from notebook_launcher.kernel.display.sink import Sink
 
 __all__ = ["RunOutput"]
 

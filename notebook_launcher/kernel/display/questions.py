@@ -9,7 +9,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.asking import ask
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.messaging import messages
 
@@ -114,7 +114,7 @@ class Questions:
             self._thread_in_input = threading.get_ident()
             if self._over.is_set:
                 return
-            text = cell.ask(request.prompt, password=request.password)
+            text = ask(request.prompt, password=request.password)
         except EOFError as error:
             reason = str(error)
         finally:

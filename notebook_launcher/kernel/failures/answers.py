@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.asking import why_no_answers
 
 __all__ = ["check_answers"]
 
@@ -17,7 +17,7 @@ def check_answers(what: str, *, in_cell: bool = True) -> None:
         what: The call or the option that opens a debugger, as the user typed it.
         in_cell: True if a cell waits for the run.
     """
-    reason = cell.why_no_answers()
+    reason = why_no_answers()
     if not in_cell:
         reason = "a run in the background has no cell that waits. Use notebook_launch(...) or session.run(...)"
     elif threading.current_thread() is not threading.main_thread():

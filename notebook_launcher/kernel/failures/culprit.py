@@ -2,8 +2,8 @@
 
 The sockets of a rank that fails are closed, and a peer that waits for the rank in a collective fails too, often before
 the first failure is noticed. Failures are therefore sorted by the time at which they happened (all processes share one
-monotonic clock), and failures that look like consequences come last. The cell gets the first one: an exception in its
-original type, anything else as `RankFailedError`.
+monotonic clock), and failures that look like consequences come last. The cell gets the error of the first
+(`rank_errors.py`).
 """
 
 from __future__ import annotations
@@ -12,36 +12,28 @@ import contextlib
 import dataclasses
 import re
 import signal
-from textwrap import indent
 from typing import TYPE_CHECKING, Literal
 
-from notebook_launcher.errors import InternalError, NodeLostError, RankFailedError
 from notebook_launcher.kernel.display.formatting import error_line, format_report
 from notebook_launcher.kernel.failures.failure import Failure
-from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER, SUGGESTION, collective_in
+from notebook_launcher.kernel.inspection.mismatches import collective_in
 from notebook_launcher.kernel.inspection.stacks import crash_site
-from notebook_launcher.wording.text import name_rank
-from notebook_launcher.wording.units import format_bytes, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from notebook_launcher.engines.events import NodeLost
-    from notebook_launcher.kernel.hosting import UnpacksException
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
     from notebook_launcher.messaging.messages import ExceptionReport, Raised
 
 __all__ = [
+    "CRASHES",
     "STOPPED",
-    "cannot_travel",
     "consequences",
+    "exit_argument",
     "failures_of",
     "is_secondary",
     "is_victim_like",
-    "node_lost_error",
     "signal_name",
-    "supervisor_lost_error",
-    "to_exception",
 ]
 
 CONSEQUENCES = re.compile(
@@ -55,6 +47,17 @@ TORCHS_COLLECTIVES = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 TOLD_BY_ANOTHER = re.compile(r"rank \d+ could not ")
 """Begins a `CheckpointError` on ranks that learn of another rank's error; the other rank raises the error itself."""
 COLLECTIVE_ERRORS = re.compile(r"DistBackendError|DistNetworkError|DistStoreError|DistError|RuntimeError")
+KIND_OF_STAGE: dict[str, Literal["arrival", "return"]] = {"arrive": "arrival", "return": "return"}
+"""Kind of a failure by the stage of the call that raised it, for stages other than the function itself."""
+STOPPED = "stopped"
+"""The summary of a rank that ended because the run was stopped."""
+INTERRUPTS = ("KeyboardInterrupt", "notebook_launcher.context.RunStopped")
+LAST_LINES = 10
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""The signals at which faulthandler writes the stacks of all threads, as a process's last words."""
+DUMP = "Fatal Python error: "
+DUMP_LINES = 100 * 102
+"""The most lines that faulthandler writes: 100 threads of 100 frames, each with a header and an empty line."""
 
 
 def is_victim_like(report: ExceptionReport) -> bool:
@@ -71,19 +74,6 @@ def is_secondary(report: ExceptionReport) -> bool:
     """Return True if another rank has the first failure: this one lost it as a peer, or received its failure."""
     is_told = report.type_name.endswith(".CheckpointError") and TOLD_BY_ANOTHER.match(report.message)
     return bool(is_told) or is_victim_like(report)
-
-
-KIND_OF_STAGE: dict[str, Literal["arrival", "return"]] = {"arrive": "arrival", "return": "return"}
-"""Kind of a failure by the stage of the call that raised it, for stages other than the function itself."""
-STOPPED = "stopped"
-"""The summary of a rank that ended because the run was stopped."""
-INTERRUPTS = ("KeyboardInterrupt", "notebook_launcher.context.RunStopped")
-LAST_LINES = 10
-CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""The signals at which faulthandler writes the stacks of all threads, as a process's last words."""
-DUMP = "Fatal Python error: "
-DUMP_LINES = 100 * 102
-"""The most lines that faulthandler writes: 100 threads of 100 frames, each with a header and an empty line."""
 
 
 def failures_of(
@@ -161,7 +151,7 @@ def _comes_of_a_stop(report: ExceptionReport) -> bool:
 
 def _exit_summary(outcome: RankOutcome, exitcode: int | None) -> str:
     if outcome.raised is not None:
-        return f"sys.exit({_exit_argument(outcome.raised, exitcode)})"
+        return f"sys.exit({exit_argument(outcome.raised, exitcode)})"
     if outcome.exited is None or exitcode is None:
         return "did not start"
     if outcome.after_stop:
@@ -171,93 +161,14 @@ def _exit_summary(outcome: RankOutcome, exitcode: int | None) -> str:
     return signal_name(-exitcode) + (", out of memory" if outcome.exited.oom else "")
 
 
-def signal_name(signum: int) -> str:
-    """Return `SIGSEGV(-11)`: the name, and the number as exit codes show it."""
-    with contextlib.suppress(ValueError):
-        return f"{signal.Signals(signum).name}(-{signum})"
-    return f"signal {signum}"
-
-
-def to_exception(culprit: RankOutcome, failure: Failure, num_ranks: int, unpack: UnpacksException) -> BaseException:
-    """Return the exception that the cell gets for this failure."""
-    if culprit.raised is not None and culprit.raised.exit_code is None:
-        return _original(culprit, unpack)
-    error = RankFailedError(_message(culprit, failure, num_ranks))
-    error.exitcode = failure.exitcode
-    return error
-
-
-def _original(culprit: RankOutcome, unpack: UnpacksException) -> BaseException:
-    assert culprit.raised is not None
-    fd, culprit.parcel_fd = culprit.parcel_fd, None
-    report = culprit.raised.report
-    error = unpack(fd, report) if fd is not None else None
-    return error if error is not None else cannot_travel(report.type_name, report.message, culprit.rank)
-
-
-def _exit_argument(raised: Raised, code: int | None) -> str:
+def exit_argument(raised: Raised, code: int | None) -> str:
     """Return what `sys.exit` was called with: a text ends a process with code 1, too."""
     text = raised.report.message
     return repr(text) if text and text != str(code) else str(code)
 
 
-def cannot_travel(kind: str, message: str, rank: int) -> RankFailedError:
-    """Return the error that stands in for an exception which cannot be rebuilt in the kernel."""
-    return RankFailedError(f"{kind}: {message} (rank {rank}; the exception itself cannot travel)")
-
-
-def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
-    rank = name_rank(outcome.rank, failure.node, of=num_ranks)
-    code = failure.exitcode
-    if outcome.returned is not None and code is not None:
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        where = failure.place or "an exit handler, a thread or a destructor"
-        text = f"{rank} {how} after it had returned: in {where}. The values are in the exception's `results`."
-    elif outcome.raised is not None:
-        argument = _exit_argument(outcome.raised, code)
-        text = f"{rank} called sys.exit({argument}). Return a value, or raise an exception that describes the problem."
-    elif outcome.exited is None or code is None:
-        text = f"{rank} did not start. Launch again, and if that fails, with fewer ranks."
-    elif code >= 0:
-        text = f"{rank} exited with code {code} before it returned: something called os._exit, or C code exited."
-    else:
-        text = f"{rank} was killed by {signal_name(-code)}{_signal_hint(outcome, failure.place)}"
-    if failure.last_lines:
-        if any(SIZES_DIFFER.search(line) for line in failure.last_lines):
-            text += f"\n{SUGGESTION}"
-        text += "\nIts last output:\n" + "\n".join(f"    {line}" for line in failure.last_lines)
-    return text
-
-
-def _signal_hint(outcome: RankOutcome, place: str) -> str:
-    assert outcome.exited is not None
-    signum, peak = -outcome.exited.exitcode, format_bytes(outcome.exited.peak_rss)
-    site = f", in {place}" if place else ""
-    if signum == signal.SIGKILL and outcome.exited.oom:
-        return f", out of memory: it had used {peak}. Use fewer ranks, smaller batches, or less captured data."
-    if signum == signal.SIGKILL:
-        return f". It had used {peak}. There is no sign that memory ran out, so another process or a user killed it."
-    if signum == signal.SIGBUS:
-        return f"{site}. Often /dev/shm is full: data-loader workers need it; see `df -h /dev/shm`."
-    if signum in CRASHES:
-        return f" in C code{site}" if place else " in C code; its stack is in its output."
-    return "."
-
-
-def node_lost_error(lost: NodeLost) -> NodeLostError:
-    """Return the error for a node that is gone."""
-    reason, _, words = lost.reason.partition("\n")
-    error = NodeLostError(
-        f"{lost.node} is gone, with {rank_list(lost.ranks)}: {reason}."
-        + (f"\nIts last words:\n{indent(words, '    ')}" if words else "")
-    )
-    error.rank = lost.ranks[0] if lost.ranks else None
-    return error
-
-
-def supervisor_lost_error(reason: str) -> InternalError:
-    """Return the error for a supervisor that is gone."""
-    return InternalError(
-        f"the supervisor of this run is gone ({reason}); its ranks were killed with it. Launch again, and if this "
-        "happens again, report it with this message."
-    )
+def signal_name(signum: int) -> str:
+    """Return `SIGSEGV(-11)`: the name, and the number as exit codes show it."""
+    with contextlib.suppress(ValueError):
+        return f"{signal.Signals(signum).name}(-{signum})"
+    return f"signal {signum}"

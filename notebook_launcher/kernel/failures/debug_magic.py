@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.ipython_shell import running_shell
+
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
@@ -36,8 +38,7 @@ class DebugMagic:
 
         IPython loads its own `%debug` for this (15 ms, once), so that it does not take this one's place later.
         """
-        ipython: Any = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if ipython is not None else None
+        shell = running_shell()
         if self._table is not None or self._is_removed or shell is None:
             return
         original = shell.find_line_magic("debug")

@@ -11,12 +11,14 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeoutError
+from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.failures.culprit import STOPPED
 from notebook_launcher.kernel.failures.torch_errors import advice_on
 from notebook_launcher.kernel.inspection.mismatches import describe_mismatch
 from notebook_launcher.tracebacks import end_at_caller
+from notebook_launcher.wording.counts import rank_list
 from notebook_launcher.wording.text import name_rank
-from notebook_launcher.wording.units import format_bytes, format_seconds, rank_list
+from notebook_launcher.wording.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,8 +117,7 @@ def _obey_rendering(error: BaseException) -> None:
 
     The handler stays until the cell has ended. A handler of the user's is not replaced.
     """
-    ipython: Any = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
+    shell = running_shell()
     kinds = (SyntaxError, getattr(builtins, "BaseExceptionGroup", SyntaxError))
     render: Any = getattr(error, "_render_traceback_", None)
     in_cell = shell is not None and threading.current_thread() is threading.main_thread()

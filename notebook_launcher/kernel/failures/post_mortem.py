@@ -20,12 +20,12 @@ from notebook_launcher.kernel.display.questions import Question, Questions
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.messaging import messages
 from notebook_launcher.rank_numbers import check_rank
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
-    from notebook_launcher.kernel.display.cell import Sink
     from notebook_launcher.kernel.display.questions import Answer
+    from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.kernel.hosting import TakesQuestions
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.data import RunData

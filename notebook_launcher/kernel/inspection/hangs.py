@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT
-from notebook_launcher.kernel.inspection.stacks import GROUP_CALLS, Stacks
-from notebook_launcher.wording.units import format_elapsed, plural_verb, rank_list
+from notebook_launcher.kernel.inspection.stacks import Stacks
+from notebook_launcher.kernel.inspection.standstill import Standstill
+from notebook_launcher.wording.counts import plural_verb, rank_list
+from notebook_launcher.wording.units import format_elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from notebook_launcher.engines.gauges import Pulse
-    from notebook_launcher.kernel.inspection.stacks import RankStack, ThreadStack
+    from notebook_launcher.kernel.inspection.stacks import RankStack
 
 __all__ = ["Hang", "HangWatch"]
 
@@ -30,69 +31,8 @@ SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 1.0
 """Seconds between two looks at the ranks; a quarter of `hang_notice`, within these bounds."""
 FIRST_LOOK = 0.1
 """Seconds until the first look, so that a short call is over before it."""
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-IDLE_SHARE, IDLE_TICKS = 0.05, 2
-"""Processor time that an idle process may use: this share of the time, and 2 ticks, the clock's resolution."""
-SPIN_SAMPLES = 3
-"""Equal stacks in a row after which a thread that uses the processor counts as waiting: NCCL waits in a loop."""
 MAX_SOURCE = 80
 """Characters of a line of code that are quoted."""
-FORGIVEN = 2
-"""Looks in which a move is ignored, because the launcher's own request for a stack wakes the thread."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Standstill:
-    """Period in which a rank's main thread has not moved."""
-
-    since: float
-    """Its beginning, by `time.monotonic()`."""
-    sample_after: float
-    """Age in seconds at which the rank is asked for its stack."""
-    first: Pulse
-    """The activity of the rank's process at the beginning, against which its use of the processor is measured."""
-    last: Pulse
-    """Its activity at the last look."""
-    num_forgiven: int = 0
-    """Further looks at which a move does not end the period."""
-    main: ThreadStack | None = None
-    """The main thread's stack in the last sample; None before the first."""
-    num_alike: int = 0
-    """Samples in a row that showed the same stack."""
-
-    def goes_on(self, pulse: Pulse) -> bool:
-        """Return True if the thread is where it was at the last look."""
-        is_same_state = pulse.is_asleep == self.last.is_asleep
-        if is_same_state and (pulse.num_sleeps == self.last.num_sleeps or self.num_forgiven):
-            self.last, self.num_forgiven = pulse, 0
-            return True
-        self.num_forgiven -= 1
-        return self.num_forgiven >= 0
-
-    def is_due(self, now: float) -> bool:
-        """Return True if the rank is to be asked for its stack."""
-        return now - self.since >= self.sample_after
-
-    def note(self, stack: RankStack, now: float) -> None:
-        """Record a sample, and put the next one off for twice as long, if it was due."""
-        self.num_alike = self.num_alike + 1 if stack.main == self.main else 1
-        self.main = stack.main
-        self.num_forgiven = FORGIVEN
-        if self.is_due(now) and (self.last.is_asleep or not _is_in_call(stack) or self.num_alike >= SPIN_SAMPLES):
-            self.sample_after *= 2
-
-    def is_idle(self, now: float) -> bool:
-        """Return True if no thread of the process has done anything that counts."""
-        allowed = IDLE_TICKS + IDLE_SHARE * TICKS_PER_SECOND * (now - self.since)
-        return self.last.ticks - self.first.ticks <= allowed
-
-    def is_wait(self, stack: RankStack, now: float) -> bool:
-        """Return True if the thread has waited for other ranks all the time."""
-        if not self.last.is_asleep:
-            # It may have left the collective and entered it again without sleeping.
-            return _is_in_call(stack) and self.num_alike >= SPIN_SAMPLES
-        # A backward pass may be computed by another thread of the process.
-        return stack.waiting_in is not None and (_is_in_call(stack) or self.is_idle(now))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,7 +113,7 @@ class HangWatch:
         self._uses_gpu = uses_gpu
         self._look_at = began + min(FIRST_LOOK, self._interval)
         """Time of the next look, by `time.monotonic()`."""
-        self._standstills: dict[int, _Standstill] = {}
+        self._standstills: dict[int, Standstill] = {}
         """By rank: the period since its main thread last moved."""
         self._is_announced = False
         """True once the cell has a line about the present wait."""
@@ -193,7 +133,7 @@ class HangWatch:
     def forgive(self) -> None:
         """Ignore the moves of ranks that a request for all stacks causes."""
         for standstill in self._standstills.values():
-            standstill.num_forgiven = FORGIVEN
+            standstill.forgive()
 
     def poll(
         self,
@@ -227,7 +167,7 @@ class HangWatch:
         for rank, pulse in pulses.items():
             standstill = before.get(rank)
             if standstill is None or not standstill.goes_on(pulse):
-                standstill = _Standstill(since=now, sample_after=self._notice_after, first=pulse, last=pulse)
+                standstill = Standstill(since=now, sample_after=self._notice_after, first=pulse, last=pulse)
             self._standstills[rank] = standstill
 
     def _release(self, now: float) -> str:
@@ -288,23 +228,25 @@ class HangWatch:
                 # Two ranks that entered at different times would otherwise never be found in one look.
                 waiting[rank] = self._standstills[rank].since
         hang = Hang(since=waiting, stacks=Stacks(stacks[rank] for rank in sorted(stacks)), absent=absent)
-        calls = {stacks[rank].waiting_in for rank in waiting}
-        somebody_is_missing = bool(absent) or any(
-            stack.waiting_in not in calls for rank, stack in stacks.items() if rank not in waiting
+        return hang if _is_missing(hang) or self._is_dead(hang, now) else None
+
+    def _is_dead(self, hang: Hang, now: float) -> bool:
+        """Return True if every rank waits and all are idle: no data will ever come.
+
+        Ranks that use their processors may be moving data, and their GPUs may still be computing.
+        """
+        return all(
+            stack.rank in hang.since and stack.waiting_in != CUDA_WAIT and self._standstills[stack.rank].is_idle(now)
+            for stack in hang.stacks
         )
-        # If every rank has entered a collective, they may be moving data. If all are idle, no data will ever come, but
-        # to ranks whose GPUs may still be computing.
-        is_dead = (
-            waiting.keys() == stacks.keys()
-            and CUDA_WAIT not in calls
-            and all(self._standstills[rank].is_idle(now) for rank in waiting)
-        )
-        return hang if somebody_is_missing or is_dead else None
 
 
-def _is_in_call(stack: RankStack) -> bool:
-    """Return True if the stack names a wait, and not only a place where ranks may wait."""
-    return stack.waiting_in in GROUP_CALLS or stack.waiting_in == CUDA_WAIT
+def _is_missing(hang: Hang) -> bool:
+    """Return True if a rank is not in any of the collectives in which others wait."""
+    calls = {stack.waiting_in for stack in hang.stacks if stack.rank in hang.since}
+    return bool(hang.absent) or any(
+        stack.waiting_in not in calls for stack in hang.stacks if stack.rank not in hang.since
+    )
 
 
 def _call(stack: RankStack) -> str:

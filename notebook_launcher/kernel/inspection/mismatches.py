@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.stacks import LIBRARIES, StackFrame
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.failures.failure import Failure

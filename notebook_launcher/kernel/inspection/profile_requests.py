@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.profiles import Profile
+from notebook_launcher.kernel.no_update_yet import no_update_yet
 from notebook_launcher.messaging import messages
+from notebook_launcher.rank_numbers import check_rank
+from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
     from notebook_launcher.history.recorder import Recorder
@@ -14,7 +18,33 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.commands import ProfileCommand
     from notebook_launcher.kernel.run.rank_requests import RankRequests
 
-__all__ = ["ProfileRequests"]
+__all__ = ["ProfileRequests", "check_profile"]
+
+MAX_PROFILED = 100
+"""Updates of a profile: the trace of a large model takes a megabyte or more for each."""
+
+
+def check_profile(updates: object, ranks: object, num_processes: int) -> tuple[int, ...]:
+    """Return the ranks to profile, each once, in the order in which they were named.
+
+    Args:
+        updates: Number of updates, as the user typed it.
+        ranks: The ranks, as the user typed them.
+        num_processes: Number of ranks of the run.
+
+    Raises:
+        ValueError: The number of updates cannot be, or no rank is chosen.
+        NoSuchRankError: The run has no such rank.
+    """
+    if isinstance(updates, bool) or not isinstance(updates, int) or not 1 <= updates <= MAX_PROFILED:
+        msg = f"profile(updates={updates!r}): updates must be a whole number from 1 to {MAX_PROFILED}."
+        raise for_caller(ValueError(msg))
+    typed = f"profile(ranks={ranks!r})"
+    named = list(ranks) if isinstance(ranks, Iterable) else []
+    if not named:
+        msg = f"{typed}: ranks must be a list of one or more ranks. Write ranks=[0]."
+        raise for_caller(ValueError(msg))
+    return tuple(dict.fromkeys(check_rank(rank, num_processes, typed=typed) for rank in named))
 
 
 class ProfileRequests:
@@ -43,9 +73,10 @@ class ProfileRequests:
             self._pending = _PendingProfile(command.ranks, command.answer)
             return
         command.answer.set(
-            "no Accelerator has made an update in this run yet, so there is nothing to profile. Prepare the model and "
-            "the optimizer with Accelerator().prepare(...), and try again after the first update; run.sample(seconds) "
-            "shows where the time of any function goes."
+            no_update_yet(
+                "there is nothing to profile",
+                "and try again after the first update; run.sample(seconds) shows where the time of any function goes",
+            )
         )
 
     def note(self, record: messages.Profiled) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.drawing.tables import Column, folded, joined, note_html, table_html, table_text
+from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.text import escape
-from notebook_launcher.wording.units import format_bytes, format_count, format_seconds, plural
+from notebook_launcher.wording.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from notebook_launcher.messaging import messages

@@ -10,7 +10,8 @@ from notebook_launcher.drawing.flame import flame_svg
 from notebook_launcher.drawing.run_picture import picture_html
 from notebook_launcher.history.flames import Flame, FlameFrame
 from notebook_launcher.kernel.inspection.stacks import BACKWARD, C10D, GROUP_CALLS, THREAD, parse_stacks
-from notebook_launcher.wording.units import format_share, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

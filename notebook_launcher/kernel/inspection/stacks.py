@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT, is_end_of_call, waits_for_gpu
 from notebook_launcher.package_folder import PACKAGE_FOLDER, is_ours
 from notebook_launcher.travel import cells
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -193,13 +193,14 @@ class Attempt:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Begin to stop; with `at_once` go to the last rung."""
-        now = time.monotonic()
-        if self.ladder is None:
+        now, ladder = time.monotonic(), self.ladder
+        if ladder is None:
             self.tree.board.ask_to_stop(together=False)
             can_ask = self.requests.stop_asked_at is None and self.requests.can_ask(self.state.unsettled)
-            self._climb_onto(Ladder.start(now, USER_BUDGETS, can_ask=can_ask))
+            ladder = Ladder.start(now, USER_BUDGETS, can_ask=can_ask)
+            self._climb_onto(ladder)
         if at_once:
-            self.ladder.climb(now, to_top=True)  # type: ignore[union-attr]
+            ladder.climb(now, to_top=True)
             self._send_signal()
 
     def note_change(self, changed: messages.Changed) -> None:

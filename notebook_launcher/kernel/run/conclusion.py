@@ -14,13 +14,13 @@ from notebook_launcher.errors import (
     RunStoppedError,
     RunTimeoutError,
 )
-from notebook_launcher.kernel.failures import culprit, failure_display
+from notebook_launcher.kernel.failures import culprit, failure_display, rank_errors
 from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.tracebacks import without_locals
+from notebook_launcher.wording.counts import rank_list
 from notebook_launcher.wording.text import name_rank
-from notebook_launcher.wording.units import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -183,7 +183,7 @@ def _error_of_attempt(
         real = real or list(failures)  # Nobody asked for an end, so a rank without a value is a failure.
     if real:
         first = attempt.state.outcomes[real[0].rank]
-        error = culprit.to_exception(first, real[0], plan.num_processes, unpack)
+        error = rank_errors.to_exception(first, real[0], plan.num_processes, unpack)
         if stacks and real[0].victim and isinstance(error, RankFailedError):
             error.args = (_with_stacks(str(error), stacks, plan),)
         return error
@@ -205,10 +205,10 @@ def _describe_timeout(attempt: Attempt, plan: Plan) -> str:
 
 def _lost_tree_error(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
     if attempt.state.node_lost is not None:
-        return culprit.node_lost_error(attempt.state.node_lost)
+        return rank_errors.node_lost_error(attempt.state.node_lost)
     if asked_to_stop:
         return RunStoppedError("the run was stopped before its ranks had started")
-    return culprit.supervisor_lost_error(attempt.state.supervisor_lost or "")
+    return rank_errors.supervisor_lost_error(attempt.state.supervisor_lost or "")
 
 
 def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:

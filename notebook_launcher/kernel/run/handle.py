@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher import travel
@@ -21,7 +20,9 @@ from notebook_launcher.kernel.display.questions import Questions
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.hosting import Hosting
+from notebook_launcher.kernel.inspection.profile_requests import check_profile
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
+from notebook_launcher.kernel.no_update_yet import no_update_yet
 from notebook_launcher.kernel.run import snapshots
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.commands import (
@@ -36,12 +37,12 @@ from notebook_launcher.kernel.run.sampling import check_sampling, take_samples
 from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.settings.changes import check_change, read_wanted
-from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.travel.rank_function import RankFunction
-from notebook_launcher.wording.units import format_seconds, plural
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from typing_extensions import Self
 
@@ -68,8 +69,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "data_of"]
 
-MAX_PROFILED = 100
-"""Updates of a profile: the trace of a large model takes a megabyte or more for each."""
 TOO_LATE = "the run has just ended: its ranks are gone"
 
 T = TypeVar("T")
@@ -272,16 +271,7 @@ class Run(LiveRunReader, AnyRun):
             CallOrderError: The run is over, or ended meanwhile; no Accelerator has made an update in the run yet; a
                 profile is under way already; or the function itself uses `torch.profiler` at the time.
         """
-        if isinstance(updates, bool) or not isinstance(updates, int) or not 1 <= updates <= MAX_PROFILED:
-            msg = f"profile(updates={updates!r}): updates must be a whole number from 1 to {MAX_PROFILED}."
-            raise for_caller(ValueError(msg))
-        typed = f"profile(ranks={ranks!r})"
-        named = list(ranks) if isinstance(ranks, Iterable) else []
-        if not named:
-            msg = f"{typed}: ranks must be a list of one or more ranks. Write ranks=[0]."
-            raise for_caller(ValueError(msg))
-        num = self._data.plan.num_processes
-        chosen = tuple(dict.fromkeys(check_rank(rank, num, typed=typed) for rank in named))
+        chosen = check_profile(updates, ranks, self._data.plan.num_processes)
         self._check_goes_on("there is nothing left to profile")
         answer = self._ask(ProfileCommand(updates, chosen))
         if isinstance(answer, str):
@@ -316,7 +306,7 @@ class Run(LiveRunReader, AnyRun):
             BaseException: The exception with which the run failed, as `notebook_launch` raises it.
         """
         self._wait_for_end(timeout)
-        return self._outcome()
+        return self._results_or_raise()
 
     def _wait_for_end(self, timeout: float | None) -> None:
         if not self.wait(timeout):
@@ -326,7 +316,7 @@ class Run(LiveRunReader, AnyRun):
         if self._data.outcome is not None:
             raise CallOrderError(f"the run is over ({self.state}): {consequence}")
 
-    def _outcome(self) -> Results:
+    def _results_or_raise(self) -> Results:
         outcome = self._data.outcome
         assert outcome is not None
         if outcome.error is not None:
@@ -380,10 +370,7 @@ class Run(LiveRunReader, AnyRun):
         """
         self._check_goes_on("there is nothing left to save")
         if not self._ask(SaveCommand()):
-            raise CallOrderError(
-                "no Accelerator has made an update in this run yet, so it cannot be saved. Prepare the model and the "
-                "optimizer with Accelerator().prepare(...), or save in the function itself."
-            )
+            raise CallOrderError(no_update_yet("it cannot be saved", "or save in the function itself"))
 
     def set(self, **settings: float | str | None) -> None:
         """Change settings during the training, on all ranks after the same update.
@@ -439,10 +426,7 @@ class Run(LiveRunReader, AnyRun):
     def _change(self, action: ChangeAction, values: dict[str, Wanted], source: ChangeSource = "code") -> None:
         self._check_goes_on("there is nothing left to change")
         if not self._ask(ChangeCommand(action, values, source)):
-            raise CallOrderError(
-                "no Accelerator has made an update in this run yet, so nothing can be changed. Prepare the model and "
-                "the optimizer with Accelerator().prepare(...), and try again after the first update."
-            )
+            raise CallOrderError(no_update_yet("nothing can be changed", "and try again after the first update"))
 
     def __await__(self) -> Generator[Any, None, Results]:
         return self._wait_async().__await__()
@@ -456,7 +440,7 @@ class Run(LiveRunReader, AnyRun):
                 # loop (ipykernel 7.4). The cancellation takes effect when the loop wakes for another reason.
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(over.wait(), AWAKE_EVERY)
-            return self._outcome()
+            return self._results_or_raise()
         except asyncio.CancelledError:
             # Cancelling the wait, as a kernel's interrupt does, ends the run, as it ends any awaited task. To cancel
             # the wait alone, use `asyncio.shield`.
@@ -481,7 +465,7 @@ class Run(LiveRunReader, AnyRun):
                 interrupted = True
         thread.join()
         if not interrupted:
-            return self._outcome()
+            return self._results_or_raise()
         raise failure_display.interrupted(self.name, data.outcome)
 
     def show_late_output(self, events: list[Event]) -> None:

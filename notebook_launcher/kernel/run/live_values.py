@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, defaultdict
-from typing import TypeVar
+from collections import Counter
+from typing import TYPE_CHECKING
 
-from notebook_launcher.history.schema import (
-    MAX_SPANS,
-    MetricPoint,
-    RankPhases,
-    RunChange,
-    RunPicture,
-)
+from notebook_launcher.history.schema import MetricPoint, RunChange, RunPicture
 from notebook_launcher.kernel.metering.pace import Pace
+from notebook_launcher.kernel.metering.sample_pace import SamplePace
+from notebook_launcher.kernel.run.bounded_series import BoundedSeries
+from notebook_launcher.kernel.run.live_phases import LivePhases
 from notebook_launcher.kernel.run.live_settings import LiveSettings
-from notebook_launcher.kernel.run.phase_sums import PhaseSums
 from notebook_launcher.messaging import messages
 from notebook_launcher.wording.units import describe_values
 
+if TYPE_CHECKING:
+    from notebook_launcher.history.schema import RankPhases
+
 __all__ = ["LiveRecord", "LiveValues", "describe_change"]
 
-T = TypeVar("T")
 LiveRecord = messages.Metrics | messages.ReportedPicture | messages.Progress | messages.Phases
 """A record that `LiveValues` takes."""
 
@@ -29,9 +26,6 @@ MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
 MAX_PICTURE_BYTES = 64_000_000
 """Bytes of pictures that are kept; beyond this number the oldest are dropped."""
-ALL_SPANS = 131_072
-"""Spans of phases that are kept of all ranks together: 15 MB. Each rank has an equal part, MAX_SPANS at most."""
-MIN_SPANS = 64
 
 
 class LiveValues:
@@ -48,23 +42,15 @@ class LiveValues:
         """Settings that can be changed."""
         self.changes: tuple[RunChange, ...] = ()
         """Settings that were changed."""
-        self._kept: tuple[list[MetricPoint], int] = ([], 0)
-        """The kept metrics, and the number of dropped ones; one tuple, so that readers get both of one moment."""
-        self._pictures: tuple[list[RunPicture], int] = ([], 0)
-        """The pictures that are kept, and the number of dropped ones."""
-        self._picture_bytes = 0
-        self._phases: dict[int, PhaseSums] = {}
-        self._adding = threading.Lock()
-        """Held while phases are added or read."""
-        self._num_samples: defaultdict[int, float] = defaultdict(float)
-        """By rank: the samples of all records."""
+        self._metrics = BoundedSeries[MetricPoint](MAX_METRICS)
+        self._pictures = BoundedSeries[RunPicture](MAX_PICTURE_BYTES, lambda picture: len(picture.data))
+        self._phases = LivePhases(launched, num_ranks)
         self._launched = launched
-        self._max_spans = min(MAX_SPANS, max(MIN_SPANS, ALL_SPANS // num_ranks))
         self._num_reported: Counter[int] = Counter()
         """By rank: the number of `report(...)` calls, which stands in for a missing step."""
-        self._items: defaultdict[int, Pace] = defaultdict(Pace)
+        self._items: dict[int, Pace] = {}
         """By rank: the rate of its loop."""
-        self._samples: defaultdict[int, Pace] = defaultdict(Pace)
+        self._samples: dict[int, SamplePace] = {}
         """By rank: the rate of samples, as its Accelerator counts them."""
 
     def fold(self, rank: int, record: LiveRecord) -> None:
@@ -76,21 +62,21 @@ class LiveValues:
                 self._keep_picture(rank, record)
             case messages.Progress():
                 self.progress[rank] = record
-                self._items[rank].note(record.time, record.items, record.loops)
+                if (items := self._items.get(rank)) is None:
+                    items = self._items[rank] = Pace()
+                items.note(record.time, record.items, record.loops)
             case messages.Phases():
-                self._count_samples(rank, record)
-                with self._adding:
-                    if (sums := self._phases.get(rank)) is None:
-                        sums = self._phases[rank] = PhaseSums(self._launched, self._max_spans)
-                    sums.add(record)
+                if (samples := self._samples.get(rank)) is None:
+                    samples = self._samples[rank] = SamplePace()
+                samples.note(record)
+                self._phases.add(rank, record)
                 if record.settings:
                     self.settings.take_reported(record.settings)
 
     @property
     def phases(self) -> dict[int, RankPhases]:
         """By rank: time spent on each phase of training, since the launch."""
-        with self._adding:
-            return {rank: sums.read() for rank, sums in self._phases.items()}
+        return self._phases.read()
 
     def note_change(self, record: messages.Changed) -> None:
         """Add the settings that were changed."""
@@ -112,11 +98,12 @@ class LiveValues:
     def note_fewer_ranks(self, before: int, after: int, *, seconds: float) -> None:
         """Forget ranks that do not come back, and note it as a change; `seconds` is the age of the run."""
         reported = (self.progress, self.last_values, self.last_steps, self._num_reported, self._items, self._samples)
-        with self._adding:
-            for by_rank in (*reported, self._phases, self._num_samples):
-                for rank in range(after, before):
-                    by_rank.pop(rank, None)
-        update = self.phases[0].windows if 0 in self.phases else 0
+        for by_rank in reported:
+            for rank in range(after, before):
+                by_rank.pop(rank, None)
+        self._phases.forget(range(after, before))
+        phases = self.phases
+        update = phases[0].windows if 0 in phases else 0
         change = RunChange(
             name="num_processes",
             before=before,
@@ -131,24 +118,25 @@ class LiveValues:
     @property
     def metrics(self) -> list[MetricPoint]:
         """The metrics that are kept."""
-        return self._kept[0]
+        return self._metrics.values
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics after a position, as far as they are kept, and the next position."""
-        return _since(self._kept, position)
+        return self._metrics.since(position)
 
     @property
     def pictures(self) -> list[RunPicture]:
         """The pictures that are kept."""
-        return self._pictures[0]
+        return self._pictures.values
 
     def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
         """Return the pictures after a position, as far as they are kept, and the next position."""
-        return _since(self._pictures, position)
+        return self._pictures.since(position)
 
     def items_per_second(self, rank: int) -> float | None:
         """Return the rate of the rank's loop, in items per second."""
-        return self._items[rank].rate() if rank in self._items else None
+        items = self._items.get(rank)
+        return None if items is None else items.rate()
 
     def samples_per_second(self, rank: int, *, is_over: bool = False) -> float | None:
         """Return the samples of all ranks that the rank's Accelerator counts per second.
@@ -157,52 +145,25 @@ class LiveValues:
             rank: The rank that counts.
             is_over: True for the mean of the whole training, False for the last seconds.
         """
-        if rank not in self._samples:
+        samples = self._samples.get(rank)
+        if samples is None:
             return None
-        return self._samples[rank].mean() if is_over else self._samples[rank].rate()
-
-    def _count_samples(self, rank: int, record: messages.Phases) -> None:
-        end = record.time
-        if record.spans:
-            (_, start, _), (_, last, seconds) = record.spans[0], record.spans[-1]
-            end = last + seconds  # A rank sends the last record at the end of its function.
-            if rank not in self._samples:
-                self._samples[rank].note(min(start, record.since), 0.0)
-        self._num_samples[rank] += record.samples
-        self._samples[rank].note(end, self._num_samples[rank])
+        return samples.mean() if is_over else samples.rate()
 
     def _keep(self, rank: int, record: messages.Metrics) -> None:
         step = self._num_reported[rank] if record.step is None else record.step
         self._num_reported[rank] += 1
         seconds = record.time - self._launched
-        metrics, num_dropped = self._kept
-        metrics.append(MetricPoint(rank=rank, step=step, time=seconds, values=record.values))
+        self._metrics.append(MetricPoint(rank=rank, step=step, time=seconds, values=record.values))
         self.last_steps[rank] = step
         self.last_values.setdefault(rank, {}).update(record.values)
-        if len(metrics) > MAX_METRICS:
-            num = MAX_METRICS // 10
-            self._kept = (metrics[num:], num_dropped + num)
 
     def _keep_picture(self, rank: int, record: messages.ReportedPicture) -> None:
         step = self.last_steps.get(rank, 0) if record.step is None else record.step
         seconds = record.time - self._launched
-        pictures, num_dropped = self._pictures
-        pictures.append(
+        self._pictures.append(
             RunPicture(rank=rank, step=step, time=seconds, name=record.name, mime=record.mime, data=record.data)
         )
-        self._picture_bytes += len(record.data)
-        if self._picture_bytes > MAX_PICTURE_BYTES:
-            num = max(1, len(pictures) // 10)
-            self._picture_bytes -= sum(len(picture.data) for picture in pictures[:num])
-            self._pictures = (pictures[num:], num_dropped + num)
-
-
-def _since(kept: tuple[list[T], int], position: int) -> tuple[list[T], int]:
-    """Return the kept values after a position, and the next position; `kept` ends with the number of dropped ones."""
-    values, num_dropped = kept
-    start = max(0, position - num_dropped)
-    new = values[start:]
-    return new, num_dropped + start + len(new)
 
 
 def describe_change(record: messages.Changed) -> str:

@@ -10,7 +10,7 @@ from notebook_launcher.engines.engine import ReducibleEngine
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine.node_allocation import ranks_by_node
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -18,7 +18,7 @@ from notebook_launcher.kernel.run.data import RunData
 from notebook_launcher.kernel.run.live_reader import LiveRunReader
 from notebook_launcher.kernel.run.loop import RunLoop, Steps
 from notebook_launcher.kernel.run.progress_line import QUIET
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable

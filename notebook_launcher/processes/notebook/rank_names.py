@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.processes.notebook.rank_cells import shell_of_rank
 from notebook_launcher.travel.rank_function import Completion, Variable
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -32,8 +32,8 @@ __all__ = [
 REDUCTIONS = ("sum", "mean", "max", "none")
 
 PACKED_BYTES = 2**20
-"""Up to this size, the tensors of a structure are gathered in one message. Two of 1.5 kB took 743 us one by one and
-423 us together (gloo, 2 processes on 2 busy cores); above it, copying costs more than a second message."""
+"""Up to this size, the tensors of a structure are gathered in one message. Two of 1.5 kB took 743 µs one by one and
+423 µs together (gloo, 2 processes on 2 busy cores); above it, copying costs more than a second message."""
 
 
 def world_size() -> int:

@@ -27,7 +27,7 @@ from notebook_launcher.context import current
 from notebook_launcher.training.parallelism.forward_marks import ForwardMarks
 from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
 from notebook_launcher.training.rank_check.bulletin import Bulletin
-from notebook_launcher.wording.units import plural, rank_list
+from notebook_launcher.wording.counts import plural, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from notebook_launcher.context import WAITING, activity, call_id, current
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -66,7 +66,7 @@ class AsyncModel:
             spawned,
             (2,),
             {},
-            r"The launcher does not pass the rank: remove the parameter rank, and write rank = int\(os.environ",
+            r"remove the parameter rank, and write rank = torch\.distributed\.get_rank\(\) as the function's first",
         ),
         (spawned, (), {}, r"Arguments go by name: notebook_launch\(fn, 2, args="),
         (train, "x", {}, r"args='x' is a str; it must be a tuple. Write args=\('x',\)"),

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.kernel.display import cell
+from notebook_launcher.kernel.display.asking import ask
+from notebook_launcher.kernel.display.sink import make_sink
 from tests.support.kernels import ROOT, Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAKE = "from notebook_launcher.kernel.display.cell import *\nsink = make_sink()\n"
+MAKE = "from notebook_launcher.kernel.display.sink import *\nsink = make_sink()\n"
 
 
 @pytest.fixture(scope="module")
@@ -116,36 +117,38 @@ def test_ask_gets_the_answer(kernel):
         asked.append((prompt, password))
         return "yes"
 
-    code = "from notebook_launcher.kernel.display.cell import ask\nask('[rank 1] sure? ') + ask('key: ', password=True)"
+    code = (
+        "from notebook_launcher.kernel.display.asking import ask\nask('[rank 1] sure? ') + ask('key: ', password=True)"
+    )
     assert kernel.execute(code, answer_input=answer).result == "'yesyes'"
     assert asked == [("[rank 1] sure? ", False), ("key: ", True)]
 
 
 def test_ask_explains_that_the_front_end_cannot_be_asked(kernel):
-    outcome = kernel.execute("from notebook_launcher.kernel.display.cell import ask\nask('[rank 1] sure? ')")
+    outcome = kernel.execute("from notebook_launcher.kernel.display.asking import ask\nask('[rank 1] sure? ')")
     assert outcome.error.startswith("EOFError: no answer to '[rank 1] sure? ': this front end cannot ask for input")
 
 
 def test_ask_explains_that_standard_input_has_ended(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(EOFError, match=r"no answer to 'name\? ': standard input has ended\. Pass the value"):
-        cell.ask("name? ")
+        ask("name? ")
     with pytest.raises(EOFError, match=r"has ended\. Switch breakpoints off with env="):
-        cell.ask("(rank 1 pdb) ")
+        ask("(rank 1 pdb) ")
 
 
 def test_broken_versions_of_ipykernel_give_a_warning(kernel):
     outcome = kernel.execute(
         "import ipykernel, warnings\nversion, ipykernel.__version__ = ipykernel.__version__, '7.0.1'\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
-        "    warnings.simplefilter('always')\n    from notebook_launcher.kernel.display.cell import make_sink\n"
+        "    warnings.simplefilter('always')\n    from notebook_launcher.kernel.display.sink import make_sink\n"
         "    make_sink()\nipykernel.__version__ = version\nstr(caught[0].message)"
     )
     assert "ipykernel 7.0.1 cannot show rich output that comes from a thread" in outcome.result
 
 
 def test_plain_python_writes_lines_and_no_live_area():
-    sink = cell.make_sink()
+    sink = make_sink()
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         sink.status("10 %")
         sink.text("stdout", "o\n")

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from notebook_launcher import Session, launch, reporting
-from notebook_launcher.history.schema import MAX_SPANS, RankPhases
+from notebook_launcher.history.schema import RankPhases
 from notebook_launcher.kernel.run.live_values import LiveValues
-from notebook_launcher.messaging import messages
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
 from tests.support.toy_training import session_fixture
@@ -163,35 +162,6 @@ def test_mark_costs_little() -> None:
             micro_batch()
         best = min(best, (time.perf_counter() - began) / 1000)
     assert best < 10e-6
-
-
-def record_of(**fields: Any) -> messages.Phases:
-    given = {"time": 12.0, "windows": 1, "micro_batches": 2, "samples": 8.0, "fullest": (2, 8.0), "num_fullest": 1}
-    return messages.Phases(**{**given, "counts": {}, "seconds": {}, "spans": (), **fields})
-
-
-def test_kernel_sums_up_and_keeps_the_newest_spans() -> None:
-    live = LiveValues(launched=10.0)
-    spans = tuple(("forward", 10.0 + at, 0.5) for at in range(64))
-    for _ in range(100):
-        live.fold(1, record_of(seconds={"forward": 3.0, "data": 1.0}, counts={"forward": 64, "data": 1}, spans=spans))
-    known = live.phases[1]
-    assert (known.windows, known.micro_batches, known.samples) == (100, 200, 800.0)
-    assert (known.seconds, known.counts) == ({"forward": 300.0, "data": 100.0}, {"forward": 6400, "data": 100})
-    assert known.shares == {"forward": 0.75, "data": 0.25}
-    assert len(known.spans) == MAX_SPANS
-    assert (known.spans[-1].phase, known.spans[-1].start, known.spans[-1].seconds) == ("forward", 63.0, 0.5)
-
-
-def test_ranks_that_do_not_come_back_leave_the_phases_and_the_metrics() -> None:
-    live = LiveValues(launched=0.0)
-    for rank in (0, 1):
-        live.fold(rank, record_of(seconds={"forward": 3.0}, counts={"forward": 1}, spans=()))
-        live.fold(rank, messages.Metrics(values={"loss": 1.0}, step=1, time=1.0))
-    live.note_fewer_ranks(2, 1, seconds=4.0)
-    assert list(live.phases) == list(live.last_values) == list(live.last_steps) == [0]
-    assert live.samples_per_second(1) is None
-    assert [(change.name, change.before, change.after) for change in live.changes] == [("num_processes", 2, 1)]
 
 
 def test_fullest_windows_are_counted(line: Line) -> None:

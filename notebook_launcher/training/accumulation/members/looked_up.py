@@ -35,6 +35,6 @@ class LookedUp:
     """By the id of an optimizer."""
     covered: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)
     """By the ids of an optimizer and a window: True if the window's `accumulate` was given all of the optimizer's
-    members. Looking it up takes 2 us."""
+    members. Looking it up takes 2 µs."""
     has_sparse_gradients: bool | None = None
     """True if members have sparse gradients; None if nobody has asked yet."""

@@ -25,7 +25,7 @@ from notebook_launcher.training.checkpoints.training_state.optimizer_states impo
 from notebook_launcher.training.checkpoints.training_state.window import merge_windows
 from notebook_launcher.training.random import derive_rng_states
 from notebook_launcher.training.spread_tensors import is_spread
-from notebook_launcher.wording.units import rank_list
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from pathlib import Path

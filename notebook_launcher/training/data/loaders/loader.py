@@ -34,7 +34,7 @@ from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 from notebook_launcher.training.data.sampling.walking import WalkedSampler
 from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.user_warnings import warn_user
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -221,7 +221,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
             self.set_epoch(start.epoch)
             progress.position = start
             deliveries, moved = self._moving(self._deliveries(start, order))
-            # DataLoader looks at the name of every attribute that is set, which takes 0.4 us.
+            # DataLoader looks at the name of every attribute that is set, which takes 0.4 µs.
             attributes, watch = vars(self), watch_rows(self, self._place)
             active_loaders = self.active_loaders
             on_next = active_loaders.on_next if len(active_loaders.loaders) == 1 else None

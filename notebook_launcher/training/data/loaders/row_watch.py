@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from notebook_launcher.training.data.dispatching.counted import counted_ready
 from notebook_launcher.training.data.rows import find_rows
-from notebook_launcher.wording.units import plural
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from notebook_launcher.training.data.rounds import Round

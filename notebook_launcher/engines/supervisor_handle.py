@@ -1,0 +1,66 @@
+"""The kernel's handle on a supervisor, and the protocol of the functions that start one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any, Protocol
+
+from notebook_launcher.processes import boot
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+__all__ = ["LAST_WORDS", "Starter", "SupervisorHandle", "popen", "reaper"]
+
+LAST_WORDS = 4000
+"""Bytes at the end of a supervisor's standard error that are shown if it fails."""
+
+
+class Starter(Protocol):
+    """A function that starts a supervisor at the other end of a socket."""
+
+    def __call__(self, sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
+        """Start the supervisor; `kernel_fds` are the kernel's descriptors, which a forked child has to close."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SupervisorHandle:
+    """The kernel's handle on a supervisor that was started."""
+
+    wait_reaped: Callable[[], None]
+    """Waits until the process is reaped, and closes the handle's descriptors; idempotent."""
+    last_words: Callable[[], str]
+    """Returns the end of its standard error."""
+    kill: Callable[[], None]
+    """Kills the process, even if it has not come up yet."""
+
+
+def reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:
+    """Return a function that waits for a process by `wait`, and closes descriptors; idempotent."""
+
+    def wait_reaped() -> None:
+        # An interrupt may end this call anywhere; the caller then calls it again.
+        if fds:
+            wait()
+        while fds:
+            os.close(fds.pop())
+
+    return wait_reaped
+
+
+def popen(role: Any, fd: int, errors: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start an interpreter in this role, with one end of a socket and a file for its output."""
+    # In a session of its own, because the kernel's interrupt goes to the kernel's whole process group.
+    return subprocess.Popen(
+        boot.command(role, fd),
+        pass_fds=[fd],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=errors,
+        stderr=errors,
+        start_new_session=True,
+    )

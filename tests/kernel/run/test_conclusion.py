@@ -1,0 +1,151 @@
+"""The results and the error that a run concludes with, from outcomes that are made up."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notebook_launcher import LaunchConfig, RankFailedError, RunStoppedError, RunTimeoutError
+from notebook_launcher.engines.events import SupervisorLost
+from notebook_launcher.errors import InternalError
+from notebook_launcher.kernel.calls.call_scope import CallScope
+from notebook_launcher.kernel.display.stream_sink import StreamSink
+from notebook_launcher.kernel.hosting import Hosting
+from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.kernel.run.call_state import CallState
+from notebook_launcher.kernel.run.commands import StopCommand
+from notebook_launcher.kernel.run.conclusion import conclude
+from notebook_launcher.kernel.run.data import RunData
+from notebook_launcher.kernel.run.ladder import Rung
+from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+from notebook_launcher.messaging import messages
+from notebook_launcher.messaging.channel import anonymous_file
+
+if TYPE_CHECKING:
+    from notebook_launcher.kernel.run.outcome import RunOutcome
+
+GROUP = messages.GroupState(is_kept=True, num_calls={})
+BOOM = messages.ExceptionReport(type_name="ValueError", message="boom", frames=())
+LOST_PEER = messages.ExceptionReport(
+    type_name="RuntimeError",
+    message="Connection closed by peer [127.0.0.1]:28912",
+    frames=(messages.Frame(filename="/x/torch/distributed/distributed_c10d.py", lineno=1, name="all_reduce"),),
+)
+
+
+def returned(rank: int, *, unsent: str = "") -> RankOutcome:
+    record = messages.Returned(call_id=1, time=1.0, peak_rss=7, group=GROUP, unsent=unsent)
+    return RankOutcome(rank, time.monotonic(), returned=record, parcel_fd=None if unsent else anonymous_file("value"))
+
+
+def raised(rank: int, report: messages.ExceptionReport = BOOM, *, at: float = 1.0, travels: bool = True) -> RankOutcome:
+    record = messages.Raised(call_id=1, time=at, peak_rss=7, stage="function", report=report, group=GROUP)
+    return RankOutcome(rank, at, raised=record, parcel_fd=anonymous_file("error") if travels else None)
+
+
+class Ending:
+    """The data of a run whose ranks have these outcomes, and the parcels that were opened."""
+
+    def __init__(self, *outcomes: RankOutcome, **attempt: Any) -> None:
+        config = LaunchConfig(num_processes=max(1, len(outcomes)), devices="cpu", timeout=7.0)
+        self.state = CallState(config.num_processes or 0, None)
+        self.outcomes = outcomes
+        for outcome in outcomes:
+            self.state.replace(outcome)
+        self.opened: list[int] = []
+        self.settled: list[bool] = []
+        unused: Any = None
+        self.hosting = Hosting(
+            sink=StreamSink(),
+            take_value=self._take,
+            take_exception=lambda fd, _report: KeyError(self._take(fd)),
+            questions=unused,
+            can_ask=False,
+            is_raised=False,
+            make_origin=unused,
+            logs_at="run.logs(rank)",
+        )
+        self.data = RunData.of_call(make_plan(config), CallScope(), self.hosting, Latch(), in_session=False)
+        made: Any = SimpleNamespace(state=self.state, timed_out=False, went_idle=False, rung=None)
+        vars(made).update(attempt)
+        self.data.attempt = made
+
+    def _take(self, fd: int) -> str:
+        self.opened.append(fd)
+        os.close(fd)
+        return f"value {len(self.opened)}"
+
+    def conclude(self) -> RunOutcome:
+        def settle_folder(*, failed: bool) -> None:
+            self.settled.append(failed)
+
+        outcome = conclude(self.data, settle_folder, self.hosting)
+        assert all(known.parcel_fd is None for known in self.outcomes)
+        return outcome
+
+
+def test_run_without_a_failure_is_done_with_the_values_in_rank_order() -> None:
+    ending = Ending(returned(1), returned(0))
+    outcome = ending.conclude()
+    assert (outcome.state, outcome.error, ending.settled) == ("done", None, [False])
+    assert list(outcome.results) == ["value 1", "value 2"]
+    assert [summary.state for summary in outcome.results.ranks] == ["returned", "returned"]
+    assert outcome.results.ranks[0].peak_memory == 7
+
+
+def test_value_that_could_not_travel_is_no_failure() -> None:
+    outcome = Ending(returned(0), returned(1, unsent="a lock cannot travel")).conclude()
+    assert (outcome.state, outcome.error) == ("done", None)
+    with pytest.raises(Exception, match="a lock cannot travel"):
+        outcome.results[1]
+
+
+def test_first_failure_is_the_error_and_its_victims_are_stopped() -> None:
+    ending = Ending(raised(0, LOST_PEER, at=1.0), raised(1, at=2.0), returned(2))
+    outcome = ending.conclude()
+    assert (outcome.state, ending.settled) == ("failed", [True])
+    assert isinstance(outcome.error, KeyError)
+    assert [(failure.rank, failure.victim) for failure in outcome.results.failures] == [(1, False), (0, True)]
+    assert [summary.state for summary in outcome.results.ranks] == ["stopped", "failed", "returned"]
+
+
+def test_error_quotes_an_exception_that_cannot_travel() -> None:
+    error = Ending(raised(0, travels=False)).conclude().error
+    assert isinstance(error, RankFailedError)
+    assert "ValueError: boom (rank 0; the exception itself cannot travel)" in str(error)
+
+
+def test_rank_that_dies_at_its_exit_fails_the_run() -> None:
+    outcome = returned(0)
+    outcome.exited = messages.RankExited(rank=0, pid=100, exitcode=3, time=2.0, peak_rss=0, oom=False)
+    error = Ending(outcome).conclude().error
+    assert "exited with code 3 after it had returned" in str(error)
+
+
+def test_stop_that_was_asked_for_is_no_failure() -> None:
+    stopped = raised(1)
+    stopped.after_stop = True
+    ending = Ending(returned(0), stopped, rung=Rung.INTERRUPT)
+    ending.data.commands.put(StopCommand())
+    outcome = ending.conclude()
+    assert (outcome.state, outcome.results.stopped_by) == ("stopped", Rung.INTERRUPT.value)
+    with pytest.raises(RunStoppedError, match="the run was stopped before rank 1 returned"):
+        raise outcome.error or AssertionError
+
+
+def test_time_that_is_up_comes_before_the_failures_that_it_causes() -> None:
+    error = Ending(raised(0), timed_out=True).conclude().error
+    assert isinstance(error, RunTimeoutError)
+    assert "it had not ended after timeout=7 s" in str(error)
+
+
+def test_lost_supervisor_is_a_fault_of_the_launcher() -> None:
+    ending = Ending()
+    ending.state.note_loss(SupervisorLost("killed"))
+    with pytest.raises(InternalError, match=r"the supervisor of this run is gone \(killed\)"):
+        raise ending.conclude().error or AssertionError
