@@ -1,6 +1,6 @@
 """The preparation of a spare host, which has time until its request arrives.
 
-A forked process pays 5 us for each page of memory that it shares and changes, and running a function of Python changes
+A forked process pays 5 µs for each page of memory that it shares and changes, and running a function of Python changes
 its page, because references are counted there. A host changes 1,200 pages until its ranks have begun, 9 ms of processor
 time. After the rehearsal it is 250 pages and 5.5 ms. It takes 50 ms, and 20 MB of memory.
 """
