@@ -68,7 +68,8 @@ class ActiveLoaders:
         Args:
             owner: Told when a loop begins and ends, for as long as it is in use.
             on_next: Called when an outermost loop asks for its next batch.
-            follows_draws: False: the active loader is the one whose iteration began last, as in Accelerate.
+            follows_draws: False: as in Accelerate, the active loader is the one whose iteration began last, and it
+                alone says whether its data end.
         """
         self._loaders: list[weakref.ref[ActiveLoader]] = []
         """The loaders, the active one last."""
@@ -139,6 +140,12 @@ class ActiveLoaders:
             return []
         others = [other for other in self.loaders if other is not loader]
         return [other for other in others if self._draws.get(other.iteration_token, (0, 0))[1] >= IN_STEP]
+
+    def is_at_end(self, loader: ActiveLoader | None) -> bool:
+        """Return True if a loader is at its last batch, or another one that is iterated beside it, as by `zip`."""
+        if loader is None or loader.end_of_dataloader or not self._follows_draws:
+            return loader is not None and bool(loader.end_of_dataloader)
+        return any(other.end_of_dataloader for other in self.in_step(loader))
 
     @property
     def active(self) -> ActiveLoader | None:

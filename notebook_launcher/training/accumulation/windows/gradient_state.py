@@ -8,6 +8,7 @@ import torch
 
 from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
+from notebook_launcher.training.accumulation.windows.accelerate_names import AccelerateNames
 from notebook_launcher.training.accumulation.windows.windows import Window
 from notebook_launcher.training.data.active_loaders import ActiveLoaders
 
@@ -64,11 +65,8 @@ class OpenBlock(Protocol):
         """The block around it."""
 
 
-class GradientState:
-    """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
-
-    The properties from `active_dataloader` to `plugin_kwargs` are Accelerate's, for code that asks its `GradientState`.
-    """
+class GradientState(AccelerateNames):
+    """The state of accumulation: the settings, the windows, and the loaders that are being iterated."""
 
     def __init__(
         self, plugin: GradientAccumulationPlugin, rules: Rules, on_next: Callable[[], None] | None = None
@@ -131,62 +129,6 @@ class GradientState:
         block = self.block
         return None if block is None else block.window
 
-    @property
-    def active_dataloader(self) -> Any | None:
-        """The prepared loader that has drawn a batch last and is still iterated; None outside a loop."""
-        return self.active_loaders.active
-
-    @property
-    def dataloader_references(self) -> list[Any]:
-        """The loaders that are being iterated, and None at the end, as in Accelerate."""
-        return [None, *self.active_loaders.loaders]
-
-    @property
-    def in_dataloader(self) -> bool:
-        """True while a prepared loader is being iterated."""
-        return self.active_loaders.active is not None
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """True if the active loader is at its last batch, or one that is iterated beside it, as by `zip`."""
-        return self._is_at_end(self.active_loaders.active)
-
-    def _is_at_end(self, loader: ActiveLoader | None) -> bool:
-        if loader is None or loader.end_of_dataloader or not self._rules.guards:
-            return loader is not None and bool(loader.end_of_dataloader)
-        return any(other.end_of_dataloader for other in self.active_loaders.in_step(loader))
-
-    @property
-    def remainder(self) -> int:
-        """Samples of the last round that are not repetitions; -1 if unknown, or if the data divide evenly."""
-        loader = self.active_loaders.active
-        return -1 if loader is None else int(loader.remainder)
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """As given; without effect, as in Accelerate 1.15."""
-        return self.plugin.adjust_scheduler
-
-    @property
-    def sync_with_dataloader(self) -> bool:
-        """True if a window ends where its loader ends."""
-        return self.plugin.sync_with_dataloader
-
-    @property
-    def sync_each_batch(self) -> bool:
-        """True if gradients are synchronised in every micro-batch."""
-        return bool(self.plugin.sync_each_batch)
-
-    @property
-    def is_xla_gradients_synced(self) -> bool:
-        """False: nothing runs on XLA here."""
-        return False
-
-    @property
-    def plugin_kwargs(self) -> dict[str, Any]:
-        """The settings by name."""
-        return {**vars(self.plugin), "num_steps": self.num_steps}
-
     def window_of(self, members: Sequence[Member]) -> Window:
         """Return the window of a set of members."""
         new = Window(() if self._rules.shared_window else tuple(members))
@@ -218,7 +160,7 @@ class GradientState:
         self.sync_gradients = ends_window(
             window.num_batches,
             num_steps,
-            is_last=self._is_at_end(loader),
+            is_last=self.active_loaders.is_at_end(loader),
             sync_with_dataloader=self.plugin.sync_with_dataloader,
         )
         self._last = window
