@@ -30,14 +30,22 @@ class ActiveLoader(Protocol):
         """Note that the loop leaves out a batch that a rank got again."""
 
 
-class LoopOwner(Protocol):
-    """The part of `GradientState` that hears of loops over prepared loaders."""
-
-    def loop_begins(self) -> None:
-        """Note that a loop over a prepared loader begins."""
+class LoopListener(Protocol):
+    """The part of `LoopNotes` that hears of loops over prepared loaders."""
 
     def note_end(self, loader: ActiveLoader) -> None:
         """Note that a loop over a prepared loader has come to its end."""
+
+
+class LoopOwner(Protocol):
+    """The part of `GradientState` that hears of loops over prepared loaders."""
+
+    @property
+    def loops(self) -> LoopListener:
+        """Hears of the ends of loops."""
+
+    def loop_begins(self) -> None:
+        """Note that a loop over a prepared loader begins."""
 
 
 def relative_weights(loader: ActiveLoader) -> tuple[float, ...] | None:
@@ -103,7 +111,7 @@ class ActiveLoaders:
     def note_end(self, loader: ActiveLoader) -> None:
         """Note that a loop over `loader` has come to its end."""
         if (owner := self.owner) is not None:
-            owner.note_end(loader)
+            owner.loops.note_end(loader)
 
     def end(self, loader: ActiveLoader) -> None:
         """Remove `loader`, wherever it stands."""

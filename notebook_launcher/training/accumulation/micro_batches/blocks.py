@@ -91,7 +91,7 @@ class MicroBatchBlock:
         context.step_boundary()
         for abandoned in gradient_state.enter(window, self.probes):
             self._drop(abandoned)
-        if gradient_state.is_out_of_step and self._rules.guards:
+        if gradient_state.loops.is_out_of_step and self._rules.guards:
             self._warn_of_reading()
         if window.num_batches > 1 and self._rules.guards:
             self._check_untouched()
@@ -134,7 +134,7 @@ class MicroBatchBlock:
         )
 
     def _warn_of_reading(self) -> None:
-        if self._gradient_state.was_read_ahead:
+        if self._gradient_state.loops.was_read_ahead:
             self._warn_once(
                 "read ahead",
                 "accumulate() is used after a loop that read all batches of the prepared loader, as list(loader) does. "

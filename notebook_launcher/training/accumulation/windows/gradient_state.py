@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-
 from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows.accelerate_names import AccelerateNames
+from notebook_launcher.training.accumulation.windows.loop_notes import LeftOutBatch, LoopNotes
 from notebook_launcher.training.accumulation.windows.windows import Window
 from notebook_launcher.training.data.active_loaders import ActiveLoaders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
     from notebook_launcher.training.accumulation.members.member_kinds import Member
-    from notebook_launcher.training.data.active_loaders import ActiveLoader
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Abandoned", "GradientState", "LeftOutBatch", "OpenBlock"]
+__all__ = ["Abandoned", "GradientState", "OpenBlock"]
 
 
 class Abandoned(NamedTuple):
@@ -32,17 +32,6 @@ class Abandoned(NamedTuple):
     """Micro-batches of a full window."""
     num_batches: int
     """Micro-batches that it held."""
-
-
-class LeftOutBatch(NamedTuple):
-    """A batch of a prepared loader that no backward has used."""
-
-    iteration: object | None
-    """The loader's iteration that it belongs to."""
-    was_begun: bool
-    """True if a block of `accumulate` began, and ended without a backward; False if none began."""
-    was_last: bool
-    """True if it would have been the last of its window."""
 
 
 class OpenBlock(Protocol):
@@ -86,16 +75,8 @@ class GradientState(AccelerateNames):
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
         """The unit of weights given by hand, under a gradient scaler."""
-        self.num_blocks = 0
-        """Micro-batches begun so far."""
-        self.left_out: LeftOutBatch | None = None
-        """The batch that was left out last."""
-        self.was_read_ahead = False
-        """True if the last loop read all of its loader and no micro-batch began meanwhile, as `list(loader)` does."""
-        self.is_out_of_step = False
-        """True if the micro-batch began without a batch of its own from the loader that ends its window."""
-        self._blocks_before_loop = 0
-        """Micro-batches that had begun when the last loop over a prepared loader began."""
+        self.loops = LoopNotes()
+        """Notes on the loops over prepared loaders."""
         self._rules = rules
         self.windows: dict[frozenset[int], Window] = {}
         """The window of each set of members; the key of a window that all members share is empty."""
@@ -147,14 +128,15 @@ class GradientState(AccelerateNames):
         loader = self.active_loaders.active
         iteration = None if loader is None else loader.iteration_token
         may_differ = self._num_steps > 1 and self.plugin.sync_with_dataloader
-        self.is_out_of_step = may_differ and self._is_out_of_step(window, loader)
+        loops = self.loops
+        loops.is_out_of_step = may_differ and loops.lacks_batch(window, loader)
         if loader is not None and self.active_loaders.note_micro_batch(loader) > 1:
-            self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
+            loops.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
         abandoned = self._abandoned(window, iteration)
         if window.num_batches == 0:
             self._check_alone(window)
         window.begin_micro_batch(self._num_steps, iteration, probes)
-        self.num_blocks += 1
+        loops.num_blocks += 1
         # A number of steps that is set inside a window holds from the next one on.
         num_steps = self._num_steps if self._rules.nominal_divisor else window.num_steps
         self.sync_gradients = ends_window(
@@ -165,12 +147,6 @@ class GradientState(AccelerateNames):
         )
         self._last = window
         return abandoned
-
-    def _is_out_of_step(self, window: Window, loader: ActiveLoader | None) -> bool:
-        """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
-        if loader is None:
-            return self.was_read_ahead or window.iteration is not None
-        return not window.take_batch(loader.iteration_token, loader.num_drawn)
 
     def _abandoned(self, window: Window, iteration: object | None) -> list[Abandoned]:
         """Reset the windows that were left before their end and whose gradients would get into this window."""
@@ -217,7 +193,7 @@ class GradientState(AccelerateNames):
         self.block, window = block.outer, block.window
         if window.backwards_in_block == 0:
             was_last = (self.sync_gradients or window.is_deferred) and not failed
-            self.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
+            self.loops.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
         if failed and window.backwards_in_block == 0:
             window.drop_micro_batch()
         elif window.is_deferred or self.lacks_end(window):
@@ -245,16 +221,6 @@ class GradientState(AccelerateNames):
             self.given_unit = measure()
         return self.given_unit
 
-    def forget_left_out(self) -> None:
-        """Forget the batch that was left out last: all ranks have left out the same."""
-        self.left_out = None
-
-    def note_end(self, loader: ActiveLoader) -> None:
-        """Note that a loop over a prepared loader has come to its end."""
-        is_unused = self.num_blocks == self._blocks_before_loop and loader.num_drawn > 1
-        # An evaluation, which needs no accumulate(), computes no gradients.
-        self.was_read_ahead = is_unused and torch.is_grad_enabled()
-
     @property
     def has_left_window(self) -> bool:
         """True if a window is open whose loop has ended, for example by a break."""
@@ -265,7 +231,7 @@ class GradientState(AccelerateNames):
 
     def loop_begins(self) -> None:
         """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
-        self._blocks_before_loop, self.was_read_ahead = self.num_blocks, False
+        self.loops.begin_loop()
         last = self._last
         if not self._rules.keep_abandoned and self.current is None and last is not None and last.iteration is not None:
             self.sync_gradients = self.sync_gradients or self._is_over(last)
@@ -291,7 +257,7 @@ class GradientState(AccelerateNames):
     def forget_windows(self) -> None:
         """Forget all windows; models that are prepared later get new ones."""
         self.windows.clear()
-        self._last = self.left_out = None
+        self._last = self.loops.left_out = None
         self.sync_gradients = True
 
     def state_dict(self) -> dict[str, Any]:
