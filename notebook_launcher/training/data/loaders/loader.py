@@ -103,15 +103,12 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
             fetched = iter(self.base_dataloader)
         self._walked.begin_at(0, None)
-        walk, left = self._walked.take_walk(), 0
-        for batch in without_label(fetched):
-            self._progress.order = walk.order
-            if not left:
-                left, drawn, samples, is_last = walk.taken.popleft()
-                per_round = sum(drawn.real)
-            left -= 1
-            samples += per_round
-            yield Delivery(batch, drawn, is_last, Position(start.epoch, samples))
+        walk = self._walked.take_walk()
+        for (_, drawn, before, is_last), batches in walk.rounds(without_label(fetched)):
+            per_round = sum(drawn.real)
+            for number, batch in enumerate(batches, 1):
+                self._progress.order = walk.order
+                yield Delivery(batch, drawn, is_last, Position(start.epoch, before + number * per_round))
 
     def _arguments(self) -> dict[str, Any]:
         """Return the arguments that make a loader of the same data."""
