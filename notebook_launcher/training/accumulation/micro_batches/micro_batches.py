@@ -10,6 +10,7 @@ from notebook_launcher.training.accumulation.members.synchronisation import redu
 from notebook_launcher.training.accumulation.micro_batches import gradients
 from notebook_launcher.training.accumulation.micro_batches.blocks import MicroBatchBlock
 from notebook_launcher.training.accumulation.micro_batches.gradients import InitialGradient
+from notebook_launcher.wording.text import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,8 @@ __all__ = ["MicroBatches"]
 
 InReach: TypeAlias = "tuple[PreparedModel, list[int] | None]"
 """A model that a backward may reach, and the versions of its gradients before."""
+LOSS_REDUCTIONS = ("mean", "sum")
+"""Ways in which a loss combines its samples."""
 MOST_BLOCKS = 16
 """Blocks that are kept: a loop that makes a new container for each micro-batch asks for a new one each time."""
 
@@ -265,9 +268,7 @@ def _check_loss(loss: Any, reduction: str, weight: Any) -> None:
         raise ValueError(
             f"backward(loss) with a loss of shape {tuple(loss.shape)}: a gradient needs one number. Take loss.mean()."
         )
-    if reduction not in ("mean", "sum"):
-        raise ValueError(
-            f"reduction={reduction!r} is unknown. It can be 'mean' or 'sum': how the loss combines its samples."
-        )
+    if reduction not in LOSS_REDUCTIONS:
+        raise ValueError(unknown("reduction", reduction, LOSS_REDUCTIONS, more=": how the loss combines its samples"))
     if reduction == "sum" and weight is None:
         raise ValueError("reduction='sum' needs weight=: the number of samples or tokens that the loss adds up.")

@@ -157,7 +157,7 @@ def test_weight_for_some_micro_batches_only_is_refused():
         ("text", {}, TypeError, r"backward\(str\): pass the loss, a tensor"),
         ("loss", {"weight": "many"}, TypeError, "weight='many' is not a number"),
         ("loss", {"weight": -1}, ValueError, "weight=-1 must be 0 or more"),
-        ("loss", {"reduction": "max"}, ValueError, "reduction='max' is unknown. It can be 'mean' or 'sum'"),
+        ("loss", {"reduction": "max"}, ValueError, "reduction='max' is unknown. It can be 'mean', 'sum': how"),
         ("loss", {"reduction": "sum"}, ValueError, "reduction='sum' needs weight="),
     ],
 )
