@@ -107,7 +107,7 @@ class RankRendezvous(Protocol):
         ...
 
 
-class Standstill(NamedTuple):
+class BackwardPause(NamedTuple):
     """The time in which a rank has made no backward, though it has reached step boundaries."""
 
     num_backwards: int = -1
@@ -142,7 +142,7 @@ class RankContext:
     """Loops that have begun, and items of all loops that are done."""
     safepoint: RankSafepoint | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
-    standstill: Standstill = dataclasses.field(default_factory=Standstill)
+    backward_pause: BackwardPause = dataclasses.field(default_factory=BackwardPause)
     """The time without a backward, while the run is being stopped."""
     next_change: Callable[[], Change] | None = None
     """Returns the next `Change` that the kernel has sent, in order; waits for it."""
@@ -220,7 +220,7 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
     if context is not None:
         context.call_id = call_id
         context.checkpoints = None if checkpoints is None else list(checkpoints)
-        context.safepoint, context.standstill = None, Standstill()
+        context.safepoint, context.backward_pause = None, BackwardPause()
         context.tunables.clear()
 
 
@@ -288,6 +288,6 @@ def _has_an_update_ahead(context: RankContext) -> bool:
     if safepoint is not None and safepoint.is_past_stop():
         return False
     num_backwards = 0 if safepoint is None else safepoint.num_backwards
-    if num_backwards != context.standstill.num_backwards:
-        context.standstill = Standstill(num_backwards, now)
-    return now - context.standstill.since < PATIENCE
+    if num_backwards != context.backward_pause.num_backwards:
+        context.backward_pause = BackwardPause(num_backwards, now)
+    return now - context.backward_pause.since < PATIENCE
