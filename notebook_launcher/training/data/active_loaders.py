@@ -62,7 +62,14 @@ IN_STEP = 2
 
 
 class ActiveLoaders:
-    """The prepared loaders that are being iterated; the active one is the one that has drawn a batch last."""
+    """The prepared loaders that are being iterated; the active one is the one that has drawn a batch last.
+
+    Args:
+        owner: Told when a loop begins and ends, for as long as it is in use.
+        on_next: Called when an outermost loop asks for its next batch.
+        follows_draws: False: as in Accelerate, the active loader is the one whose iteration began last, and it
+            alone says whether its data end.
+    """
 
     def __init__(
         self,
@@ -71,14 +78,6 @@ class ActiveLoaders:
         on_next: Callable[[], None] | None = None,
         follows_draws: bool = True,
     ) -> None:
-        """Begin without loaders.
-
-        Args:
-            owner: Told when a loop begins and ends, for as long as it is in use.
-            on_next: Called when an outermost loop asks for its next batch.
-            follows_draws: False: as in Accelerate, the active loader is the one whose iteration began last, and it
-                alone says whether its data end.
-        """
         self._loaders: list[weakref.ref[ActiveLoader]] = []
         """The loaders, the active one last."""
         self._follows_draws = follows_draws

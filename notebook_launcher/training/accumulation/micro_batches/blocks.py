@@ -22,7 +22,11 @@ __all__ = ["MicroBatchBlock"]
 
 
 class MicroBatchBlock:
-    """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
+    """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch.
+
+    `MicroBatches` describes the arguments besides the members. A block does not refer to the `MicroBatches` that keeps
+    it: only the garbage collector would free such a cycle.
+    """
 
     __slots__ = (
         "_clock",
@@ -49,11 +53,6 @@ class MicroBatchBlock:
         safepoint: Safepoint | None,
         warn_once: Warner,
     ) -> None:
-        """Prepare the blocks of these members; `MicroBatches` describes the other arguments.
-
-        `MicroBatches` keeps its blocks, so a block does not refer to it: only the garbage collector would free such a
-        cycle.
-        """
         self._gradient_state, self._clock = gradient_state, clock
         self._safepoint, self._warn_once = safepoint, warn_once
         self.members = members

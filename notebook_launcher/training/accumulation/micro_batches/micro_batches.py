@@ -37,7 +37,20 @@ MOST_BLOCKS = 16
 
 
 class MicroBatches:
-    """The micro-batches of an Accelerator: their blocks and backwards."""
+    """The micro-batches of an Accelerator: their blocks and backwards.
+
+    Args:
+        gradient_state: The state of accumulation.
+        members: Models and tensors that are trained.
+        rules: The differences from Accelerate.
+        weighing: Gives the factors of losses, and corrects windows.
+        num_processes: Ranks that train together.
+        scaler: Scales fp16 losses; None in other precisions.
+        clock: Times the phases, if a launcher listens.
+        safepoint: Saves and stops all ranks together, if a launcher may ask for it.
+        rank_check: Compares the ranks' weights now and then, if there are several ranks.
+        warn_once: Gives each warning once for each Accelerator.
+    """
 
     def __init__(
         self,
@@ -53,20 +66,6 @@ class MicroBatches:
         rank_check: RankCheck | None,
         warn_once: Warner,
     ) -> None:
-        """Take what a micro-batch needs.
-
-        Args:
-            gradient_state: The state of accumulation.
-            members: Models and tensors that are trained.
-            rules: The differences from Accelerate.
-            weighing: Gives the factors of losses, and corrects windows.
-            num_processes: Ranks that train together.
-            scaler: Scales fp16 losses; None in other precisions.
-            clock: Times the phases, if a launcher listens.
-            safepoint: Saves and stops all ranks together, if a launcher may ask for it.
-            rank_check: Compares the ranks' weights now and then, if there are several ranks.
-            warn_once: Gives each warning once for each Accelerator.
-        """
         self.gradient_state = gradient_state
         self.members = members
         self.scaler = scaler

@@ -55,18 +55,17 @@ class OpenBlock(Protocol):
 
 
 class GradientState(AccelerateNames):
-    """The state of accumulation: the settings, the windows, and the loaders that are being iterated."""
+    """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
+
+    Args:
+        plugin: The settings of accumulation.
+        rules: The differences from Accelerate.
+        on_next: Called when an outermost loop over a prepared loader asks for its next batch.
+    """
 
     def __init__(
         self, plugin: GradientAccumulationPlugin, rules: Rules, on_next: Callable[[], None] | None = None
     ) -> None:
-        """Begin without windows and loaders.
-
-        Args:
-            plugin: The settings of accumulation.
-            rules: The differences from Accelerate.
-            on_next: Called when an outermost loop over a prepared loader asks for its next batch.
-        """
         self.use_plugin(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""

@@ -58,7 +58,17 @@ class PendingSum(NamedTuple):
 
 
 class Weighing:
-    """Weighs the micro-batches of an Accelerator, on all ranks together."""
+    """Weighs the micro-batches of an Accelerator, on all ranks together.
+
+    Args:
+        gradient_state: The state of accumulation.
+        members: Models and tensors that are trained.
+        rules: The differences from Accelerate.
+        process: This process among its peers.
+        layout: The ranks that read different data: their weights are added up.
+        scaler: Scales fp16 losses; None in other precisions.
+        warn_once: Gives each warning once for each Accelerator.
+    """
 
     def __init__(
         self,
@@ -71,17 +81,6 @@ class Weighing:
         scaler: torch.amp.GradScaler | None,
         warn_once: Warner,
     ) -> None:
-        """Take the objects that a weight depends on.
-
-        Args:
-            gradient_state: The state of accumulation.
-            members: Models and tensors that are trained.
-            rules: The differences from Accelerate.
-            process: This process among its peers.
-            layout: The ranks that read different data: their weights are added up.
-            scaler: Scales fp16 losses; None in other precisions.
-            warn_once: Gives each warning once for each Accelerator.
-        """
         self._is_in_closure = False
         """True while an optimizer calls its closure, which may compute the gradients several times."""
         self._is_local = False
