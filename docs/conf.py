@@ -40,7 +40,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent), os.en
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
-autoclass_content = "both"  # some constructors document their arguments
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

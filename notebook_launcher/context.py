@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from notebook_launcher.messaging.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
 
@@ -107,6 +107,15 @@ class RankRendezvous(Protocol):
         ...
 
 
+class BackwardPause(NamedTuple):
+    """The time in which a rank has made no backward, though it has reached step boundaries."""
+
+    num_backwards: int = -1
+    """Backwards of the rank so far; -1 until it reaches a step boundary."""
+    since: float = 0.0
+    """Time of the first step boundary with this number."""
+
+
 @dataclasses.dataclass(slots=True)
 class RankContext:
     """The rank that this process is, its means to reach the launcher, and its state in the present call."""
@@ -133,10 +142,8 @@ class RankContext:
     """Loops that have begun, and items of all loops that are done."""
     safepoint: RankSafepoint | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
-    waits_since: tuple[int, float] = (-1, 0.0)
-    """While the run is being stopped: the number of backwards at the last step boundary, and the time since
-    which it has not changed."""
-
+    backward_pause: BackwardPause = dataclasses.field(default_factory=BackwardPause)
+    """The time without a backward, while the run is being stopped."""
     next_change: Callable[[], Change] | None = None
     """Returns the next `Change` that the kernel has sent, in order; waits for it."""
     checkpoints: list[str] | None = None
@@ -197,9 +204,8 @@ def note_checkpoint(folder: str, *, is_writer: bool) -> None:
 
 def saved_checkpoints() -> tuple[str, ...] | None:
     """Return the checkpoints that this run has saved, the newest last; None: the function resumes by itself."""
-    return (
-        None if _Current.context is None or _Current.context.checkpoints is None else (*_Current.context.checkpoints,)
-    )
+    context = _Current.context
+    return None if context is None or context.checkpoints is None else tuple(context.checkpoints)
 
 
 def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
@@ -210,11 +216,12 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         checkpoints: Folders of the checkpoints that the run has saved, the newest last; None: the function resumes by
             itself.
     """
-    if _Current.context is not None:
-        _Current.context.call_id = call_id
-        _Current.context.checkpoints = None if checkpoints is None else list(checkpoints)
-        _Current.context.safepoint, _Current.context.waits_since = None, (-1, 0.0)
-        _Current.context.tunables.clear()
+    context = _Current.context
+    if context is not None:
+        context.call_id = call_id
+        context.checkpoints = None if checkpoints is None else list(checkpoints)
+        context.safepoint, context.backward_pause = None, BackwardPause()
+        context.tunables.clear()
 
 
 def call_id() -> int:
@@ -281,6 +288,6 @@ def _has_an_update_ahead(context: RankContext) -> bool:
     if safepoint is not None and safepoint.is_past_stop():
         return False
     num_backwards = 0 if safepoint is None else safepoint.num_backwards
-    if num_backwards != context.waits_since[0]:
-        context.waits_since = num_backwards, now
-    return now - context.waits_since[1] < PATIENCE
+    if num_backwards != context.backward_pause.num_backwards:
+        context.backward_pause = BackwardPause(num_backwards, now)
+    return now - context.backward_pause.since < PATIENCE

@@ -33,6 +33,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+# The functions that send a message import `messages` themselves: a notebook's first cell imports this module, and the
+# messages take a third of the time of importing them both.
+
 PROGRESS_INTERVAL = 0.1
 """Seconds between two progress records of one loop."""
 
@@ -113,10 +116,7 @@ def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = N
     """Send a table to the run, if there is one; `to_csv` returns it."""
     context = current()
     if context is not None:
-        from notebook_launcher.messaging import messages
-
-        picture = messages.ReportedPicture(time=time.monotonic(), step=step, name=name, mime="text/csv", data=to_csv())
-        context.send(picture)
+        _send_pictures(context, {name: ("text/csv", to_csv())}, step)
         step_boundary()
 
 
@@ -183,8 +183,6 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
     if context is None:
         yield from iterable
         return
-    from notebook_launcher.messaging import messages
-
     if total is None:
         total = _length(iterable)
     last = -PROGRESS_INTERVAL
@@ -198,11 +196,7 @@ def track(iterable: Iterable[T], *, total: int | None = None, description: str =
             context.num_items += 1  # Otherwise an inner loop has counted.
         now = time.monotonic()
         if now - last >= PROGRESS_INTERVAL or done == total:
-            context.send(
-                messages.Progress(
-                    time=now, done=done, total=total, description=description, loops=loop, items=context.num_items
-                )
-            )
+            _send_progress(context, now, done, total, description, loop)
             last = now
 
 
@@ -261,20 +255,21 @@ def progress(done: int, total: int | None = None, description: str = "") -> None
     context.num_items += 1
     now = time.monotonic()
     if now - context.last_progress >= PROGRESS_INTERVAL or done == total:
-        from notebook_launcher.messaging import messages
-
         context.last_progress = now
-        context.send(
-            messages.Progress(
-                time=now,
-                done=done,
-                total=total,
-                description=description,
-                loops=context.num_loops,
-                items=context.num_items,
-            )
-        )
+        _send_progress(context, now, done, total, description, context.num_loops)
     step_boundary()
+
+
+def _send_progress(
+    context: RankContext, now: float, done: int, total: int | None, description: str, num_loops: int
+) -> None:
+    from notebook_launcher.messaging import messages
+
+    context.send(
+        messages.Progress(
+            time=now, done=done, total=total, description=description, loops=num_loops, items=context.num_items
+        )
+    )
 
 
 def _length(iterable: Any) -> int | None:

@@ -14,7 +14,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import is_hosted, is_session
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import escape, one_line
+from notebook_launcher.wording.text import escape, one_line, unknown
 from notebook_launcher.wording.units import format_bytes, format_metrics, format_seconds
 
 if TYPE_CHECKING:
@@ -93,11 +93,9 @@ class RunList(Sequence[RecordedRun]):
             ConfigError: No run is ever in this state, or of this kind.
         """
         if state is not None and state not in RUN_STATES:
-            raise ConfigError(
-                f"state={state!r} is unknown. It can be {', '.join(map(repr, RUN_STATES))}.", field="state"
-            )
+            raise ConfigError(unknown("state", state, RUN_STATES, more=" or None"), field="state")
         if kind not in (None, *RUN_KINDS):
-            raise ConfigError(f"kind={kind!r} is unknown. It can be {', '.join(map(repr, RUN_KINDS))}.", field="kind")
+            raise ConfigError(unknown("kind", kind, RUN_KINDS, more=" or None"), field="kind")
         now = time.time()
 
         def fits(run: RecordedRun) -> bool:

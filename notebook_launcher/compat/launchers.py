@@ -10,6 +10,7 @@ from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - t
 from notebook_launcher.errors import CaptureError, ConfigError, LaunchError
 from notebook_launcher.kernel.failures.failure import Failure
 from notebook_launcher.kernel.launch import notebook_launch
+from notebook_launcher.wording.text import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 __all__ = ["debug_launcher", "notebook_launcher"]
+
+RDZV_BACKENDS = ("static", "c10d")
+"""Kinds of rendezvous that Accelerate has; here both are the launcher's own."""
 
 
 def notebook_launcher(
@@ -69,8 +73,8 @@ def notebook_launcher(
         raise ValueError("num_processes=None: pass the number of processes to start, as in num_processes=2.")
     if num_nodes != 1 or node_rank != 0:
         raise ValueError(f"num_nodes={num_nodes}, node_rank={node_rank}: one node is supported. Leave both out.")
-    if rdzv_backend not in ("static", "c10d"):
-        raise ValueError(f"rdzv_backend={rdzv_backend!r} is unknown. It can be 'static' or 'c10d'.")
+    if rdzv_backend not in RDZV_BACKENDS:
+        raise ValueError(unknown("rdzv_backend", rdzv_backend, RDZV_BACKENDS))
     if num_processes == 1:
         function(*args)
         return

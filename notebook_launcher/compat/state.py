@@ -20,12 +20,14 @@ __all__ = ["AcceleratorState", "GradientState", "PartialState"]
 
 
 class PartialState(ProcessState):
-    """The process state, the same for all instances of the process."""
+    """The process state, the same for all instances of the process.
+
+    The first instance joins the process group; `kwargs` are `backend` and `timeout`.
+    """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
-        """Join the process group at first; `kwargs` are `backend` and `timeout`."""
         self.__dict__ = self._shared_state
         if not self._shared_state:
             super().__init__(cpu=cpu, backend=kwargs.get("backend"), timeout=kwargs.get("timeout"))
@@ -37,7 +39,13 @@ class PartialState(ProcessState):
 
 
 class AcceleratorState(_AcceleratorState):
-    """The process state with the precision, the same for all instances of the process."""
+    """The process state with the precision, the same for all instances of the process.
+
+    The first instance joins the process group.
+
+    Raises:
+        ValueError: The shared state has another precision.
+    """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
@@ -50,11 +58,6 @@ class AcceleratorState(_AcceleratorState):
         timeout: dt.timedelta | None = None,
         **_: Any,
     ) -> None:
-        """Join the process group at first.
-
-        Raises:
-            ValueError: The shared state has another precision.
-        """
         self.__dict__ = self._shared_state
         if not self._shared_state:
             PartialState(cpu, backend=backend, timeout=timeout)
@@ -90,7 +93,10 @@ class AcceleratorState(_AcceleratorState):
 
 
 class GradientState(_GradientState):
-    """The state of accumulation, the same for all instances of the process."""
+    """The state of accumulation, the same for all instances of the process.
+
+    A new plugin or `on_next` replaces the earlier one.
+    """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
@@ -100,7 +106,6 @@ class GradientState(_GradientState):
         *,
         on_next: Callable[[], None] | None = None,
     ) -> None:
-        """Share the state; a new plugin or `on_next` replaces the earlier one."""
         self.__dict__ = self._shared_state
         if not self._shared_state:
             super().__init__(gradient_accumulation_plugin or GradientAccumulationPlugin(), ACCELERATE, on_next)

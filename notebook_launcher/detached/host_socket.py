@@ -105,10 +105,13 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 
 
 class HostConnection:
-    """A client's connection to a host; for one thread, which closes it."""
+    """A client's connection to a host; for one thread, which closes it.
+
+    Raises:
+        OSError: No host is there; what `greet` raises is raised, too.
+    """
 
     def __init__(self, folder: Path, socket_name: str = SOCKET) -> None:
-        """Connect; raises OSError if no host is there, and what `greet` raises."""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             with _short_name(folder, socket_name) as name:

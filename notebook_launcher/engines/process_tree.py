@@ -43,19 +43,20 @@ RECORDS_AT_ONCE = 4
 
 
 class ProcessTree:
-    """A supervisor and its ranks."""
+    """A supervisor and its ranks.
+
+    A new tree starts the ranks of this machine.
+
+    Args:
+        setup: The settings of all ranks; `setup.place` names the ranks of this machine.
+        start_supervisor: One of the ways to start a supervisor.
+        listener: A bound socket at which the store is to listen, which the tree closes. None: one of its own.
+
+    Raises:
+        ResourceError: The machine cannot hold the ranks.
+    """
 
     def __init__(self, setup: messages.Setup, start_supervisor: Starter, listener: socket.socket | None = None) -> None:
-        """Start the ranks of this machine.
-
-        Args:
-            setup: The settings of all ranks; `setup.place` names the ranks of this machine.
-            start_supervisor: One of the ways to start a supervisor.
-            listener: A bound socket at which the store is to listen, which the tree closes. None: one of its own.
-
-        Raises:
-            ResourceError: The machine cannot hold the ranks.
-        """
         self.setup = setup
         """The settings of all ranks, with the port of the store once the tree has started."""
         self._pipes: dict[int, RankPipes] = {}

@@ -27,6 +27,7 @@ __all__ = [
     "check_shard",
     "check_tags",
     "check_whole_number",
+    "no_whole_replicas",
 ]
 
 MONITORS = (True, False, "auto")
@@ -99,15 +100,23 @@ def check_shard(shard: int, num_processes: int | None, *, by_default: bool = Fal
         by_default: True if the machine has decided.
     """
     if num_processes is not None and num_processes % shard:
-        fitting = ", ".join(str(size) for size in range(1, num_processes + 1) if num_processes % size == 0)
         asked, way_out = f"num_processes={num_processes}", ""
         if by_default:
             asked, way_out = f"num_processes=None, which is {num_processes} here", f", or pass num_processes={shard}"
-        raise ConfigError(
-            f"shard={shard} with {asked}: {num_processes} / {shard} is not a whole number of replicas. It can be "
-            f"{fitting}{way_out}.",
-            field="shard",
-        )
+        raise ConfigError(f"{no_whole_replicas(shard, num_processes, asked)}{way_out}.", field="shard")
+
+
+def no_whole_replicas(shard: int, num_processes: int, asked: str) -> str:
+    """Return `shard=3 with 4 ranks: 4 / 3 is not a whole number of replicas. It can be 1, 2, 4`.
+
+    Args:
+        shard: Ranks that were to share a model out.
+        num_processes: Number of all ranks.
+        asked: Words for the number of all ranks, such as `4 ranks`.
+    """
+    divisors = ", ".join(str(size) for size in range(1, num_processes + 1) if num_processes % size == 0)
+    quotient = f"{num_processes} / {shard}"
+    return f"shard={shard} with {asked}: {quotient} is not a whole number of replicas. It can be {divisors}"
 
 
 def check_monitor(value: object) -> None:

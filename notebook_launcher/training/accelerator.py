@@ -86,6 +86,42 @@ class Accelerator:
     The gradient of an update is the gradient of the mean loss over all samples of the window, on all ranks.
     In a rank of a launch the run's settings are adopted; an argument wins, and the difference is reported.
     Accelerators share nothing: a second one in the same process is independent of the first.
+
+    A new Accelerator resolves all settings, and joins the process group, if any.
+
+    Args:
+        device_placement: True if models and batches are moved to `accelerator.device`.
+        split_batches: True if each rank gets a slice of every batch; shortcut for `dataloader_config`.
+        mixed_precision: `"no"`, `"fp16"` or `"bf16"`. None: the launch's, then `ACCELERATE_MIXED_PRECISION`.
+        gradient_accumulation_steps: Micro-batches per update. None: the launch's, then
+            `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, then 1.
+        cpu: Compute on the CPU, though there is a GPU.
+        dataloader_config: Settings of prepared loaders.
+        gradient_accumulation_plugin: Settings of accumulation in full.
+        deepspeed_plugin: Carry out DeepSpeed's settings by torch: ZeRO, batch sizes, clipping, precision.
+        fsdp_plugin: Share each model out among the ranks, with these settings.
+        parallelism_config: The number of ranks that share a model out, and of its replicas. None: the launch's
+            `shard`; with `fsdp_plugin` alone, all ranks share each model out.
+        max_grad_norm: Clip each optimizer's gradients to this total norm before its update. None: the launch's.
+        even_batches: Shortcut for `dataloader_config`.
+        dispatch_batches: Shortcut for `dataloader_config`.
+        use_seedable_sampler: Shortcut for `dataloader_config`.
+        rng_types: Generators that are made equal on all ranks at the start of each epoch: `"torch"`, `"cuda"`,
+            `"generator"` (the sampler's). None: `["generator"]`.
+        step_scheduler_with_optimizer: False: each `step()` of a scheduler advances it.
+        kwargs_handlers: `DistributedDataParallelKwargs`, `GradScalerKwargs` and so on, one of each.
+        log_with: Trackers: names such as `"wandb"`, `"mlflow"` or `"tensorboard"`, classes, instances, or `"all"`.
+        project_dir: The folder for checkpoints and logs.
+        project_config: Folder and naming of checkpoints and logs in full.
+        dynamo_backend: Compile prepared models with this backend of `torch.compile`. None: by
+            `ACCELERATE_DYNAMO_BACKEND`, else nothing is compiled.
+        check_ranks: True if ranks compare their weights at updates 1, 2, 4, 8 and so on and at `save_state`, and
+            raise an error where they differ. None: the launch's, which is True.
+        unsupported: Accelerate's arguments without a counterpart; each is refused by its name.
+
+    Raises:
+        ValueError: A setting is invalid; the message lists the valid values.
+        TypeError: An argument does not exist, or has a value of another type.
     """
 
     _rules: ClassVar[Rules] = EXACT
@@ -124,42 +160,6 @@ class Accelerator:
         check_ranks: bool | None = None,
         **unsupported: Any,
     ) -> None:
-        """Resolve all settings, and join the process group, if any.
-
-        Args:
-            device_placement: True if models and batches are moved to `accelerator.device`.
-            split_batches: True if each rank gets a slice of every batch; shortcut for `dataloader_config`.
-            mixed_precision: `"no"`, `"fp16"` or `"bf16"`. None: the launch's, then `ACCELERATE_MIXED_PRECISION`.
-            gradient_accumulation_steps: Micro-batches per update. None: the launch's, then
-                `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, then 1.
-            cpu: Compute on the CPU, though there is a GPU.
-            dataloader_config: Settings of prepared loaders.
-            gradient_accumulation_plugin: Settings of accumulation in full.
-            deepspeed_plugin: Carry out DeepSpeed's settings by torch: ZeRO, batch sizes, clipping, precision.
-            fsdp_plugin: Share each model out among the ranks, with these settings.
-            parallelism_config: The number of ranks that share a model out, and of its replicas. None: the launch's
-                `shard`; with `fsdp_plugin` alone, all ranks share each model out.
-            max_grad_norm: Clip each optimizer's gradients to this total norm before its update. None: the launch's.
-            even_batches: Shortcut for `dataloader_config`.
-            dispatch_batches: Shortcut for `dataloader_config`.
-            use_seedable_sampler: Shortcut for `dataloader_config`.
-            rng_types: Generators that are made equal on all ranks at the start of each epoch: `"torch"`, `"cuda"`,
-                `"generator"` (the sampler's). None: `["generator"]`.
-            step_scheduler_with_optimizer: False: each `step()` of a scheduler advances it.
-            kwargs_handlers: `DistributedDataParallelKwargs`, `GradScalerKwargs` and so on, one of each.
-            log_with: Trackers: names such as `"wandb"`, `"mlflow"` or `"tensorboard"`, classes, instances, or `"all"`.
-            project_dir: The folder for checkpoints and logs.
-            project_config: Folder and naming of checkpoints and logs in full.
-            dynamo_backend: Compile prepared models with this backend of `torch.compile`. None: by
-                `ACCELERATE_DYNAMO_BACKEND`, else nothing is compiled.
-            check_ranks: True if ranks compare their weights at updates 1, 2, 4, 8 and so on and at `save_state`, and
-                raise an error where they differ. None: the launch's, which is True.
-            unsupported: Accelerate's arguments without a counterpart; each is refused by its name.
-
-        Raises:
-            ValueError: A setting is invalid; the message lists the valid values.
-            TypeError: An argument does not exist, or has a value of another type.
-        """
         _refuse(unsupported)
         check_switch("cpu", cpu)
         handlers = pick_handlers(kwargs_handlers, HANDLERS)

@@ -60,7 +60,17 @@ def lay_out(resolved: Resolved, process: AcceleratorState) -> Layout:
 
 
 class AcceleratorParts:
-    """Makes the parts of one Accelerator, in the order in which they need each other."""
+    """Makes the parts of one Accelerator, in the order in which they need each other.
+
+    Args:
+        resolved: The settings of the Accelerator.
+        rules: The differences from Accelerate.
+        process: This process among its peers.
+        layout: The mesh of ranks.
+        gradient_state: The state of accumulation.
+        safepoint: Carries out what the launcher asks for; None outside of a launch.
+        log_with: The trackers that the user named.
+    """
 
     def __init__(
         self,
@@ -73,17 +83,6 @@ class AcceleratorParts:
         safepoint: Safepoint | None,
         log_with: Any,
     ) -> None:
-        """Make all parts.
-
-        Args:
-            resolved: The settings of the Accelerator.
-            rules: The differences from Accelerate.
-            process: This process among its peers.
-            layout: The mesh of ranks.
-            gradient_state: The state of accumulation.
-            safepoint: Carries out what the launcher asks for; None outside of a launch.
-            log_with: The trackers that the user named.
-        """
         self._resolved = resolved
         self._rules = rules
         self._process = process

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
 from notebook_launcher.training.argument_checks import check_fields
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording.text import type_of, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,10 +31,17 @@ __all__ = [
     "ProfileKwargs",
     "ProjectConfiguration",
     "RNGType",
+    "check_uneven",
     "pick_handlers",
 ]
 
 UNEVEN = ("weigh", "stop", "error", "leave")
+
+
+def check_uneven(uneven: str | None, *, or_none: bool = False) -> None:
+    """Raise ValueError if `uneven` is none of its choices, which `DataLoaderConfiguration.uneven` explains."""
+    if uneven not in UNEVEN and not (or_none and uneven is None):
+        raise ValueError(unknown("uneven", uneven, UNEVEN, more=" or None" if or_none else ""))
 
 
 class TextEnum(str, enum.Enum):
@@ -164,8 +171,7 @@ class DataLoaderConfiguration:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.uneven is not None and self.uneven not in UNEVEN:
-            raise ValueError(f"uneven={self.uneven!r} is unknown. It can be {', '.join(map(repr, UNEVEN))} or None.")
+        check_uneven(self.uneven, or_none=True)
 
 
 @dataclasses.dataclass
@@ -257,8 +263,7 @@ def _hook(name: str, value: Any) -> DDPCommunicationHookType:
     try:
         return DDPCommunicationHookType(value)
     except ValueError:
-        known = ", ".join(map(repr, DDPCommunicationHookType.list()))
-        raise ValueError(f"{name}={value!r} is unknown. It can be {known}.") from None
+        raise ValueError(unknown(name, value, DDPCommunicationHookType.list())) from None
 
 
 @dataclasses.dataclass

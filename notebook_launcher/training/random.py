@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.wording.text import unknown
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -99,7 +101,7 @@ def synchronize_rng_state(rng_type: str | None = None, generator: torch.Generato
     """
     rng_type = str(getattr(rng_type, "value", rng_type))  # an enumeration's member counts as its value
     if rng_type not in RNG_TYPES:
-        raise ValueError(f"rng_type={rng_type!r} is unknown. It can be {', '.join(map(repr, RNG_TYPES))}.")
+        raise ValueError(unknown("rng_type", rng_type, RNG_TYPES))
     if rng_type == "generator" and generator is None:
         raise ValueError('rng_type="generator" needs one: pass generator=torch.Generator().')
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):

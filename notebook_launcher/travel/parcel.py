@@ -48,10 +48,12 @@ such a value needs."""
 
 
 class ParcelWriter:
-    """A parcel that is being written: the file object to which a pickler writes, and its buffer callback."""
+    """A parcel that is being written: the file object to which a pickler writes, and its buffer callback.
+
+    `name` is shown in /proc; `what` names the content in error messages, with its verb.
+    """
 
     def __init__(self, name: str, *, what: str) -> None:
-        """`name` is shown in /proc; `what` names the content in error messages, with its verb."""
         self._file = AnonymousFile(name)
         self._is_sealed = False
         self._what = what

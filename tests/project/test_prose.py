@@ -1,10 +1,11 @@
 """Docstrings and terms begin with a verb or a noun: a question word makes a reader wait for the subject.
 
-Words that leave open what is meant are not used.
+Words that leave open what is meant are not used. The docstring of a class describes its constructor.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def test_docstrings_begin_with_a_verb_or_a_noun(folder):
         f"{path.relative_to(ROOT)}: {question}"
         for path in ROOT.glob(f"{folder}/**/*.py")
         for question in _questions(path.read_text())
+    }
+    assert not found
+
+
+def test_arguments_of_constructors_are_described_by_the_class():
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("notebook_launcher", "widgets")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and ast.get_docstring(node)
     }
     assert not found
 

@@ -29,20 +29,20 @@ class LocalSGD:
     Local SGD is another algorithm than data parallelism, with less traffic (Stich, "Local SGD Converges Fast and
     Communicates Little", ICLR 2019). Buffers, such as a batch norm's, stay each rank's own. On one process
     nothing happens.
+
+    The `with` block begins the training without synchronisation.
+
+    Args:
+        accelerator: The Accelerator that prepared the model.
+        model: As `prepare` returned it.
+        local_sgd_steps: Number of calls of `step` between two averages. All ranks must make as many.
+        enabled: False: ordinary data parallelism.
+
+    Raises:
+        ValueError: The steps are less than one, or every rank has a part of the model only.
     """
 
     def __init__(self, accelerator: Any, model: Any, local_sgd_steps: int, enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
-        """Check the settings; the `with` block begins the training without synchronisation.
-
-        Args:
-            accelerator: The Accelerator that prepared the model.
-            model: As `prepare` returned it.
-            local_sgd_steps: Number of calls of `step` between two averages. All ranks must make as many.
-            enabled: False: ordinary data parallelism.
-
-        Raises:
-            ValueError: The steps are less than one, or every rank has a part of the model only.
-        """
         self.local_sgd_steps = whole_number("local_sgd_steps", local_sgd_steps)
         self.enabled = enabled and accelerator.num_processes > 1
         self.num_steps = 0

@@ -19,16 +19,17 @@ __all__ = ["LossOfTwo", "compare_losses"]
 
 
 class LossOfTwo:
-    """The losses of two micro-batches, and the loss of both joined into one."""
+    """The losses of two micro-batches, and the loss of both joined into one.
+
+    The joined loss is compared with the mean and the sum of the two.
+
+    Args:
+        first: Loss and weight of a micro-batch.
+        second: Loss and weight of another.
+        joined: Loss of the samples of both.
+    """
 
     def __init__(self, first: tuple[float, float], second: tuple[float, float], joined: float) -> None:
-        """Compare the joined loss with the mean and the sum of the two.
-
-        Args:
-            first: Loss and weight of a micro-batch.
-            second: Loss and weight of another.
-            joined: Loss of the samples of both.
-        """
         (loss_a, weight_a), (loss_b, weight_b) = first, second
         self.mean = (loss_a * weight_a + loss_b * weight_b) / (weight_a + weight_b)
         self.total = loss_a + loss_b

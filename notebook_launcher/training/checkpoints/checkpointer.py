@@ -28,7 +28,18 @@ __all__ = ["Checkpointer"]
 
 
 class Checkpointer:
-    """Writes and reads the checkpoints of one Accelerator."""
+    """Writes and reads the checkpoints of one Accelerator.
+
+    Args:
+        process: This process among its peers.
+        prepared: The objects whose states are saved.
+        updates: Knows the gradient scaler.
+        gradient_state: The open windows.
+        rules: The differences from Accelerate.
+        project: Folder and naming of checkpoints.
+        rank_check: Compares the ranks' weights before a save; None: they are not compared.
+        state_dict_type: Layout of sharded models; None: by size.
+    """
 
     def __init__(
         self,
@@ -42,18 +53,6 @@ class Checkpointer:
         rank_check: RankCheck | None,
         state_dict_type: str | None,
     ) -> None:
-        """Take what belongs to a checkpoint.
-
-        Args:
-            process: This process among its peers.
-            prepared: The objects whose states are saved.
-            updates: Knows the gradient scaler.
-            gradient_state: The open windows.
-            rules: The differences from Accelerate.
-            project: Folder and naming of checkpoints.
-            rank_check: Compares the ranks' weights before a save; None: they are not compared.
-            state_dict_type: Layout of sharded models; None: by size.
-        """
         self.project = project
         self._process = process
         self._prepared = prepared

@@ -30,14 +30,22 @@ class ActiveLoader(Protocol):
         """Note that the loop leaves out a batch that a rank got again."""
 
 
-class LoopOwner(Protocol):
-    """The part of `GradientState` that hears of loops over prepared loaders."""
-
-    def loop_begins(self) -> None:
-        """Note that a loop over a prepared loader begins."""
+class LoopListener(Protocol):
+    """The part of `LoopNotes` that hears of loops over prepared loaders."""
 
     def note_end(self, loader: ActiveLoader) -> None:
         """Note that a loop over a prepared loader has come to its end."""
+
+
+class LoopOwner(Protocol):
+    """The part of `GradientState` that hears of loops over prepared loaders."""
+
+    @property
+    def loops(self) -> LoopListener:
+        """Hears of the ends of loops."""
+
+    def loop_begins(self) -> None:
+        """Note that a loop over a prepared loader begins."""
 
 
 def relative_weights(loader: ActiveLoader) -> tuple[float, ...] | None:
@@ -54,7 +62,14 @@ IN_STEP = 2
 
 
 class ActiveLoaders:
-    """The prepared loaders that are being iterated; the active one is the one that has drawn a batch last."""
+    """The prepared loaders that are being iterated; the active one is the one that has drawn a batch last.
+
+    Args:
+        owner: Told when a loop begins and ends, for as long as it is in use.
+        on_next: Called when an outermost loop asks for its next batch.
+        follows_draws: False: as in Accelerate, the active loader is the one whose iteration began last, and it
+            alone says whether its data end.
+    """
 
     def __init__(
         self,
@@ -63,13 +78,6 @@ class ActiveLoaders:
         on_next: Callable[[], None] | None = None,
         follows_draws: bool = True,
     ) -> None:
-        """Begin without loaders.
-
-        Args:
-            owner: Told when a loop begins and ends, for as long as it is in use.
-            on_next: Called when an outermost loop asks for its next batch.
-            follows_draws: False: the active loader is the one whose iteration began last, as in Accelerate.
-        """
         self._loaders: list[weakref.ref[ActiveLoader]] = []
         """The loaders, the active one last."""
         self._follows_draws = follows_draws
@@ -102,7 +110,7 @@ class ActiveLoaders:
     def note_end(self, loader: ActiveLoader) -> None:
         """Note that a loop over `loader` has come to its end."""
         if (owner := self.owner) is not None:
-            owner.note_end(loader)
+            owner.loops.note_end(loader)
 
     def end(self, loader: ActiveLoader) -> None:
         """Remove `loader`, wherever it stands."""
@@ -139,6 +147,12 @@ class ActiveLoaders:
             return []
         others = [other for other in self.loaders if other is not loader]
         return [other for other in others if self._draws.get(other.iteration_token, (0, 0))[1] >= IN_STEP]
+
+    def is_at_end(self, loader: ActiveLoader | None) -> bool:
+        """Return True if a loader is at its last batch, or another one that is iterated beside it, as by `zip`."""
+        if loader is None or loader.end_of_dataloader or not self._follows_draws:
+            return loader is not None and bool(loader.end_of_dataloader)
+        return any(other.end_of_dataloader for other in self.in_step(loader))
 
     @property
     def active(self) -> ActiveLoader | None:

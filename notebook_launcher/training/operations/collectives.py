@@ -18,6 +18,7 @@ from notebook_launcher.training.operations.checking import require_alike
 from notebook_launcher.training.operations.nested import map_tensors
 from notebook_launcher.training.operations.tensors import TensorInformation
 from notebook_launcher.training.operations.wire_devices import collective_device
+from notebook_launcher.wording.text import unknown
 
 __all__ = [
     "broadcast",
@@ -226,8 +227,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         DistributedOperationException: In debug mode, shapes or dtypes differ.
     """
     if reduction not in REDUCTIONS:
-        known = ", ".join(map(repr, REDUCTIONS))
-        raise ValueError(f"reduction={reduction!r} is unknown. It can be {known}.")
+        raise ValueError(unknown("reduction", reduction, REDUCTIONS))
     check_number("scale", scale)
     if world_size() > 1:
         require_alike("reduce", tensor)

@@ -15,7 +15,7 @@ from notebook_launcher.settings.training_settings import STEPS_VARIABLE
 from notebook_launcher.training.parallelism.deepspeed_factories import refuse_factories
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO, check_keys, value_at
 from notebook_launcher.training.process.environment import flag
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording.text import type_of, unknown
 
 __all__ = ["DeepSpeedPlugin", "deepspeed_is_asked_for"]
 
@@ -227,7 +227,7 @@ def _check_device(name: str, device: Any) -> None:
     if device == "nvme":
         raise ValueError(f"{name}='nvme': {NO_NVME}")
     if device not in DEVICES:
-        raise ValueError(f"{name}={device!r} is unknown. It can be 'none' or 'cpu'.")
+        raise ValueError(unknown(name, device, DEVICES))
 
 
 def _write(config: dict[str, Any], key: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from notebook_launcher.settings.option_checks import no_whole_replicas
 from notebook_launcher.training.argument_checks import check_instance
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin, sharding_is_asked_for
 from notebook_launcher.training.parallelism.initial_weights import load_on_first
@@ -154,10 +155,7 @@ def _shard_size(plugin: FullyShardedDataParallelPlugin | None, launched: int | N
         return 1
     if launched is not None:
         if num_processes % launched:
-            raise ValueError(
-                f"shard={launched} does not divide the {num_processes} ranks. It can be "
-                f"{', '.join(str(size) for size in range(1, num_processes + 1) if num_processes % size == 0)}."
-            )
+            raise ValueError(f"{no_whole_replicas(launched, num_processes, f'{num_processes} ranks')}.")
         return launched
     if plugin is None:
         return 1

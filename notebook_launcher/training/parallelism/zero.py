@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO
 from notebook_launcher.training.plugins import GradScalerKwargs
+from notebook_launcher.wording.text import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,9 +167,7 @@ def _settle_precision(plugin: DeepSpeedPlugin, asked: Sequence[GivenSetting]) ->
     if plugin.get_value("torch_autocast.enabled") is True:
         dtype = str(plugin.get_value("torch_autocast.dtype", "bfloat16"))
         if dtype not in DTYPES:
-            raise ValueError(
-                f"DeepSpeed's torch_autocast.dtype={dtype!r} is unknown. It can be 'bfloat16' or 'float16'."
-            )
+            raise ValueError(unknown("DeepSpeed's torch_autocast.dtype", dtype, ("bfloat16", "float16")))
         chosen.append(DTYPES[dtype])
     if len(set(chosen)) > 1:
         raise ValueError(f"DeepSpeed's settings enable both {' and '.join(sorted(set(chosen)))}. Enable one.")

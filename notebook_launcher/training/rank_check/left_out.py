@@ -50,7 +50,7 @@ class LeftOut:
             watched: The models that the backward may reach.
             syncs: True if the backward reduces the gradients.
         """
-        found = self._gradient_state.left_out
+        found = self._gradient_state.loops.left_out
         # DDP reduces at the first backward after a forward that was to synchronise and had none.
         syncs = syncs or (found is not None and any(member.notes.forwards & FORWARD_SYNCED for member, _ in watched))
         if not syncs:
@@ -61,7 +61,7 @@ class LeftOut:
             self._bulletin.register(self)
         # Weights that were given are added up over the ranks where a window ends.
         if found is not None and found.iteration is window.iteration and window.kind != "given":
-            held = [self._gradient_state.num_blocks, window.num_batches, window.num_backwards]
+            held = [self._gradient_state.loops.num_blocks, window.num_batches, window.num_backwards]
             if self._bulletin.write(self, self._topic, held):
                 self._held = held
 
@@ -82,9 +82,9 @@ class LeftOut:
         found = self._bulletin.read(self, self._topic)
         others = [rank for rank in range(self._num_processes) if found.get(rank) != held]
         if not others:
-            self._gradient_state.forget_left_out()
+            self._gradient_state.loops.forget_left_out()
             return
-        left_out = self._gradient_state.left_out
+        left_out = self._gradient_state.loops.left_out
         how = "no block of accumulate() began for a batch of the loader, by `continue` for instance."
         if left_out is not None and left_out.was_begun:
             how = (

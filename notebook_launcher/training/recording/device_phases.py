@@ -38,7 +38,10 @@ class DeviceMoment(Protocol):
 
 
 class DevicePhaseClock(PhaseClock):
-    """A `PhaseClock` by the device's own time; where no moment can be queued, by the program's."""
+    """A `PhaseClock` by the device's own time; where no moment can be queued, by the program's.
+
+    `record` queues a moment on the device, or returns None where that cannot be done now.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,6 @@ class DevicePhaseClock(PhaseClock):
         set_activity: Callable[[int], object] | None = None,
         settings_now: Callable[[], dict[str, float | None]] = dict,
     ) -> None:
-        """Measure a device; `record` queues a moment on it, or returns None where that cannot be done now."""
         super().__init__(send, set_activity, settings_now)
         self._record = record
         self._moments: list[DeviceMoment | None] = []

@@ -67,15 +67,14 @@ class BoardSlot:
 
 
 class StoreSlot:
-    """Slot for ranks of several machines: a number in the store, for each call another. Each look asks the store."""
+    """Slot for ranks of several machines: a number in the store, for each call another. Each look asks the store.
+
+    Args:
+        context: This rank.
+        name: The kind of request.
+    """
 
     def __init__(self, context: RankContext, name: str) -> None:
-        """Begin before the first update.
-
-        Args:
-            context: This rank.
-            name: The kind of request.
-        """
         self._context = context
         self._name = name
 
@@ -103,15 +102,14 @@ class QueuedWork(Protocol):
 
 
 class UpdateFence:
-    """Keeps a rank from running more than one update ahead of what its device has done."""
+    """Keeps a rank from running more than one update ahead of what its device has done.
+
+    Args:
+        record: Marks the end of all work that is queued by now, or returns None if nothing can be marked now.
+            None: a backward returns when its work is done.
+    """
 
     def __init__(self, record: Callable[[], QueuedWork | None] | None) -> None:
-        """Begin before the first update.
-
-        Args:
-            record: Marks the end of all work that is queued by now, or returns None if nothing can be marked now.
-                None: a backward returns when its work is done.
-        """
         self._record = record
         self._previous: QueuedWork | None = None
         """The mark of the previous update's work; None if nothing is to be waited for."""
@@ -143,16 +141,14 @@ class Agreement:
     """One kind of request, such as a checkpoint.
 
     Every rank calls `poll` at every update, with its own number of the update; all ranks number alike.
+
+    Args:
+        slot: Place in which rank 0 writes the update that it names: the board, or the store.
+        chooses: True on rank 0.
+        lead: `UpdateFence.lead`; 0 where there is one rank.
     """
 
     def __init__(self, slot: ChoiceSlot, *, chooses: bool, lead: int) -> None:
-        """Begin before the first update.
-
-        Args:
-            slot: Place in which rank 0 writes the update that it names: the board, or the store.
-            chooses: True on rank 0.
-            lead: `UpdateFence.lead`; 0 where there is one rank.
-        """
         self._slot = slot
         self._chooses = chooses
         self._lead = lead

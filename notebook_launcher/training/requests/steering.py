@@ -26,16 +26,15 @@ SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
 
 
 class Steering:
-    """The settings of an Accelerator that a run changes, and how."""
+    """The settings of an Accelerator that a run changes, and how.
+
+    Args:
+        prepared: The optimizers and schedulers, with the learning rates.
+        updates: Clips gradients.
+        gradient_state: Counts micro-batches.
+    """
 
     def __init__(self, prepared: Prepared, updates: Updates, gradient_state: GradientState) -> None:
-        """Take the objects that have the settings.
-
-        Args:
-            prepared: The optimizers and schedulers, with the learning rates.
-            updates: Clips gradients.
-            gradient_state: Counts micro-batches.
-        """
         self._prepared = prepared
         self._updates = updates
         self._gradient_state = gradient_state

@@ -119,7 +119,7 @@ def test_size_without_a_meaning_is_refused(arguments: dict[str, Any], message: s
         (ParallelismConfig(dp_shard_size=2), None, None, "= 2, but there are 4 ranks. Write .*dp_replicate_size=2"),
         (ParallelismConfig(dp_shard_size=3), None, None, "= 3, but there are 4 ranks. 3 does not divide 4"),
         (ParallelismConfig(dp_replicate_size=4), Plugin(), None, r"every rank has a whole model. Write Para.*size=4\)"),
-        (None, None, 3, "shard=3 does not divide the 4 ranks. It can be 1, 2, 4"),
+        (None, None, 3, "shard=3 with 4 ranks: 4 / 3 is not a whole number of replicas. It can be 1, 2, 4"),
     ],
 )  # fmt: skip
 def test_sizes_that_do_not_fit_the_ranks_are_refused_with_the_sum(config, plugin, launched, message) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -55,16 +56,16 @@ class SwitchOff(enum.Enum):
     NEVER = enum.auto()
 
 
-class Member:
+class Member(ABC):
     """Parameters that are trained together; the base of all kinds, which synchronises nothing."""
 
     switch_off = SwitchOff.NEVER
     notes: Notes | None = None
     """Notes of the forwards and backwards; only a model that `prepare` wrapped in DDP keeps any."""
 
+    @abstractmethod
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield the parameters."""
-        raise NotImplementedError
 
     @property
     def synchronised(self) -> Iterable[torch.Tensor]:
@@ -75,7 +76,7 @@ class Member:
         """Switch the synchronisation of gradients on or off; return the state before."""
         return True
 
-    def reduce_partly(self) -> None:
+    def reduce_partly(self) -> None:  # noqa: B027 - nothing to reduce, by default
         """Reduce only as far as needed inside a window, though the switch is on; `set_sync` ends that."""
 
     @property
@@ -102,16 +103,16 @@ class Member:
         for parameter in self.parameters():
             parameter.grad = None
 
-    def clear_synced(self) -> None:
+    def clear_synced(self) -> None:  # noqa: B027 - nothing to forget, by default
         """Forget that the gradients were synchronised, because they are cleared."""
 
     def sync_next(self) -> contextlib.AbstractContextManager[None]:
         """Synchronise all gradients at the next backward, though its forward ran with the switch off."""
         return contextlib.nullcontext()
 
+    @abstractmethod
     def describe(self) -> str:
         """Return the member's name for messages."""
-        raise NotImplementedError
 
     def explain_unsynced(self) -> str:
         """Return why the gradients were not synchronised, and what to write instead."""

@@ -30,15 +30,14 @@ __all__ = ["Members"]
 
 
 class Members:
-    """The models and leaf tensors that `prepare` was given, and the parameters that its optimizers brought."""
+    """The models and leaf tensors that `prepare` was given, and the parameters that its optimizers brought.
+
+    Args:
+        num_processes: Ranks that train together.
+        strict: Raise for a target that contains nothing prepared; False: ignore it, as Accelerate does.
+    """
 
     def __init__(self, *, num_processes: int = 1, strict: bool = True) -> None:
-        """Begin without members.
-
-        Args:
-            num_processes: Ranks that train together.
-            strict: Raise for a target that contains nothing prepared; False: ignore it, as Accelerate does.
-        """
         self.models: list[Any] = []
         """The models as `prepare` returned them."""
         self.leaves: list[LeafTensor] = []

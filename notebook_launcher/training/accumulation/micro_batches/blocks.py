@@ -22,7 +22,11 @@ __all__ = ["MicroBatchBlock"]
 
 
 class MicroBatchBlock:
-    """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch."""
+    """`with accelerator.accumulate(model):` around forward, backward and step of one micro-batch.
+
+    `MicroBatches` describes the arguments besides the members. A block does not refer to the `MicroBatches` that keeps
+    it: only the garbage collector would free such a cycle.
+    """
 
     __slots__ = (
         "_clock",
@@ -49,11 +53,6 @@ class MicroBatchBlock:
         safepoint: Safepoint | None,
         warn_once: Warner,
     ) -> None:
-        """Prepare the blocks of these members; `MicroBatches` describes the other arguments.
-
-        `MicroBatches` keeps its blocks, so a block does not refer to it: only the garbage collector would free such a
-        cycle.
-        """
         self._gradient_state, self._clock = gradient_state, clock
         self._safepoint, self._warn_once = safepoint, warn_once
         self.members = members
@@ -91,7 +90,7 @@ class MicroBatchBlock:
         context.step_boundary()
         for abandoned in gradient_state.enter(window, self.probes):
             self._drop(abandoned)
-        if gradient_state.is_out_of_step and self._rules.guards:
+        if gradient_state.loops.is_out_of_step and self._rules.guards:
             self._warn_of_reading()
         if window.num_batches > 1 and self._rules.guards:
             self._check_untouched()
@@ -134,7 +133,7 @@ class MicroBatchBlock:
         )
 
     def _warn_of_reading(self) -> None:
-        if self._gradient_state.was_read_ahead:
+        if self._gradient_state.loops.was_read_ahead:
             self._warn_once(
                 "read ahead",
                 "accumulate() is used after a loop that read all batches of the prepared loader, as list(loader) does. "

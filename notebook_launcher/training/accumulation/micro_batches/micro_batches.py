@@ -10,6 +10,7 @@ from notebook_launcher.training.accumulation.members.synchronisation import redu
 from notebook_launcher.training.accumulation.micro_batches import gradients
 from notebook_launcher.training.accumulation.micro_batches.blocks import MicroBatchBlock
 from notebook_launcher.training.accumulation.micro_batches.gradients import InitialGradient
+from notebook_launcher.wording.text import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +30,27 @@ __all__ = ["MicroBatches"]
 
 InReach: TypeAlias = "tuple[PreparedModel, list[int] | None]"
 """A model that a backward may reach, and the versions of its gradients before."""
+LOSS_REDUCTIONS = ("mean", "sum")
+"""Ways in which a loss combines its samples."""
 MOST_BLOCKS = 16
 """Blocks that are kept: a loop that makes a new container for each micro-batch asks for a new one each time."""
 
 
 class MicroBatches:
-    """The micro-batches of an Accelerator: their blocks and backwards."""
+    """The micro-batches of an Accelerator: their blocks and backwards.
+
+    Args:
+        gradient_state: The state of accumulation.
+        members: Models and tensors that are trained.
+        rules: The differences from Accelerate.
+        weighing: Gives the factors of losses, and corrects windows.
+        num_processes: Ranks that train together.
+        scaler: Scales fp16 losses; None in other precisions.
+        clock: Times the phases, if a launcher listens.
+        safepoint: Saves and stops all ranks together, if a launcher may ask for it.
+        rank_check: Compares the ranks' weights now and then, if there are several ranks.
+        warn_once: Gives each warning once for each Accelerator.
+    """
 
     def __init__(
         self,
@@ -50,20 +66,6 @@ class MicroBatches:
         rank_check: RankCheck | None,
         warn_once: Warner,
     ) -> None:
-        """Take what a micro-batch needs.
-
-        Args:
-            gradient_state: The state of accumulation.
-            members: Models and tensors that are trained.
-            rules: The differences from Accelerate.
-            weighing: Gives the factors of losses, and corrects windows.
-            num_processes: Ranks that train together.
-            scaler: Scales fp16 losses; None in other precisions.
-            clock: Times the phases, if a launcher listens.
-            safepoint: Saves and stops all ranks together, if a launcher may ask for it.
-            rank_check: Compares the ranks' weights now and then, if there are several ranks.
-            warn_once: Gives each warning once for each Accelerator.
-        """
         self.gradient_state = gradient_state
         self.members = members
         self.scaler = scaler
@@ -265,9 +267,7 @@ def _check_loss(loss: Any, reduction: str, weight: Any) -> None:
         raise ValueError(
             f"backward(loss) with a loss of shape {tuple(loss.shape)}: a gradient needs one number. Take loss.mean()."
         )
-    if reduction not in ("mean", "sum"):
-        raise ValueError(
-            f"reduction={reduction!r} is unknown. It can be 'mean' or 'sum': how the loss combines its samples."
-        )
+    if reduction not in LOSS_REDUCTIONS:
+        raise ValueError(unknown("reduction", reduction, LOSS_REDUCTIONS, more=": how the loss combines its samples"))
     if reduction == "sum" and weight is None:
         raise ValueError("reduction='sum' needs weight=: the number of samples or tokens that the loss adds up.")

@@ -14,7 +14,15 @@ __all__ = ["AcceleratedScheduler"]
 
 
 class AcceleratedScheduler:
-    """A prepared scheduler: `step()` advances it if an update was made, and only then."""
+    """A prepared scheduler: `step()` advances it if an update was made, and only then.
+
+    Args:
+        scheduler: A torch scheduler, or anything with `step()`.
+        optimizers: The optimizers whose updates it follows: its own, or all.
+        step_with_optimizer: False: every `step()` advances it.
+        steps_per_update: 1; Accelerate's number of processes in `compat`.
+        gradient_state: Knows if a micro-batch is the last of its window.
+    """
 
     def __init__(
         self,
@@ -25,15 +33,6 @@ class AcceleratedScheduler:
         steps_per_update: int = 1,
         gradient_state: GradientState | None = None,
     ) -> None:
-        """Wrap a scheduler.
-
-        Args:
-            scheduler: A torch scheduler, or anything with `step()`.
-            optimizers: The optimizers whose updates it follows: its own, or all.
-            step_with_optimizer: False: every `step()` advances it.
-            steps_per_update: 1; Accelerate's number of processes in `compat`.
-            gradient_state: Knows if a micro-batch is the last of its window.
-        """
         self.scheduler = scheduler
         self.optimizers = optimizers
         self.step_with_optimizer = step_with_optimizer

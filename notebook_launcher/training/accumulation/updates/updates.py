@@ -28,7 +28,20 @@ __all__ = ["Updates"]
 
 
 class Updates:
-    """The updates of an Accelerator's prepared optimizers."""
+    """The updates of an Accelerator's prepared optimizers.
+
+    Args:
+        gradient_state: The state of accumulation.
+        members: Models and tensors that are trained.
+        optimizers: The prepared optimizers.
+        rules: The differences from Accelerate.
+        weighing: Corrects windows.
+        checks: Refuses steps whose gradients are not whole.
+        num_processes: Ranks that train together.
+        max_grad_norm: Clip the gradients to this total norm before each step; None: do not.
+        scaler: Scales fp16 losses; None in other precisions.
+        note_step: Called after each step.
+    """
 
     def __init__(
         self,
@@ -44,20 +57,6 @@ class Updates:
         scaler: torch.amp.GradScaler | None,
         note_step: Callable[[], None],
     ) -> None:
-        """Take what an update needs.
-
-        Args:
-            gradient_state: The state of accumulation.
-            members: Models and tensors that are trained.
-            optimizers: The prepared optimizers.
-            rules: The differences from Accelerate.
-            weighing: Corrects windows.
-            checks: Refuses steps whose gradients are not whole.
-            num_processes: Ranks that train together.
-            max_grad_norm: Clip the gradients to this total norm before each step; None: do not.
-            scaler: Scales fp16 losses; None in other precisions.
-            note_step: Called after each step.
-        """
         self.optimizers = optimizers
         self.max_grad_norm = max_grad_norm
         self.last_grad_norm: torch.Tensor | None = None

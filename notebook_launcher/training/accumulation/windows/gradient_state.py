@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-
 from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
+from notebook_launcher.training.accumulation.windows.accelerate_names import AccelerateNames
+from notebook_launcher.training.accumulation.windows.loop_notes import LeftOutBatch, LoopNotes
 from notebook_launcher.training.accumulation.windows.windows import Window
 from notebook_launcher.training.data.active_loaders import ActiveLoaders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
     from notebook_launcher.training.accumulation.members.member_kinds import Member
-    from notebook_launcher.training.data.active_loaders import ActiveLoader
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Abandoned", "GradientState", "LeftOutBatch", "OpenBlock"]
+__all__ = ["Abandoned", "GradientState", "OpenBlock"]
 
 
 class Abandoned(NamedTuple):
@@ -31,17 +32,6 @@ class Abandoned(NamedTuple):
     """Micro-batches of a full window."""
     num_batches: int
     """Micro-batches that it held."""
-
-
-class LeftOutBatch(NamedTuple):
-    """A batch of a prepared loader that no backward has used."""
-
-    iteration: object | None
-    """The loader's iteration that it belongs to."""
-    was_begun: bool
-    """True if a block of `accumulate` began, and ended without a backward; False if none began."""
-    was_last: bool
-    """True if it would have been the last of its window."""
 
 
 class OpenBlock(Protocol):
@@ -64,22 +54,18 @@ class OpenBlock(Protocol):
         """The block around it."""
 
 
-class GradientState:
+class GradientState(AccelerateNames):
     """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
 
-    The properties from `active_dataloader` to `plugin_kwargs` are Accelerate's, for code that asks its `GradientState`.
+    Args:
+        plugin: The settings of accumulation.
+        rules: The differences from Accelerate.
+        on_next: Called when an outermost loop over a prepared loader asks for its next batch.
     """
 
     def __init__(
         self, plugin: GradientAccumulationPlugin, rules: Rules, on_next: Callable[[], None] | None = None
     ) -> None:
-        """Begin without windows and loaders.
-
-        Args:
-            plugin: The settings of accumulation.
-            rules: The differences from Accelerate.
-            on_next: Called when an outermost loop over a prepared loader asks for its next batch.
-        """
         self.use_plugin(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
@@ -88,16 +74,8 @@ class GradientState:
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
         """The unit of weights given by hand, under a gradient scaler."""
-        self.num_blocks = 0
-        """Micro-batches begun so far."""
-        self.left_out: LeftOutBatch | None = None
-        """The batch that was left out last."""
-        self.was_read_ahead = False
-        """True if the last loop read all of its loader and no micro-batch began meanwhile, as `list(loader)` does."""
-        self.is_out_of_step = False
-        """True if the micro-batch began without a batch of its own from the loader that ends its window."""
-        self._blocks_before_loop = 0
-        """Micro-batches that had begun when the last loop over a prepared loader began."""
+        self.loops = LoopNotes()
+        """Notes on the loops over prepared loaders."""
         self._rules = rules
         self.windows: dict[frozenset[int], Window] = {}
         """The window of each set of members; the key of a window that all members share is empty."""
@@ -131,62 +109,6 @@ class GradientState:
         block = self.block
         return None if block is None else block.window
 
-    @property
-    def active_dataloader(self) -> Any | None:
-        """The prepared loader that has drawn a batch last and is still iterated; None outside a loop."""
-        return self.active_loaders.active
-
-    @property
-    def dataloader_references(self) -> list[Any]:
-        """The loaders that are being iterated, and None at the end, as in Accelerate."""
-        return [None, *self.active_loaders.loaders]
-
-    @property
-    def in_dataloader(self) -> bool:
-        """True while a prepared loader is being iterated."""
-        return self.active_loaders.active is not None
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """True if the active loader is at its last batch, or one that is iterated beside it, as by `zip`."""
-        return self._is_at_end(self.active_loaders.active)
-
-    def _is_at_end(self, loader: ActiveLoader | None) -> bool:
-        if loader is None or loader.end_of_dataloader or not self._rules.guards:
-            return loader is not None and bool(loader.end_of_dataloader)
-        return any(other.end_of_dataloader for other in self.active_loaders.in_step(loader))
-
-    @property
-    def remainder(self) -> int:
-        """Samples of the last round that are not repetitions; -1 if unknown, or if the data divide evenly."""
-        loader = self.active_loaders.active
-        return -1 if loader is None else int(loader.remainder)
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """As given; without effect, as in Accelerate 1.15."""
-        return self.plugin.adjust_scheduler
-
-    @property
-    def sync_with_dataloader(self) -> bool:
-        """True if a window ends where its loader ends."""
-        return self.plugin.sync_with_dataloader
-
-    @property
-    def sync_each_batch(self) -> bool:
-        """True if gradients are synchronised in every micro-batch."""
-        return bool(self.plugin.sync_each_batch)
-
-    @property
-    def is_xla_gradients_synced(self) -> bool:
-        """False: nothing runs on XLA here."""
-        return False
-
-    @property
-    def plugin_kwargs(self) -> dict[str, Any]:
-        """The settings by name."""
-        return {**vars(self.plugin), "num_steps": self.num_steps}
-
     def window_of(self, members: Sequence[Member]) -> Window:
         """Return the window of a set of members."""
         new = Window(() if self._rules.shared_window else tuple(members))
@@ -205,30 +127,25 @@ class GradientState:
         loader = self.active_loaders.active
         iteration = None if loader is None else loader.iteration_token
         may_differ = self._num_steps > 1 and self.plugin.sync_with_dataloader
-        self.is_out_of_step = may_differ and self._is_out_of_step(window, loader)
+        loops = self.loops
+        loops.is_out_of_step = may_differ and loops.lacks_batch(window, loader)
         if loader is not None and self.active_loaders.note_micro_batch(loader) > 1:
-            self.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
+            loops.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
         abandoned = self._abandoned(window, iteration)
         if window.num_batches == 0:
             self._check_alone(window)
         window.begin_micro_batch(self._num_steps, iteration, probes)
-        self.num_blocks += 1
+        loops.num_blocks += 1
         # A number of steps that is set inside a window holds from the next one on.
         num_steps = self._num_steps if self._rules.nominal_divisor else window.num_steps
         self.sync_gradients = ends_window(
             window.num_batches,
             num_steps,
-            is_last=self._is_at_end(loader),
+            is_last=self.active_loaders.is_at_end(loader),
             sync_with_dataloader=self.plugin.sync_with_dataloader,
         )
         self._last = window
         return abandoned
-
-    def _is_out_of_step(self, window: Window, loader: ActiveLoader | None) -> bool:
-        """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
-        if loader is None:
-            return self.was_read_ahead or window.iteration is not None
-        return not window.take_batch(loader.iteration_token, loader.num_drawn)
 
     def _abandoned(self, window: Window, iteration: object | None) -> list[Abandoned]:
         """Reset the windows that were left before their end and whose gradients would get into this window."""
@@ -275,7 +192,7 @@ class GradientState:
         self.block, window = block.outer, block.window
         if window.backwards_in_block == 0:
             was_last = (self.sync_gradients or window.is_deferred) and not failed
-            self.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
+            self.loops.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
         if failed and window.backwards_in_block == 0:
             window.drop_micro_batch()
         elif window.is_deferred or self.lacks_end(window):
@@ -303,16 +220,6 @@ class GradientState:
             self.given_unit = measure()
         return self.given_unit
 
-    def forget_left_out(self) -> None:
-        """Forget the batch that was left out last: all ranks have left out the same."""
-        self.left_out = None
-
-    def note_end(self, loader: ActiveLoader) -> None:
-        """Note that a loop over a prepared loader has come to its end."""
-        is_unused = self.num_blocks == self._blocks_before_loop and loader.num_drawn > 1
-        # An evaluation, which needs no accumulate(), computes no gradients.
-        self.was_read_ahead = is_unused and torch.is_grad_enabled()
-
     @property
     def has_left_window(self) -> bool:
         """True if a window is open whose loop has ended, for example by a break."""
@@ -323,7 +230,7 @@ class GradientState:
 
     def loop_begins(self) -> None:
         """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
-        self._blocks_before_loop, self.was_read_ahead = self.num_blocks, False
+        self.loops.begin_loop()
         last = self._last
         if not self._rules.keep_abandoned and self.current is None and last is not None and last.iteration is not None:
             self.sync_gradients = self.sync_gradients or self._is_over(last)
@@ -349,7 +256,7 @@ class GradientState:
     def forget_windows(self) -> None:
         """Forget all windows; models that are prepared later get new ones."""
         self.windows.clear()
-        self._last = self.left_out = None
+        self._last = self.loops.left_out = None
         self.sync_gradients = True
 
     def state_dict(self) -> dict[str, Any]:

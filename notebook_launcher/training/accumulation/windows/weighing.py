@@ -58,7 +58,17 @@ class PendingSum(NamedTuple):
 
 
 class Weighing:
-    """Weighs the micro-batches of an Accelerator, on all ranks together."""
+    """Weighs the micro-batches of an Accelerator, on all ranks together.
+
+    Args:
+        gradient_state: The state of accumulation.
+        members: Models and tensors that are trained.
+        rules: The differences from Accelerate.
+        process: This process among its peers.
+        layout: The ranks that read different data: their weights are added up.
+        scaler: Scales fp16 losses; None in other precisions.
+        warn_once: Gives each warning once for each Accelerator.
+    """
 
     def __init__(
         self,
@@ -71,17 +81,6 @@ class Weighing:
         scaler: torch.amp.GradScaler | None,
         warn_once: Warner,
     ) -> None:
-        """Take the objects that a weight depends on.
-
-        Args:
-            gradient_state: The state of accumulation.
-            members: Models and tensors that are trained.
-            rules: The differences from Accelerate.
-            process: This process among its peers.
-            layout: The ranks that read different data: their weights are added up.
-            scaler: Scales fp16 losses; None in other precisions.
-            warn_once: Gives each warning once for each Accelerator.
-        """
         self._is_in_closure = False
         """True while an optimizer calls its closure, which may compute the gradients several times."""
         self._is_local = False
@@ -143,25 +142,38 @@ class Weighing:
         if self._rules.nominal_divisor:
             window.count_backward()
             return 1.0 / self._gradient_state.num_steps
+        is_last = self._gradient_state.sync_gradients
+        # An earlier backward of this block has ended the window.
+        is_corrected = is_last and window.backwards_in_block > 0
+        self._check_gradients(window)
+        mine = self._weigh(window, weight, reduction)
+        if is_last and window.knows_its_weight:
+            # No gradient needs the correction yet, but a second backward of this block will.
+            window.close(self._num_data_ranks)
+            return self._num_data_ranks * mine / (window.world_weight or 1.0)
+        factor = mine / (window.num_steps * window.unit)
+        return factor * window.correction if is_corrected else factor
+
+    def _check_gradients(self, window: Window) -> None:
+        """Warn before a backward if gradients are there that it must not be added to.
+
+        Raises:
+            RuntimeError: The gradients of the window's earlier micro-batches were cleared.
+        """
         if not window.check_gathered() and self._rules.guards:
             self._warn_of_changed_gradients()
         if window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
             self._warn_of_old_gradients()
-        again = window.backwards_in_block > 0
-        if again:
+        if window.backwards_in_block > 0:
             self._warn_of_second_backward(window)
+
+    def _weigh(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
+        """Count a backward and its weight in its window; return the weight by which the loss is multiplied."""
         if weight is None:
-            mine: float | torch.Tensor = self._weigh_counted(window)
-        else:
-            mine = self._given_weight(weight)
-            window.weigh("given", mine, 0.0, self._unit_of_given(mine))
-            mine = mine if reduction == "mean" else one_if_used(mine)
-        first_is_last = window.num_backwards == 1 and self._gradient_state.sync_gradients and window.kind != "given"
-        if first_is_last:  # No gradient needs the correction yet, but a second backward of this block will.
-            window.close(self._num_data_ranks)
-            return self._num_data_ranks * mine / (window.world_weight or 1.0)
-        factor = mine / (window.num_steps * window.unit)
-        return factor * window.correction if again and self._gradient_state.sync_gradients else factor
+            return self._weigh_counted(window)
+        mine = self._given_weight(weight)
+        window.weigh("given", mine, 0.0, self._unit_of_given(mine))
+        return mine if reduction == "mean" else one_if_used(mine)
 
     def _weigh_counted(self, window: Window) -> float:
         """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
@@ -235,8 +247,8 @@ class Weighing:
 
     def correct(self, window: Window, pending: PendingSum | None) -> None:
         """Rescale the gradients to the mean over the micro-batches that the window really held."""
-        if window.num_backwards == 1 and window.kind != "given":
-            return  # All ranks can count its one micro-batch, so the whole weight was known before.
+        if window.knows_its_weight:
+            return  # The factor of its loss was the final one.
         if self._rules.nominal_divisor or window.backwards_in_block > 1 or window.num_backwards == 0:
             return
         if pending is not None:
@@ -253,7 +265,7 @@ class Weighing:
 
     def correct_joined(self, window: Window) -> None:
         """Rescale the gradients of models that have joined the window after its last backward."""
-        if window.num_backwards != 1 or window.kind == "given":
+        if not window.knows_its_weight:
             rescale(window.outside(window.joined), window.correction)
 
     def _warn_of_old_gradients(self) -> None:

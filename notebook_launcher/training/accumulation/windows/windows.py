@@ -159,6 +159,11 @@ class Window:
         """Members whose gradients the window gathers, also members that joined it."""
         return [*self.members, *self.joined]
 
+    @property
+    def knows_its_weight(self) -> bool:
+        """True after a single backward that all ranks can count: its weight is the window's, if no other follows."""
+        return self.num_backwards == 1 and self.kind != "given"
+
     def holds(self, members: Iterable[Member]) -> bool:
         """Return True if the window gathers gradients of one of these members."""
         return not self.key or any(

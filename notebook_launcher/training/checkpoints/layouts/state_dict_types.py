@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.checkpoints.layouts.sharded import leaves
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.wording.text import unknown
 from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ LARGEST_WHOLE = 10 * 10**9
 def check_layout(state_dict_type: str | None, *, on_each_node: bool) -> None:
     """Raise ValueError for a layout that does not exist, or that cannot be written to a folder of each machine."""
     if state_dict_type not in (None, WHOLE, SHARDED):
-        raise ValueError(f"state_dict_type={state_dict_type!r} is unknown. It can be {WHOLE!r} or {SHARDED!r}.")
+        raise ValueError(unknown("state_dict_type", state_dict_type, (WHOLE, SHARDED), more=" or None"))
     if state_dict_type == SHARDED and on_each_node:
         raise ValueError(
             f"state_dict_type={SHARDED!r} needs one folder for all machines, and save_on_each_node=True gives each its "

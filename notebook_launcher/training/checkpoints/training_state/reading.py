@@ -60,16 +60,15 @@ class ObjectStates:
 
 
 class Reader:
-    """Reads one checkpoint on one rank."""
+    """Reads one checkpoint on one rank.
+
+    Raises:
+        CheckpointError: The manifest is damaged.
+    """
 
     def __init__(
         self, folder: Path, *, rank: int, num_processes: int, device: Any, load_kwargs: dict[str, Any]
     ) -> None:
-        """Read the manifest.
-
-        Raises:
-            CheckpointError: The manifest is damaged.
-        """
         self.folder = folder
         self.manifest: Manifest | None = read_manifest(folder)
         self.files = contents(folder) if self.manifest is None else set(self.manifest.files)

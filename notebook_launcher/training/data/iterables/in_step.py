@@ -128,10 +128,15 @@ class InStep:
 
 
 class Readings:
-    """The position of every rank in its own streams."""
+    """The position of every rank in its own streams.
+
+    The streams begin at `start`.
+
+    Raises:
+        ValueError: Other ranks or workers read when `start` was saved.
+    """
 
     def __init__(self, start: Position, num_processes: int, num_streams: int) -> None:
-        """Begin at `start`; raise ValueError if other ranks or workers read then."""
         numbers, width = start.streams or (0,) * (num_processes * (1 + num_streams)), 1 + num_streams
         if start and (start.stream != OWN_SHARDS or len(numbers) != num_processes * width):
             raise wrong_readers(len(numbers), f"{num_processes} ranks read shards with {num_streams} streams each")

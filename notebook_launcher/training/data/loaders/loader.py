@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["PreparedLoader"]
 
 
-class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
+class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
     """Base of the loaders that `prepare` returns.
 
     A prepared loader has the attributes of the loader that it was made from; `base_dataloader` does the fetching. Many
@@ -103,42 +104,39 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):
         with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
             fetched = iter(self.base_dataloader)
         self._walked.begin_at(0, None)
-        walk, left = self._walked.take_walk(), 0
-        for batch in without_label(fetched):
-            self._progress.order = walk.order
-            if not left:
-                left, drawn, samples, is_last = walk.taken.popleft()
-                per_round = sum(drawn.real)
-            left -= 1
-            samples += per_round
-            yield Delivery(batch, drawn, is_last, Position(start.epoch, samples))
+        walk = self._walked.take_walk()
+        for (_, drawn, before, is_last), batches in walk.rounds(without_label(fetched)):
+            per_round = sum(drawn.real)
+            for number, batch in enumerate(batches, 1):
+                self._progress.order = walk.order
+                yield Delivery(batch, drawn, is_last, Position(start.epoch, before + number * per_round))
 
     def _arguments(self) -> dict[str, Any]:
         """Return the arguments that make a loader of the same data."""
         indices = None if isinstance(self.dataset, IterableDataset) else sampler_chain(self)[0]
         return {**data_arguments(self, indices), **fetching_arguments(self)}
 
+    @abstractmethod
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield this rank's batches from `start` on."""
-        raise NotImplementedError
 
     def _prepare_epoch(self, start: Position) -> None:
         """Prepare an epoch together with the other ranks."""
 
     @property
+    @abstractmethod
     def num_processes(self) -> int:
         """Number of ranks that the data are shared out among."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _place(self) -> int:
         """This rank's place among the ranks that share the data."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def split_batches(self) -> bool:
         """True if `batch_size` counts all ranks together."""
-        raise NotImplementedError
 
     @property
     def _fetched_per_round(self) -> int:

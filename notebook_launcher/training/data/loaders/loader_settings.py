@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher.training.plugins import UNEVEN
+from notebook_launcher.training.plugins import check_uneven
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,8 +61,7 @@ class SharingSettings:
     """Loaders that are being iterated; the loader is among them while it is iterated."""
 
     def __post_init__(self) -> None:
-        if self.uneven not in UNEVEN:
-            raise ValueError(f"uneven={self.uneven!r} is unknown. It can be {', '.join(map(repr, UNEVEN))}.")
+        check_uneven(self.uneven)
 
     @property
     def share(self) -> tuple[int, int, bool]:

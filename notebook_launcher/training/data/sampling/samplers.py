@@ -26,6 +26,10 @@ class SeedableRandomSampler(RandomSampler):
     """A `RandomSampler` whose order depends on its seed and epoch, and on nothing else.
 
     Each iteration that runs to its end counts the epoch on; `set_epoch` sets it.
+
+    The arguments are torch's and `data_seed`; None: the seed that torch's generator was last given.
+
+    `generator` is kept and not drawn from.
     """
 
     is_chosen = False
@@ -40,10 +44,6 @@ class SeedableRandomSampler(RandomSampler):
         *,
         data_seed: int | None = None,
     ) -> None:
-        """Take torch's arguments and `data_seed`; None: the seed that torch's generator was last given.
-
-        `generator` is kept and not drawn from.
-        """
         super().__init__(data_source, replacement, num_samples, generator)
         self.initial_seed = torch.random.initial_seed() if data_seed is None else data_seed
         self.epoch = 0

@@ -7,6 +7,7 @@ are loaded for them, and in the same order. So the rounds wait here for their ba
 from __future__ import annotations
 
 import collections
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.training.data.position import Order, generator_owners
@@ -58,6 +59,12 @@ class Walk:
             ahead = _following(stretches)
             self.taken.append(Taken(1, drawn, samples + before_last * sum(drawn.real), ends=ahead is None))
             yield batches[-1]
+
+    def rounds(self, fetched: Iterator[Any]) -> Iterator[tuple[Taken, Iterator[Any]]]:
+        """Yield what was taken with its batches, as the loader hands them out; take all batches before the next."""
+        for first in fetched:
+            taken = self.taken.popleft()
+            yield taken, itertools.chain((first,), itertools.islice(fetched, taken.num_batches - 1))
 
     def _start(self, stretches: Iterator[Stretch]) -> Stretch | None:
         owners = generator_owners(links_of(self._batch_sampler))

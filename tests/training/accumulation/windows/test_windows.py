@@ -157,7 +157,7 @@ def test_weight_for_some_micro_batches_only_is_refused():
         ("text", {}, TypeError, r"backward\(str\): pass the loss, a tensor"),
         ("loss", {"weight": "many"}, TypeError, "weight='many' is not a number"),
         ("loss", {"weight": -1}, ValueError, "weight=-1 must be 0 or more"),
-        ("loss", {"reduction": "max"}, ValueError, "reduction='max' is unknown. It can be 'mean' or 'sum'"),
+        ("loss", {"reduction": "max"}, ValueError, "reduction='max' is unknown. It can be 'mean', 'sum': how"),
         ("loss", {"reduction": "sum"}, ValueError, "reduction='sum' needs weight="),
     ],
 )
@@ -371,7 +371,7 @@ def test_copy_of_a_state_hears_of_the_loops_over_the_copies_of_its_loaders():
     state, loader = pickle.loads(pickle.dumps((original, training.loader)))
     assert loader.gradient_state is state is not original
     assert len(list(loader)) > 1
-    assert (state.was_read_ahead, original.was_read_ahead) == (True, False)
+    assert (state.loops.was_read_ahead, original.loops.was_read_ahead) == (True, False)
     for _ in loader:
-        assert (state.was_read_ahead, state.active_dataloader) == (False, loader)
+        assert (state.loops.was_read_ahead, state.active_dataloader) == (False, loader)
     assert not original.in_dataloader

@@ -416,7 +416,7 @@ def memory(field: str) -> float:
 
 
 def test_unknown_and_impossible_layouts_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"state_dict_type='LOCAL' is unknown\. It can be 'FULL_STATE_DICT' or"):
+    with pytest.raises(ValueError, match=r"state_dict_type='LOCAL' is unknown\. It can be 'FULL_STATE_DICT', 'SHARDED"):
         Accelerator(cpu=True).save_state(tmp_path / "a", state_dict_type="LOCAL")
     project = ProjectConfiguration(save_on_each_node=True)
     with pytest.raises(ValueError, match="needs one folder for all machines, and save_on_each_node=True gives"):
