@@ -78,6 +78,8 @@ class Recorder:
         self._origin = origin
         self._is_on = False
         self._has_new = False
+        self._is_early = False
+        """True if the folder was made before anything showed that the run is worth recording."""
         self._write_at = self._summary_at = launched + FIRST_AFTER
         self._summary_wait = WRITE_EVERY
         with self._forgiving():
@@ -91,7 +93,11 @@ class Recorder:
         return None if self._open is None else self._open.path
 
     def make_folder(self) -> Path:
-        """Make the folder now, and keep it however short the run is; raises `OSError`."""
+        """Make the folder now, and keep it however short the run is; raises `OSError`.
+
+        The files that take some time come after FIRST_AFTER seconds. A shorter run that goes well does without them.
+        """
+        self._is_early = True
         return self._write_state().path
 
     def reserve_folder(self) -> Path:
@@ -149,9 +155,14 @@ class Recorder:
             # A write has failed, perhaps because the disk is full. The final summary is small, so try once more.
             with contextlib.suppress(Exception):
                 opened.write_summary(self._reader.snapshot())
-        with contextlib.suppress(Exception):  # Even after failed writes: it ends the process of git.
-            opened.write_late(wait=True)
+        if not (self._is_early and self._is_short_success()):
+            with contextlib.suppress(Exception):  # Even after failed writes: it ends the process of git.
+                opened.write_late(wait=True)
         self._remove_old_runs(opened.size)
+
+    def _is_short_success(self) -> bool:
+        snapshot = self._reader.snapshot()
+        return snapshot.state == "done" and snapshot.seconds < FIRST_AFTER
 
     def _is_worth_it(self) -> bool:
         if not self._has_new:

@@ -37,7 +37,7 @@ class Origin:
     """The files of a run's folder about the origin of the run.
 
     Git compares the working tree with the commit in a process of its own, because that takes 12 ms, and 160 ms among
-    20,000 files, during which the ranks' records would wait.
+    20,000 files, during which the ranks' records would wait. It begins when it is first asked for.
 
     Args:
         source: Result of `source_of` for the function, in the kernel that launched it; empty if it has none.
@@ -49,17 +49,20 @@ class Origin:
         self.files = {ENVIRONMENT: self._encoded(), **({SOURCE: source} if source else {})}
         """Files that are known at once, by name."""
         self._git: GitChanges | None = None
-        if git := self._environment["git"]:
-            self._git = GitChanges(git["repository"])
+        """Git's process; None before it is asked for, and once it has answered."""
+        self._has_answer = not self._environment["git"]
+        """True if there is nothing to ask git any more."""
 
     def later(self, *, wait: bool) -> dict[str, str] | None:
         """Return the files that git has listed, by name; None if git has not finished and `wait` is False."""
-        if self._git is None:
+        if self._has_answer:
             return {}
+        if self._git is None:
+            self._git = GitChanges(self._environment["git"]["repository"])
         is_over, patch = self._git.poll(wait=wait)
         if not is_over:
             return None
-        self._git = None
+        self._git, self._has_answer = None, True
         if patch is None:
             return {}
         self._environment["git"] |= {"dirty": bool(patch), "changed": CHANGED.findall(patch)}
