@@ -52,6 +52,8 @@ class Questions:
         """The questions that wait; None marks the end of the run."""
         self._thread_in_input: int | None = None
         """The thread that waits for the user to type; None if no thread does."""
+        self._ends_input = False
+        """True from the moment at which `_close` interrupts an `input()` until that interrupt has arrived."""
         over.call_when_set(self._close)
 
     def put(self, question: Question) -> None:
@@ -63,6 +65,7 @@ class Questions:
         thread = self._thread_in_input
         if thread is not None and thread == threading.main_thread().ident:
             # Interrupts an `input()` whose answer is no longer needed.
+            self._ends_input = True
             signal.pthread_kill(thread, signal.SIGINT)
         self._queue.put(None)
 
@@ -93,9 +96,11 @@ class Questions:
                     break
                 self._answer(question, reply)
             except KeyboardInterrupt:
-                if self._over.is_set:
-                    continue  # `_close` has sent this interrupt.
-                stop(interrupted)
+                if self._ends_input:
+                    self._ends_input = False
+                    continue
+                if not self._over.is_set:  # Else the run has ended while `begin` held the interrupt back.
+                    stop(interrupted)
                 interrupted = True
         return interrupted
 

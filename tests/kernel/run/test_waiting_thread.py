@@ -89,6 +89,19 @@ def test_interrupt_in_the_first_moments_stops_the_call(session: Session, interru
         assert len(session.run(os.getpid)) == 2
 
 
+def test_interrupt_of_a_call_that_ends_meanwhile_is_not_lost(session: Session, interruptible: None) -> None:
+    del interruptible
+
+    def interrupt(kernel: int) -> None:
+        if os.environ["RANK"] == "0":
+            os.kill(kernel, signal.SIGINT)
+
+    for _ in range(20):
+        with pytest.raises(KeyboardInterrupt, match="interrupt was stopped"):
+            session.run(interrupt, args=(os.getpid(),))
+    assert len(session.run(os.getpid)) == 2
+
+
 def test_question_in_the_first_moments_is_answered(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda prompt="": f"answer to {prompt}")
     assert all("answer to" in text for text in session.run(lambda: input("name? ")))
