@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.kernel.calls.fork_check import try_fork
+from notebook_launcher.wording.value_text import is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,6 @@ CUDA_FILE = "/dev/nvidia-uvm"
 VARIABLES = re.compile(
     r"(NCCL|GLOO|TORCH|PYTORCH|OMP|MKL|ACCELERATE)_\w+|CUDA_\w+|MASTER_(ADDR|PORT)|(LOCAL_)?RANK|WORLD_SIZE"
 )
-SECRET = re.compile("key|token|secret|password", re.IGNORECASE)
 PATIENCE = 120
 FORKSERVER = 'omit start_method="fork": the default, "forkserver", does not depend on what this process did'
 # Imports modules one after the other, until one has opened the file.
@@ -46,7 +46,7 @@ for name in names:
 
 def look_at_process() -> list[Finding]:
     """Return what a fork of this process can do, what started CUDA, and variables that change a launch."""
-    names = sorted(name for name in os.environ if VARIABLES.fullmatch(name) and not SECRET.search(name))
+    names = sorted(name for name in os.environ if VARIABLES.fullmatch(name) and not is_secret(name))
     values = ", ".join(f"{name}={os.environ[name]}" for name in names)
     return [
         *_fork(),

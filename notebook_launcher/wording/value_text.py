@@ -18,10 +18,12 @@ from notebook_launcher.wording.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["SECRET", "describe_value", "name_of", "without_secrets"]
+__all__ = ["describe_value", "is_secret", "name_of", "without_secrets"]
 
-SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?)(_|$)", re.IGNORECASE)
-"""Names of variables and arguments whose values are kept out of files and notebooks."""
+SECRET = re.compile(
+    r"(^|_)(access|api|auth|client|db|private|secret|ssh)?(auth|credentials?|keys?|passwd|passwords?|secrets?|token)(_|$)",
+    re.IGNORECASE,
+)
 MAX_TEXT = 80
 MAX_ITEMS = 6
 PLAIN_MODULES = ("torch", "datetime")
@@ -46,9 +48,14 @@ def name_of(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
+def is_secret(name: str) -> bool:
+    """Return True for names of variables and arguments whose values are kept out of files and notebooks."""
+    return SECRET.search(name) is not None
+
+
 def without_secrets(items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
     """Return the pairs whose names are not those of secrets."""
-    return ((name, value) for name, value in items if not SECRET.search(str(name)))
+    return ((name, value) for name, value in items if not is_secret(str(name)))
 
 
 class _Words(reprlib.Repr):

@@ -20,7 +20,7 @@ from notebook_launcher.history import run_folders
 from notebook_launcher.widgets.launching.options import ADVANCED, ESSENTIAL
 from notebook_launcher.widgets.launching.parameters import MISSING
 from notebook_launcher.widgets.launching.typed import default_of
-from notebook_launcher.wording.value_text import SECRET, name_of
+from notebook_launcher.wording.value_text import is_secret, name_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def settings_of(state: LaunchState) -> Settings:
     arguments = {
         name: _encode(parameter, state.arguments[name])
         for name, parameter in state.parameters.items()
-        if name in state.arguments and not SECRET.search(name)
+        if name in state.arguments and not is_secret(name)
     }
     if "engine" in options:
         options["engine"] = engine_texts.write(options["engine"])

@@ -18,6 +18,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
 from notebook_launcher.kernel.calls.git import GitChanges, git_commit
 from notebook_launcher.notebook_code.needs import Needs
+from notebook_launcher.wording.value_text import is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,6 @@ __all__ = ["Origin", "describe_environment", "source_with_needs"]
 ALWAYS = ("accelerate", "datasets", "lightning", "notebook-launcher", "numpy", "torch", "transformers")
 """Packages whose versions are recorded even if the kernel has not imported them."""
 VARIABLES = re.compile(r"(NCCL|GLOO|TORCH|PYTORCH|OMP|MKL|ACCELERATE|CUDA|HF|TOKENIZERS)_\w+")
-SECRET = re.compile(r"key|token(?!izers)|secret|password|auth", re.IGNORECASE)
 MAX_PATCH = 1_000_000
 """Bytes of the changes that are kept."""
 CHANGED = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
@@ -75,7 +75,7 @@ class Origin:
 def describe_environment() -> dict[str, Any]:
     """Return versions, git commit, working directory and variables that change a launch; no secrets."""
     cwd = _cwd()
-    variables = {k: v for k, v in sorted(os.environ.items()) if VARIABLES.fullmatch(k) and not SECRET.search(k)}
+    variables = {k: v for k, v in sorted(os.environ.items()) if VARIABLES.fullmatch(k) and not is_secret(k)}
     return {
         "python": platform.python_version(),
         "executable": sys.executable,

@@ -12,7 +12,7 @@ from notebook_launcher import context
 from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.display.formatting import one_line_of
 from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
-from notebook_launcher.wording.value_text import SECRET
+from notebook_launcher.wording.value_text import is_secret
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -178,7 +178,7 @@ def _failure(failure: Failure) -> RankFailure:
 def config_as_json(config: LaunchConfig) -> dict[str, Any]:
     """Return the fields as values for JSON, without the variables of `env` that look like secrets."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    env = {name: value for name, value in config.env.items() if not SECRET.search(name)}
+    env = {name: value for name, value in config.env.items() if not is_secret(name)}
     return {**{name: _plain(value) for name, value in fields.items()}, "env": env}
 
 
