@@ -106,7 +106,7 @@ class RunThread:
         try:
             _Thread(self).start()
         except RuntimeError as error:
-            failure = no_thread(error)
+            failure = _no_thread(error)
             self._finish(self._fail(failure))
             raise failure from error
 
@@ -133,7 +133,7 @@ class RunThread:
                 _Thread(self, steps).start()
             except RuntimeError as error:
                 with contextlib.suppress(StopIteration):
-                    steps.throw(no_thread(error))
+                    steps.throw(_no_thread(error))
 
     def _is_over_within(self, seconds: float, steps: Steps[None]) -> bool:
         """Carry steps out in this thread for so long; return True if they have ended."""
@@ -242,7 +242,7 @@ class _Thread(threading.Thread):
             self.subject = None
 
 
-def no_thread(error: RuntimeError) -> ResourceError:
+def _no_thread(error: RuntimeError) -> ResourceError:
     """Return the error of a run whose thread could not be started."""
     return ResourceError(
         errno.EAGAIN,
