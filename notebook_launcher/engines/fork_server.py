@@ -63,23 +63,23 @@ class ForkServer:
         with theirs:
             self._process = popen("forkserver", theirs.fileno(), self._errors, {**others, **settings})
 
-    def starter(self, environ: Mapping[str, str], *, uses_compiler: bool = False) -> Starter:
-        """Return a starter of supervisors with this environment, whose ranks may import torch's compiler."""
+    def starter(self, setup: messages.Setup, *, uses_compiler: bool = False) -> Starter:
+        """Return a starter of supervisors for these settings, whose ranks may import torch's compiler."""
 
         def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
             del kernel_fds  # A fork of the fork server does not have the kernel's descriptors.
-            return self._start_supervisor(sock, environ, uses_compiler=uses_compiler)
+            return self._start_supervisor(sock, setup, uses_compiler=uses_compiler)
 
         return starter
 
-    def _start_supervisor(
-        self, sock: socket.socket, environ: Mapping[str, str], *, uses_compiler: bool
-    ) -> SupervisorHandle:
+    def _start_supervisor(self, sock: socket.socket, setup: messages.Setup, *, uses_compiler: bool) -> SupervisorHandle:
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:
-                request = messages.StartSupervisor(is_interactive=_is_interactive(), uses_compiler=uses_compiler)
-                self._send(request, [sock.fileno(), reaped_w], environ)
+                request = messages.StartSupervisor(
+                    setup=setup, is_interactive=_is_interactive(), uses_compiler=uses_compiler
+                )
+                self._send(request, [sock.fileno(), reaped_w], setup.environ)
                 errors = os.dup(self._errors)
         except BaseException:
             os.close(reaped_r)

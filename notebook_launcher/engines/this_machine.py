@@ -38,7 +38,7 @@ def _starter(setup: messages.Setup, call: FunctionCall | None) -> Starter:
         return fork_starter(call)
     if setup.start_method == "spawn":
         return start_by_spawn
-    return fork_server().starter(setup.environ, uses_compiler=_uses_compiler(call))
+    return fork_server().starter(setup, uses_compiler=_uses_compiler(call))
 
 
 def _uses_compiler(call: FunctionCall | None) -> bool:

@@ -112,6 +112,8 @@ class CommMessage:
 class StartSupervisor:
     """Fork a supervisor. Descriptors: its channel, a pipe that is closed once it has been reaped."""
 
+    setup: Setup
+    """The settings of its ranks, by which the fork server finds spare ranks. The supervisor receives them too."""
     is_interactive: bool
     """True if a person at a prompt launches, who will launch again."""
     uses_compiler: bool

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from notebook_launcher.messaging import messages
     from notebook_launcher.processes.rank.rank_start import RankStart
 
-__all__ = ["command", "enter_kernel_surroundings", "rank_command", "read_rank_start"]
+__all__ = ["command", "enter_folder", "enter_kernel_surroundings", "rank_command", "read_rank_start"]
 
 Role = Literal["forkserver", "supervisor", "rank.rank"]
 """The module of a process, in this package."""
@@ -57,5 +57,10 @@ def enter_kernel_surroundings(setup: messages.Setup) -> None:
     os.environ.update(setup.environ)
     sys.path[:] = setup.sys_path
     sys.argv[:] = setup.argv
+    enter_folder(setup)
+
+
+def enter_folder(setup: messages.Setup) -> None:
+    """Change to the kernel's working directory, if it is there."""
     with contextlib.suppress(OSError):
         os.chdir(setup.cwd)

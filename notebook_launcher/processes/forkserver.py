@@ -6,7 +6,8 @@ OpenMP pool, no CUDA context and no other thread, whatever the kernel did before
 After a moment without a launch, if another one is likely, the server does its chores, which take seconds. No launch
 waits for them: the server first forks a deputy, which serves launches in its place until the chores are done.
 
-After a detached launch the server keeps a spare host for a minute, which serves the next one.
+For a minute after a detached launch the server keeps a spare host, which serves the next one. After the second of two
+launches of one kind it keeps spare ranks for as long, which have joined their group.
 
     server ──fork──▶ imports, huge pages ──────────────▶ serves again
        └──▶ deputy   serves                        closes its channel; ends with its last supervisor
@@ -30,7 +31,8 @@ from notebook_launcher.processes.chores import LaunchClock, do_chores, garbage_l
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
-from notebook_launcher.processes.spare_host import SpareHost
+from notebook_launcher.processes.spare_supervisor import run_spare_supervisor
+from notebook_launcher.processes.spares import Spares
 from notebook_launcher.processes.supervisor import run_supervisor
 
 if TYPE_CHECKING:
@@ -41,8 +43,6 @@ __all__ = ["main"]
 IDLE = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
 row that each make an optimizer took 13 s with IDLE = 2, because every rank imported torch's compiler, and take 3 s."""
-SPARE_FOR = 60.0
-"""Seconds after a detached launch for which a host waits for the next one."""
 
 
 def main(fd: int) -> None:
@@ -92,7 +92,7 @@ class _Server:
         self._expects_launches = True
         """True if another launch is likely, which the chores are for: also before the first one, after `prewarm`."""
         self._launches = LaunchClock()
-        self._spare = SpareHost(keep_for=SPARE_FOR)
+        self._spares = Spares(_become_spare_host, run_spare_supervisor)
         self._is_retired = False
         """True in a deputy that takes no more launches."""
         self._is_done = False
@@ -125,11 +125,11 @@ class _Server:
         while self._is_needed:
             _freeze()
             has_chores = self._has_chores and self._expects_launches
-            events = self._selector.select(IDLE if has_chores else self._spare.next_due(IDLE))
+            events = self._selector.select(IDLE if has_chores else self._spares.due())
             if not events and has_chores:
                 self._do_chores()
             elif not events:
-                self._keep_spare()
+                self._keep_spares()
             for key, _ in events[:1]:  # Only one, because the call may close the descriptor of the next event.
                 key.data()
         return self._become
@@ -144,14 +144,13 @@ class _Server:
                 self._on_kernel_gone()
             case messages.StartSupervisor() as request, (sock_fd, reaped_fd):
                 self._note_launch(request)
-                self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
+                self._start_supervisor(request, sock_fd, reaped_fd)
             case messages.StartHost() as request, (host_fd,):
                 self._note_launch(request)
-                if not self._spare.take(request, host_fd):
+                if not self._spares.take_host(request, host_fd):
                     self._fork(lambda: _become_host(request.module, host_fd), host_fd)
-                # A host that is forked before the chores would do them all by itself, and a deputy retires after them.
-                if not self._has_chores and self._server_pidfd < 0:
-                    self._spare.expect(request.module)
+                if self._may_have_spares:
+                    self._spares.expect_host(request.module)
             case unknown, _:
                 raise TypeError(f"the fork server got an unknown message: {unknown!r}")
 
@@ -163,21 +162,38 @@ class _Server:
         if request.uses_compiler and self._has_chores:
             import_compiler()
 
+    @property
+    def _may_have_spares(self) -> bool:
+        # A process that is forked before the chores would do them all by itself, and a deputy retires after them.
+        return not self._has_chores and self._server_pidfd < 0
+
+    def _start_supervisor(self, request: messages.StartSupervisor, sock_fd: int, reaped_fd: int) -> None:
+        pid = self._spares.take_ranks(request, sock_fd)
+        if pid is not None:
+            self._children[pid].append(reaped_fd)
+        else:
+            pid = self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
+        self._spares.note_launch(pid, request.setup)
+
     def _on_kernel_gone(self) -> None:
         if self._server_pidfd >= 0:  # This is the deputy: the server may be in the middle of its chores.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._server_pidfd, signal.SIGKILL)
         self._is_done = True
 
-    def _fork(self, become: Callable[[], None], fd: int, *reaped_fds: int) -> None:
-        """Fork a child that takes `fd` and then lives as `become`; `reaped_fds` are closed once it has exited."""
+    def _fork(self, become: Callable[[], None], fd: int, *reaped_fds: int) -> int:
+        """Fork a child that takes `fd` and then lives as `become`; `reaped_fds` are closed once it has exited.
+
+        Returns:
+            The child's process number; 0 in the child, and -1 if the machine cannot hold it.
+        """
         self._launches.note()
         try:
             pid = os.fork()
         except OSError:  # The kernel notices this by the end of file on the child's channel.
             for each in (fd, *reaped_fds):
                 os.close(each)
-            return
+            return -1
         if pid == 0:
             self._close_watched()
             self._channel.close()
@@ -185,22 +201,22 @@ class _Server:
                 os.close(each)
             self._become = become
             self._is_done = True
-            return
+            return 0
         os.close(fd)
         self._watch(pid, *reaped_fds)
+        return pid
 
-    def _keep_spare(self) -> None:
-        """Fork a spare host if one is missing, and dismiss one that nobody has needed."""
-        if not self._spare.is_missing:
-            self._spare.dismiss()
-            return
-        module, fd, pid = self._spare.module, self._spare.prepare().detach(), os.getpid()
-        self._fork(lambda: _become_spare_host(module, fd, pid), fd)
+    def _keep_spares(self) -> None:
+        """Fork the spare processes that are missing, and dismiss those that nobody has needed."""
+        for spare in self._spares.tend():
+            spare.pid = self._fork(*spare.prepare())
+            if self._is_done:
+                return  # This is the child.
 
     def _close_watched(self) -> None:
         """Close the descriptors that belong to the parent's children; call it in a forked process."""
         self._selector.close()
-        self._spare.dismiss()
+        self._spares.dismiss()
         for fds in self._children.values():
             for fd in fds:
                 os.close(fd)
@@ -223,6 +239,7 @@ class _Server:
                 self._selector.unregister(fds[0])
                 for fd in fds:
                     os.close(fd)
+                self._spares.note_end(pid, may_expect=self._may_have_spares)
 
     @property
     def _is_needed(self) -> bool:

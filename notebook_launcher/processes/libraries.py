@@ -11,6 +11,7 @@ from typing import Any
 __all__ = ["libc", "name_process", "open_now", "openblas_setter"]
 
 PR_SET_NAME = 15
+PR_GET_NAME = 16
 
 OPENBLAS_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 """Names in NumPy's own builds since 1.26, in its builds before, and in the builds of a system."""
@@ -31,10 +32,13 @@ def libc() -> ctypes.CDLL:
     return library
 
 
-def name_process(name: str) -> None:
-    """Name this process for `ps` and `top`, which show 15 characters."""
+def name_process(name: str) -> str:
+    """Name this process for `ps` and `top`, which show 15 characters; return its name before."""
+    before = ctypes.create_string_buffer(16)
     with contextlib.suppress(OSError, AttributeError):
+        libc().prctl(PR_GET_NAME, before, 0, 0, 0)
         libc().prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+    return before.value.decode(errors="replace")
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ only (its channel, a pidfd of the kernel, a pidfd of each rank, a pipe that SIGC
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import select
@@ -28,13 +29,16 @@ from notebook_launcher.processes import boot, leftovers
 from notebook_launcher.processes.libraries import libc
 from notebook_launcher.processes.rank.rank import run_rank
 from notebook_launcher.processes.rank.rank_start import RankStart
+from notebook_launcher.processes.store import host_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from notebook_launcher.processes.spare_ranks import SpareRanks
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["main", "run_supervisor"]
+__all__ = ["end_with", "lead", "main", "run_supervisor", "supervise"]
 
 PR_SET_CHILD_SUBREAPER = 36
 CLEANING = 1.0
@@ -43,6 +47,12 @@ CLEANING = 1.0
 
 def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = None) -> NoReturn:
     """Serve the kernel at the other end of `sock` until it closes or dies, then exit; never returns."""
+    lead()
+    end_with(lambda: supervise(sock, inherited_call=inherited_call))
+
+
+def lead() -> None:
+    """Lead a session, ignore interrupts, and become the parent of processes that lose theirs."""
     with contextlib.suppress(PermissionError):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -50,7 +60,22 @@ def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = No
         # Orphans of ranks (a data-loader worker whose rank was killed) become children of this process, so that
         # `kill_all` finds them.
         libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    supervisor = _Supervisor(Channel(sock))
+
+
+def supervise(
+    sock: socket.socket, *, inherited_call: FunctionCall | None = None, spare: SpareRanks | None = None
+) -> int:
+    """Serve the kernel at the other end of `sock` until it closes or dies; in a rank, serve it as the rank.
+
+    Args:
+        sock: The supervisor's end of the channel.
+        inherited_call: The first call, if this process is a fork of the kernel.
+        spare: Ranks that were forked ahead; None: ranks are forked once they are asked for.
+
+    Returns:
+        The exit status of this process.
+    """
+    supervisor = _Supervisor(Channel(sock), spare)
     start = None
     try:
         start = supervisor.serve()
@@ -59,14 +84,19 @@ def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = No
         supervisor.close_channel()
     if start is None:
         supervisor.kill_all()
-        os._exit(0)
+        return 0
     # A rank that replaces another one is forked after the store was made. Its copy of the store must not be destroyed,
     # because the destructor would end the server.
     _kept = supervisor.store
     del supervisor
+    return run_rank(start, inherited_call)
+
+
+def end_with(life: Callable[[], int]) -> NoReturn:
+    """Exit with the status that the life of this forked process returns; after an exception, with 1."""
     status = 1
     try:
-        status = run_rank(start, inherited_call)
+        status = life()
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
     finally:
@@ -74,9 +104,11 @@ def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = No
 
 
 class _Supervisor:
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, spare: SpareRanks | None = None) -> None:
         self._channel = channel
         """The supervisor's end of the channel to the kernel."""
+        self._spare = spare
+        """Ranks that were forked ahead; None: the ranks are forked once they are asked for."""
         self._selector = selectors.DefaultSelector()
         """Everything that the supervisor waits for; the data of each key is the function to call."""
         self._pids: dict[int, int] = {}
@@ -115,7 +147,7 @@ class _Supervisor:
         if first is None:
             return None
         self._setup, (self._board_fd, self._listen_fd) = first
-        boot.enter_kernel_surroundings(self._setup)
+        self._take_surroundings()
         self._watch_kernel(self._setup.kernel_pid)
         self._watch_orphans()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
@@ -125,6 +157,16 @@ class _Supervisor:
                 if self._is_done:  # The next event's descriptor may belong to the parent.
                     break
         return self._start
+
+    def _take_surroundings(self) -> None:
+        if self._spare is None:
+            boot.enter_kernel_surroundings(self._setup)
+            return
+        boot.enter_folder(self._setup)
+        os.close(self._listen_fd)
+        self._listen_fd = -1
+        self._setup = dataclasses.replace(self._setup, master_port=self._spare.kind.master_port)
+        self.store = self._spare.store
 
     def _watch_kernel(self, kernel_pid: int) -> None:
         # The end of file on the channel is not enough, because a process that the user's code forked from the kernel
@@ -148,7 +190,7 @@ class _Supervisor:
         # Each orphan by its number, and never just any child: `_on_gone` reaps the ranks and reports their exit.
         with contextlib.suppress(BlockingIOError):
             os.read(self._sigchld_pipe[0], 4096)
-        for pid in set(_children()) - set(self._pids.values()):
+        for pid in set(_children()) - set(self._pids.values()) - (self._spare.pids if self._spare else set()):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -170,7 +212,7 @@ class _Supervisor:
             board_fd=self._board_fd,
         )  # fmt: skip
         try:
-            pid = _spawn(start) if self._setup.start_method == "spawn" else os.fork()
+            pid = self._begin_process(start)
         except OSError as error:
             pid = None
             self._send(messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
@@ -191,9 +233,15 @@ class _Supervisor:
             self._has_all = True
             # After the ranks, because the store's server is a thread and ranks are to be forked from a process
             # with one thread. Until the server runs, connections wait in the listening socket's backlog.
-            if self._setup.place.hosts_store:
-                self.store = _host_store(self._setup, self._listen_fd)
+            if self._setup.place.hosts_store and self.store is None:
+                self.store = host_store(self._setup, self._listen_fd)
             self._oom_kills = leftovers.oom_kills()
+
+    def _begin_process(self, start: RankStart) -> int:
+        """Return the process number of a rank; 0 in the rank itself, if it was forked here."""
+        if self._spare is not None and (pid := self._spare.take(start)) is not None:
+            return pid
+        return _spawn(start) if self._setup.start_method == "spawn" else os.fork()
 
     def _close_inherited(self) -> None:
         self._channel.close()
@@ -319,19 +367,6 @@ def _spawn(start: RankStart) -> int:
     # The supervisor reaps by pid; Popen must not.
     process.returncode = 0
     return process.pid
-
-
-def _host_store(setup: messages.Setup, listen_fd: int) -> Any:
-    # `wait_for_workers=False`: the constructor must not block; ranks come when they are ready.
-    import torch
-    from torch.distributed import TCPStore
-
-    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listen_fd}
-    address = (setup.place.store_address, setup.master_port, setup.num_processes)
-    # Before torch 2.8 the libuv server cannot take over a socket that listens, and logs an error if it is asked to
-    # (pytorch#150215).
-    libuv = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
-    return TCPStore(*address, **options, use_libuv=libuv)
 
 
 def main(fd: int) -> None:

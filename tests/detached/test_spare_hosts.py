@@ -12,15 +12,11 @@ import pytest
 
 from notebook_launcher import attach, launch, notebook_launch
 from notebook_launcher.engines.fork_server import fork_server
-from notebook_launcher.messaging import messages
-from notebook_launcher.messaging.channel import Channel
-from notebook_launcher.processes.spare_host import SpareHost
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-REQUEST = messages.StartHost(module="some.module", is_interactive=False, uses_compiler=False)
 QUIET: dict[str, Any] = {"output": "none", "monitor": False, "detached": True}
 
 
@@ -104,46 +100,3 @@ def test_run_of_a_spare_host_outlives_the_fork_server(spare: psutil.Process, hom
     fork_server().stop()
     gate.touch()
     assert [*attach(run.id, show=False).result()] == [7]
-
-
-def test_spare_host_is_forked_after_idleness_and_dismissed_after_its_time() -> None:
-    host = SpareHost(keep_for=0.05)
-    assert host.next_due(0.2) is None
-    host.expect("some.module")
-    assert host.is_missing
-    assert host.next_due(0.2) == 0.2
-    theirs = Channel(host.prepare())
-    assert not host.is_missing
-    until(lambda: host.next_due(0.2) == 0.0)
-    host.dismiss()
-    assert theirs.receive() is None
-    assert host.next_due(0.2) is None
-    theirs.close()
-
-
-def test_request_goes_to_the_waiting_host_with_its_descriptor() -> None:
-    host = SpareHost(keep_for=60.0)
-    host.expect("some.module")
-    theirs = Channel(host.prepare())
-    reading, writing = os.pipe()
-    assert host.take(REQUEST, writing)
-    received = theirs.receive()
-    assert received is not None
-    request, (fd,) = received
-    assert request == REQUEST
-    os.close(fd)
-    assert os.read(reading, 1) == b""  # The fork server's own copy of the descriptor is closed, too.
-    assert theirs.receive() is None
-    assert not host.take(REQUEST, reading)
-    os.close(reading)
-    theirs.close()
-
-
-def test_request_stays_here_if_the_waiting_host_is_gone() -> None:
-    host = SpareHost(keep_for=60.0)
-    host.expect("some.module")
-    host.prepare().close()
-    reading, writing = os.pipe()
-    assert not host.take(REQUEST, writing)
-    os.close(writing)
-    os.close(reading)

@@ -96,7 +96,7 @@ def leftovers(before: Surroundings, after: Surroundings) -> list[str]:
     ]
     found += [f"thread {text}" for key, text in after.threads.items() if key not in before.threads]
     found += [f"descriptor {text}" for text in _new_descriptors(before, after)]
-    found += [f"listening socket {text}" for text in _new_listeners(before, after)]
+    found += [f"listening socket {text}" for text in _new_listeners(before, after, servers)]
     files = {path: text for path, text in after.files.items() if path not in before.files}
     found += [f"file {text}" for path, text in files.items() if not _others_use(path)]
     for key in sorted({*before.settings, *after.settings}):
@@ -260,13 +260,13 @@ def _tolerated_servers(before: Surroundings, after: Surroundings) -> set[int]:
             owner = _owner(psutil.Process(pid))
             if owner is not None and owner.pid in owners:
                 tolerated.add(pid)
-    return tolerated | _spare_hosts(after, tolerated)
+    return tolerated | _spares(after.processes, tolerated)
 
 
-def _spare_hosts(after: Surroundings, servers: set[int]) -> set[int]:
-    """Return the hosts that these fork servers keep ready for the next detached launch, and their own fork servers."""
+def _spares(processes: list[psutil.Process], servers: set[int]) -> set[int]:
+    """Return what these fork servers keep ready for the next launch: ranks, and hosts with their own fork servers."""
     found = set()
-    for process in after.processes:
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             if process.name() in {f"spare {pid}" for pid in servers}:
                 found |= {process.pid, *(child.pid for child in process.children())}
@@ -301,8 +301,8 @@ def _new_descriptors(before: Surroundings, after: Surroundings) -> list[str]:
     return list(new.values())
 
 
-def _new_listeners(before: Surroundings, after: Surroundings) -> list[str]:
-    """Return the listening sockets that are new, but for those in the place of a process' earlier ones.
+def _new_listeners(before: Surroundings, after: Surroundings, tolerated: set[int]) -> list[str]:
+    """Return the new listening sockets, but for those of tolerated processes, and those in the place of earlier ones.
 
     A rank of a session that lives for a whole file has a new process group after a failure which broke the old one.
     """
@@ -313,7 +313,9 @@ def _new_listeners(before: Surroundings, after: Surroundings) -> list[str]:
     return [
         f"{key[1]} of {_describe(process)}"
         for key, process in after.listeners.items()
-        if key not in before.listeners and not (key[0] in outliving and counts[key[0]] <= MOST_LISTENERS.get(key[0], 0))
+        if key not in before.listeners
+        and key[0] not in tolerated
+        and not (key[0] in outliving and counts[key[0]] <= MOST_LISTENERS.get(key[0], 0))
     ]
 
 

@@ -48,7 +48,11 @@ def _look():
     servers = [p for p in mine.children() if "processes.forkserver" in command(p)]
     # A server's deputy is in the server's session, and is gone once the server's chores are done.
     theirs = {os.getsid(p.pid) for p in servers}
-    below = [f"{p.pid} {command(p)}" for p in mine.children(recursive=True) if session(p) not in theirs]
+    # Ranks and a host that a server keeps ready for the next launch come and go, and show this name.
+    spares = {f"spare {p.pid}" for p in servers}
+    def lasts(process):
+        return session(process) not in theirs and process.name() not in spares
+    below = [f"{p.pid} {command(p)}" for p in mine.children(recursive=True) if lasts(p)]
     ours = {mine.pid, *(p.pid for p in mine.children(recursive=True))}
     def may_be_ours(name):
         # Live processes elsewhere on the machine, such as those of a parallel worker's tests, have files of their own.

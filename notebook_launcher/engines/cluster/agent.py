@@ -197,7 +197,7 @@ class Agent:
         setup = _at_home(setup, self._network.interface)
         if self._modules is not None:
             setup = dataclasses.replace(setup, sys_path=[*setup.sys_path, path_of_archive(self._modules.fileno())])
-        starter = start_by_spawn if setup.start_method == "spawn" else fork_server().starter(setup.environ)
+        starter = start_by_spawn if setup.start_method == "spawn" else fork_server().starter(setup)
         listener = None
         if setup.place.hosts_store:
             listener, self._listener = self._listener, None

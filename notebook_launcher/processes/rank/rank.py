@@ -8,7 +8,9 @@ supervisor.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
+import importlib
 import mmap
 import os
 import resource
@@ -24,7 +26,7 @@ from notebook_launcher.context import RankContext, begin_call, current, enter
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file
-from notebook_launcher.processes import boot, inherited
+from notebook_launcher.processes import boot, inherited, libraries
 from notebook_launcher.processes.failures.kept_failure import KeptFailure
 from notebook_launcher.processes.failures.report import describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
@@ -37,7 +39,7 @@ from notebook_launcher.processes.rank.user_function import call_function, exit_c
 if TYPE_CHECKING:
     from notebook_launcher.processes.rank.rank_start import RankStart
 
-__all__ = ["main", "run_rank"]
+__all__ = ["main", "run_rank", "run_spare_rank"]
 
 
 def main(fd: int) -> None:
@@ -49,16 +51,48 @@ def main(fd: int) -> None:
 
 def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None) -> int:
     """Serve the kernel until it sends `Finish` or is gone; return the exit status."""
-    os.setsid()
-    rank_process.die_with_parent()
-    rank_process.reset_signals()
+    rank_process.begin()
     rank_process.redirect_output(start)
     if start.setup.start_method == "spawn":
         # Forked ranks inherit torch and this change to torch from their parent.
         rendezvous.replace_init_process_group()
     else:
         inherited.forget_parent(start.setup.start_method)
-    process = _RankProcess(start, inherited_call)
+    return _serve(start, Rendezvous(start.rank, start.setup), inherited_call)
+
+
+def run_spare_rank(rank: int, kind: messages.Setup, channel: Channel, name: str) -> int:
+    """Join the group ahead, wait at `channel` for the launch, and serve the kernel; return the exit status.
+
+    Args:
+        rank: The rank.
+        kind: The settings of the ranks, as far as they are known ahead.
+        channel: The channel to the supervisor, which passes the start of the rank on.
+        name: Name of the process once it has been started.
+    """
+    rank_process.begin()
+    inherited.forget_parent(kind.start_method)
+    os.environ.update(torchrun_environment(kind, rank))
+    rendezvous = Rendezvous(rank, kind)
+    seeding.set_threads(kind.threads_per_process)
+    rendezvous.join(0)
+    received = channel.receive()
+    channel.close()
+    if received is None:
+        return 0
+    libraries.name_process(name)
+    start, (channel_fd, stdout_fd, stderr_fd, board_fd) = received
+    start = dataclasses.replace(
+        start, channel_fd=channel_fd, stdout_fd=stdout_fd, stderr_fd=stderr_fd, board_fd=board_fd
+    )
+    boot.enter_folder(start.setup)  # The folder may have been replaced by another of its name.
+    importlib.invalidate_caches()  # The user may have written modules meanwhile.
+    rank_process.redirect_output(start)
+    return _serve(start, rendezvous)
+
+
+def _serve(start: RankStart, rendezvous: Rendezvous, inherited_call: travel.FunctionCall | None = None) -> int:
+    process = _RankProcess(start, rendezvous, inherited_call)
     try:
         process.serve()
     except KeyboardInterrupt:
@@ -67,14 +101,14 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
 
 
 class _RankProcess:
-    def __init__(self, start: RankStart, inherited_call: travel.FunctionCall | None) -> None:
+    def __init__(self, start: RankStart, rendezvous: Rendezvous, inherited_call: travel.FunctionCall | None) -> None:
         self._number = start.rank
         self._setup = start.setup
         self._inherited_call = inherited_call
         """The first call, if the rank is a fork of the kernel."""
         self._channel = Channel(socket.socket(fileno=start.channel_fd))
         self._inbox = Inbox(start.rank, self._channel, self._handle_comm)
-        self._rendezvous = Rendezvous(start.rank, start.setup)
+        self._rendezvous = rendezvous
         self._modules = LocalModules(start.setup.cwd) if start.setup.many_calls else None
         """The user's modules, which a rank of a session imports again after they were edited."""
         self._is_interruptible = False

@@ -17,20 +17,26 @@ if TYPE_CHECKING:
     from notebook_launcher.processes.rank.rank_start import RankStart
 
 __all__ = [
-    "die_with_parent",
+    "begin",
     "flush",
     "leave",
     "mend_output",
     "open_streams",
     "redirect_output",
-    "reset_signals",
 ]
 
 PR_SET_PDEATHSIG = 1
 FIRST_OWN_FD = 3
 
 
-def die_with_parent() -> None:
+def begin() -> None:
+    """Lead a session, die with the parent, and handle signals in the default way."""
+    os.setsid()
+    _die_with_parent()
+    _reset_signals()
+
+
+def _die_with_parent() -> None:
     """Have Linux kill this process when its parent dies."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
@@ -39,7 +45,7 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def reset_signals() -> None:
+def _reset_signals() -> None:
     """Give signals their default meaning."""
     # A fork of the kernel inherits its handlers, its blocked signals and asyncio's wake-up pipe.
     signal.set_wakeup_fd(-1)

@@ -1,0 +1,115 @@
+"""Ranks that are forked ahead: they have joined their process group, and wait for the launch that takes them.
+
+    fork server ──channel──▶ spare supervisor ──a channel each──▶ spare rank 0 … spare rank N-1
+
+Until then nothing of the launch is known but its kind, so they hold what depends on the kind alone: the environment,
+the import path, the working directory and the group, whose store the spare supervisor hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.messaging.channel import Channel, channel_pair
+from notebook_launcher.processes import store
+
+if TYPE_CHECKING:
+    from notebook_launcher.messaging import messages
+    from notebook_launcher.processes.rank.rank_start import RankStart
+
+__all__ = ["SpareRanks", "kind_of_launch"]
+
+MOST = 8
+"""The most ranks that are kept: each holds some MB that it does not share."""
+BACKENDS = ("gloo", None)
+"""Backends whose group holds no memory of a GPU; None: no group."""
+
+
+def kind_of_launch(setup: messages.Setup) -> messages.Setup | None:
+    """Return the settings that spare ranks share with their launch; None for a launch that gets no spare ranks.
+
+    Ranks take the others (the run's number, the seed, and whether a session's calls follow) from the launch itself.
+    """
+    if setup.use_gpu or setup.place.num_nodes > 1 or setup.backend not in BACKENDS or setup.num_processes > MOST:
+        return None
+    return dataclasses.replace(setup, run_id="", seed=0, many_calls=False, keeps_failures=False, master_port=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Waiting:
+    pid: int
+    channel: Channel
+    """Takes the start of the rank."""
+
+
+class SpareRanks:
+    """The spare ranks of a supervisor, and the store in which they have met.
+
+    Args:
+        kind: Their settings.
+    """
+
+    def __init__(self, kind: messages.Setup) -> None:
+        self._waiting: dict[int, _Waiting] = {}
+        """By rank."""
+        listener = socket.socket()
+        listener.bind((kind.place.store_address, 0))
+        listener.listen(max(128, kind.num_processes))
+        self.kind = dataclasses.replace(kind, master_port=listener.getsockname()[1])
+        """Their settings, with the port of the store."""
+        self._listener: socket.socket = listener
+        self.store: Any = None
+        """The server of the store; None in a rank."""
+
+    def fork(self) -> tuple[int, Channel] | None:
+        """Fork the ranks and return None; in a rank, return its number and the channel to its supervisor."""
+        for rank in self.kind.place.ranks:
+            ours, theirs = channel_pair()
+            pid = os.fork()
+            if pid == 0:
+                self._listener.close()
+                for waiting in self._waiting.values():
+                    waiting.channel.close()
+                ours.close()
+                return rank, Channel(theirs)
+            theirs.close()
+            self._waiting[rank] = _Waiting(pid, ours)
+        self.store = store.host_store(self.kind, self._listener.detach())
+        return None
+
+    def wait(self, channel: Channel) -> bool:
+        """Wait until a launch arrives or the other end is closed; return False if a rank has died meanwhile."""
+        with contextlib.ExitStack() as stack:
+            poll = select.poll()
+            poll.register(channel.fileno(), select.POLLIN)
+            for waiting in self._waiting.values():
+                poll.register(fd := os.pidfd_open(waiting.pid), select.POLLIN)
+                stack.callback(os.close, fd)
+            return all(fd == channel.fileno() for fd, _ in poll.poll())
+
+    @property
+    def pids(self) -> set[int]:
+        """The ranks that still wait."""
+        return {waiting.pid for waiting in self._waiting.values()}
+
+    def take(self, start: RankStart) -> int | None:
+        """Hand a rank its start, and return its process number; None if this rank has been taken already."""
+        waiting = self._waiting.pop(start.rank, None)
+        if waiting is None:
+            return None
+        with contextlib.suppress(OSError), contextlib.closing(waiting.channel):  # A rank that has died is reaped soon.
+            waiting.channel.send(start, [start.channel_fd, start.stdout_fd, start.stderr_fd, start.board_fd])
+        return waiting.pid
+
+    def kill(self) -> None:
+        """Kill and reap the ranks that still wait."""
+        for waiting in self._waiting.values():
+            os.kill(waiting.pid, signal.SIGKILL)
+            os.waitpid(waiting.pid, 0)
+        self._waiting.clear()
