@@ -31,8 +31,8 @@ def run_spare_supervisor(kind: messages.Setup, fd: int, server_pid: int) -> NoRe
 
 
 def _live(kind: messages.Setup, channel: Channel, server_pid: int) -> int:
-    lead()
     name = libraries.name_process(f"spare {server_pid}")
+    lead()
     boot.enter_kernel_surroundings(kind)
     spare = SpareRanks(kind)
     own = spare.fork()
