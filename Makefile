@@ -16,6 +16,7 @@ TSC := $(VENV)/node_modules/.bin/tsc
 SIDE_BY_SIDE := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile -m
 MATRIX ?= build/matrix
 RELEASE := build/release
+PAGE := benchmarks/performance_page.py
 CORE := tests/foundations/test_config.py tests/settings/test_settings.py tests/travel \
 	tests/kernel/test_results.py tests/processes/test_crashes.py tests/training/accumulation/test_exact.py
 PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
@@ -77,8 +78,8 @@ dist: $(VENV)/installed-dist  ## build wheel and sdist, check them, and try them
 	@ls -l dist
 
 bench: $(VENV)/installed-bench  ## measure, side by side with other launchers, and write docs/performance.md
-	@for program in benchmarks/*.py; do echo "==> $$program"; $(BIN)/python "$$program"; done
-	@$(BIN)/python benchmarks/support/performance.py
+	@for program in $(filter-out $(PAGE),$(wildcard benchmarks/*.py)) $(PAGE); do \
+		echo "==> $$program"; $(BIN)/python "$$program"; done
 
 lab: $(VENV)/installed-lab  ## open the tutorials in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
