@@ -95,7 +95,7 @@ class Attempt:
 
     def forget_outcomes(self, generation: int) -> None:
         """Forget ranks that ended before the call began and have been replaced since."""
-        self.state.outcomes.clear()
+        self.state.forget_outcomes()
         self._fail_at = self._leave_at = None
         self._call = dataclasses.replace(self._call, generation=generation)
 
@@ -128,7 +128,8 @@ class Attempt:
 
     def begin_debugging(self, rank: int) -> None:
         """Open the debugger in a rank that has failed; the others stay as they are, and clocks stop, until its end."""
-        self.state.debugged, self._fail_at = rank, None
+        self.state.begin_debugging(rank)
+        self._fail_at = None
         self.hold_clock()
         self.tree.send(rank, messages.DebugFailure())
 
@@ -136,7 +137,7 @@ class Attempt:
         """Continue with the usual end of a failed run, if this is the rank that was debugged."""
         if rank != self.state.debugged:
             return
-        self.state.debugged = None
+        self.state.end_debugging()
         self.release_clock()
         self._fail_at = time.monotonic()
 
@@ -145,7 +146,7 @@ class Attempt:
         self._note_activity(event)
         match event:
             case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
-                self.state.started.add(rank)
+                self.state.note_start(rank)
             case FromRank(rank, messages.Returned() as record, fds) if record.call_id == self._call.call_id:
                 self._note_outcome(
                     RankOutcome(rank=rank, time=record.time, returned=record, parcel_fd=fds[0] if fds else None)
@@ -158,7 +159,7 @@ class Attempt:
                 if not self.state.note_exit(exited):
                     self._note_outcome(RankOutcome(rank=exited.rank, time=exited.time, exited=exited))
             case messages.RankNotStarted():
-                self.state.not_started = self.state.not_started or event
+                self.state.note_not_started(event)
                 self._note_outcome(RankOutcome(rank=event.rank, time=time.monotonic()))
             case SupervisorLost() | NodeLost():
                 self.state.note_loss(event)
@@ -229,9 +230,8 @@ class Attempt:
     def _leave(self) -> None:
         self._leave_at = None
         if self.state.unsettled:
-            for rank in self.state.outcomes.keys() - self.state.left:
+            for rank in self.state.leave_group():
                 self.tree.send(rank, messages.LeaveGroup())
-            self.state.left |= self.state.outcomes.keys()
 
     def _send_signal(self) -> None:
         assert self.ladder is not None
@@ -243,7 +243,7 @@ class Attempt:
             ranks, signum = ranks[:1], signal.SIGKILL
         if signum == signal.SIGKILL:
             alive = self.tree.pids
-            self.state.doomed.update(rank for rank in ranks if rank in alive)
+            self.state.doom(rank for rank in ranks if rank in alive)
             if not alive:
                 # No rank has been started yet: the fork server may still be importing torch.
                 self.tree.kill_supervisor()

@@ -64,6 +64,7 @@ def test_group_is_kept_by_ranks_that_are_alive_and_in_step(outcomes: list[RankOu
 
 def test_group_is_lost_once_a_rank_was_asked_to_leave() -> None:
     state = state_of(returned(0), returned(1))
-    state.left.add(0)
+    assert state.leave_group() == {0, 1}
+    assert not state.leave_group()  # Each rank is asked once.
     assert not state.kept_group
     assert not state.broke_group  # Nothing failed.
