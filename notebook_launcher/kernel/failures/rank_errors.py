@@ -33,8 +33,7 @@ def to_exception(culprit: RankOutcome, failure: Failure, num_ranks: int, unpack:
 
 def _original(culprit: RankOutcome, unpack: UnpacksException) -> BaseException:
     assert culprit.raised is not None
-    fd, culprit.parcel_fd = culprit.parcel_fd, None
-    report = culprit.raised.report
+    fd, report = culprit.take_parcel(), culprit.raised.report
     error = unpack(fd, report) if fd is not None else None
     return error if error is not None else cannot_travel(report.type_name, report.message, culprit.rank)
 

@@ -147,14 +147,10 @@ class Attempt:
         match event:
             case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
                 self.state.note_start(rank)
-            case FromRank(rank, messages.Returned() as record, fds) if record.call_id == self._call.call_id:
-                self._note_outcome(
-                    RankOutcome(rank=rank, time=record.time, returned=record, parcel_fd=fds[0] if fds else None)
-                )
-            case FromRank(rank, messages.Raised() as record, fds) if record.call_id == self._call.call_id:
-                self._note_outcome(
-                    RankOutcome(rank=rank, time=record.time, raised=record, parcel_fd=fds[0] if fds else None)
-                )
+            case FromRank(rank, messages.Returned() | messages.Raised() as record, fds) if (
+                record.call_id == self._call.call_id
+            ):
+                self._note_outcome(RankOutcome.of_record(rank, record, fds))
             case RankLost(exited):
                 if not self.state.note_exit(exited):
                     self._note_outcome(RankOutcome(rank=exited.rank, time=exited.time, exited=exited))

@@ -122,11 +122,12 @@ def _rebuild(
     values: dict[int, Any] = {}
     unsent: dict[int, str | Exception] = {}
     for outcome in outcomes:
-        if outcome.returned is None or outcome.parcel_fd is None:
-            if outcome.returned is not None:
-                unsent[outcome.rank] = outcome.returned.unsent
+        if outcome.returned is None:
             continue
-        fd, outcome.parcel_fd = outcome.parcel_fd, None
+        fd = outcome.take_parcel()
+        if fd is None:
+            unsent[outcome.rank] = outcome.returned.unsent
+            continue
         try:
             values[outcome.rank] = unpack(fd)
         except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
@@ -153,12 +154,12 @@ def _summary(
 ) -> RankSummary:
     record = outcome.returned or outcome.raised
     peak = record.peak_rss if record is not None else outcome.exited.peak_rss if outcome.exited is not None else None
-    is_consequence = outcome.rank in victims
-    state: Any = (
-        "returned" if outcome.returned is not None else "stopped" if outcome.after_stop or is_consequence else "failed"
-    )
     return RankSummary(
-        rank=outcome.rank, state=state, seconds=outcome.time - launched, peak_memory=peak, metrics=dict(metrics)
+        rank=outcome.rank,
+        state="stopped" if outcome.state == "failed" and outcome.rank in victims else outcome.state,
+        seconds=outcome.time - launched,
+        peak_memory=peak,
+        metrics=dict(metrics),
     )
 
 

@@ -134,8 +134,7 @@ def _take_rank_snapshot(
 def _rank_state(data: RunData, rank: int) -> RankState:
     attempt = data.attempt
     if attempt is not None and rank in attempt.state.outcomes:
-        outcome = attempt.state.outcomes[rank]
-        return "returned" if outcome.returned is not None else "stopped" if outcome.after_stop else "failed"
+        return attempt.state.outcomes[rank].state
     if attempt is None or rank not in attempt.state.started:
         return "starting"
     if rank in data.asking:
