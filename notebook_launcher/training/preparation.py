@@ -310,7 +310,7 @@ class Preparation:
             non_blocking=config.non_blocking,
             use_stateful_dataloader=config.use_stateful_dataloader,
             check_ranks=self.rules.guards,
-            keeps_shares=not self.rules.guards,
+            keeps_shares=self.rules.keeps_shares,
             active_loaders=self.gradient_state.active_loaders,
         )
         return make_prepared_loader(data_loader, settings)
