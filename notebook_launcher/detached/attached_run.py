@@ -15,6 +15,7 @@ from notebook_launcher.detached.attached_output import AttachedOutput, follow
 from notebook_launcher.detached.attached_questions import AttachedQuestions
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.detached.host_socket import HostConnection
+from notebook_launcher.detached.requests import Ask
 from notebook_launcher.errors import CallOrderError, RankFailedError
 from notebook_launcher.kernel import views
 from notebook_launcher.kernel.failures import failure_display
@@ -72,7 +73,7 @@ class AttachedRun(AnyRun):
         """The outcome once it was opened, which happens when it is asked for."""
         self._opening = threading.Lock()
         self._follower: threading.Thread | None = None
-        self._questions = AttachedQuestions(lambda *answer: self._call("answer", *answer))
+        self._questions = AttachedQuestions(self._request)
 
     def __repr__(self) -> str:
         run = self.snapshot()
@@ -351,9 +352,12 @@ class AttachedRun(AnyRun):
             raise CallOrderError(f"the run is over ({self._recorded.state}): its ranks are gone") from None
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._request(Ask(name=method, args=args, kwargs=kwargs))
+
+    def _request(self, record: object) -> Any:
         # A connection for each call, so that an interrupt in the middle of an answer spoils nothing: 1 ms.
         with contextlib.closing(HostConnection(self._folder)) as connection:
-            return connection.call(method, args, kwargs)
+            return connection.request(record)
 
     def _follow(self, output: AttachedOutput | None = None) -> None:
         """Have a thread wait for the end of the run; with `output`, show what comes."""

@@ -15,7 +15,7 @@ from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.ending import KeptParcels, write_ending
 from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
-from notebook_launcher.detached.requests import Answered, Ask, Follow, RequestRefused
+from notebook_launcher.detached.requests import Answered, AnswerQuestion, Ask, Follow, RequestRefused, TakeResults
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
 from notebook_launcher.kernel.calls.origin import Origin, describe_environment
@@ -168,9 +168,9 @@ class HostedRun:
         match request:
             case Follow():
                 return self._journal.news(request)
-            case Ask(name="answer", args=(key, text)):
+            case AnswerQuestion(key=key, text=text):
                 return Answered(value=self._questions.answer(key, text))
-            case Ask(name="taken"):
+            case TakeResults():
                 final = self.run.snapshot() if self.is_minor else None
                 self.is_taken = True
                 self.release()
