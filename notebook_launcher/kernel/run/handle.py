@@ -13,7 +13,7 @@ from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import views
-from notebook_launcher.kernel.calls import checks, fork_check
+from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.display.questions import Questions
@@ -105,7 +105,7 @@ class Run(LiveRunReader, AnyRun):
         questions = Questions(over)
         try:
             if ranks.inherits_call:
-                ranks.plan = fork_check.adapt(ranks.plan)
+                ranks.adapt_to_fork()
                 ranks.start(call)
             else:
                 outgoing.pack(start=lambda: ranks.start(call))

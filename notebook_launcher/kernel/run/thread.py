@@ -65,8 +65,7 @@ class RunThread:
         self._call = call
         self._hosting = hosting
         """Deleted when the run is over, because it knows the function."""
-        if not ranks.announced:
-            ranks.announced = True
+        if ranks.announce_once():
             data.output.headline(f"{data.name}: {data.plan.summary}")
         self._recorder = Recorder(
             LiveRunReader(data),
