@@ -22,6 +22,7 @@ from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
 from notebook_launcher.kernel.run.commands import StopCommand
+from notebook_launcher.kernel.run.conduct import RunConduct
 from notebook_launcher.kernel.run.steering_handle import SteeringHandle
 from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.rank_numbers import check_rank
@@ -78,14 +79,14 @@ class Run(SteeringHandle, AnyRun):
                 outgoing.pack(start=lambda: ranks.start(call))
             config = ranks.plan.config
             hosting = Hosting.of_kernel(call.fn, config, questions, in_cell=in_cell)
-            thread = RunThread(ranks, outgoing, scope.describe(call, config.name), hosting, over)
+            conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over)
         except BaseException:
             outgoing.close()
             if not ranks.many_calls:
                 ranks.close()
             raise
         # From here on the run's thread closes the call and the ranks.
-        run = cls(thread, questions)
+        run = cls(RunThread(conduct), questions)
         if not in_cell:
             run._thread.begin()
             views.watch(run, run._data.output)
