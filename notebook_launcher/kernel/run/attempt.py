@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.events import FromRank, NodeLost, Output, RankLost, SupervisorLost
-from notebook_launcher.kernel.failures.culprit import is_secondary
+from notebook_launcher.kernel.failures.culprit import is_victim
 from notebook_launcher.kernel.run.call_state import CallState
 from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
 from notebook_launcher.kernel.run.rank_outcome import RankOutcome
@@ -312,4 +312,4 @@ class Attempt:
 
 
 def _is_victim(outcome: RankOutcome) -> bool:
-    return outcome.raised is not None and is_secondary(outcome.raised.report)
+    return outcome.raised is not None and is_victim(outcome.raised.report)

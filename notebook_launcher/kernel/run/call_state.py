@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.events import SupervisorLost
-from notebook_launcher.kernel.failures.culprit import is_victim_like
+from notebook_launcher.kernel.failures.culprit import lost_its_peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -185,4 +185,4 @@ class CallState:
             for name, number in (state.num_calls if state is not None else {}).items():
                 num_calls.setdefault(name, set()).add(number)
         in_step = all(len(numbers) == 1 for numbers in num_calls.values())
-        return in_step and not any(is_victim_like(report) for report in raised)
+        return in_step and not any(lost_its_peer(report) for report in raised)
