@@ -18,17 +18,10 @@ from notebook_launcher.kernel.run import rank_requests
 from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SESSION_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
 from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
 from notebook_launcher.messaging import board_layout, messages
+from tests.support.outcomes import BOOM, LOST_PEER, raised_record, returned_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-GROUP = messages.GroupState(is_kept=True, num_calls={})
-LOST_PEER = messages.ExceptionReport(
-    type_name="RuntimeError",
-    message="Connection closed by peer [127.0.0.1]:28912",
-    frames=(messages.Frame(filename="/x/torch/distributed/distributed_c10d.py", lineno=1, name="all_reduce"),),
-)
-BOOM = messages.ExceptionReport(type_name="ValueError", message="boom", frames=())
 
 
 class Tree:
@@ -91,14 +84,10 @@ class Call:
         return self
 
     def give_value(self, rank: int, call_id: int = 1) -> None:
-        record = messages.Returned(call_id=call_id, time=self.clock.now, peak_rss=0, group=GROUP)
-        self.attempt.fold(FromRank(rank, record, []))
+        self.attempt.fold(FromRank(rank, returned_record(self.clock.now, call_id=call_id), []))
 
     def fail(self, rank: int, report: messages.ExceptionReport = BOOM) -> None:
-        record = messages.Raised(
-            call_id=1, time=self.clock.now, peak_rss=0, stage="function", report=report, group=GROUP
-        )
-        self.attempt.fold(FromRank(rank, record, []))
+        self.attempt.fold(FromRank(rank, raised_record(report, self.clock.now), []))
 
     def lose(self, rank: int) -> None:
         exited = messages.RankExited(
