@@ -46,6 +46,15 @@ class Attempt:
     """One try at a call: knows each rank's outcome, and decides when and how the call is stopped.
 
     Used in the run's thread alone; other threads may read its public attributes.
+
+    Args:
+        tree: The ranks' processes.
+        call: The call as a record.
+        fds: Descriptors beside the record (`OutgoingCall.fds`).
+        deadline: Time at which the run is stopped; None: never.
+        idle_timeout: Seconds without a sign of life from any rank after which the run is stopped; None: never.
+        debug: True if the first failure is looked into before the other ranks are stopped.
+        clock: Returns the time, by which all processes of the machine agree.
     """
 
     def __init__(
@@ -57,12 +66,13 @@ class Attempt:
         deadline: float | None,
         idle_timeout: float | None = None,
         debug: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tree = tree
         """The ranks' processes."""
         self.state = CallState(tree.setup.num_processes, call.ranks)
         """State of each rank."""
-        self.requests = RankRequests(tree)
+        self.requests = RankRequests(tree, clock)
         """Requests that the ranks carry out at their next step."""
         self.ladder: Ladder | None = None
         """The present stop; None while no stop is under way."""
@@ -71,13 +81,12 @@ class Attempt:
         self.went_idle = False
         """True if the run exceeded `LaunchConfig.idle_timeout`."""
         self._idle_timeout = math.inf if idle_timeout is None else idle_timeout
-        self._active_at = time.monotonic()
+        self._clock = clock
+        self._active_at = clock()
         """Time at which a rank last sent something."""
         self._call = call
         self._fds = fds
-        """Descriptors beside the record of the call (`OutgoingCall.fds`)."""
         self._deadline = deadline
-        """Time at which the run is stopped, by `time.monotonic()`, as are the times below."""
         self._held_at: float | None = None
         """Time since which input, a debugger or a pause holds ranks, which stops the clock of `_deadline`."""
         self._fail_at: float | None = None
@@ -121,7 +130,7 @@ class Attempt:
 
     def failure_to_debug(self) -> RankOutcome | None:
         """Return the failure to debug: once, when the grace period is over; None before and afterwards."""
-        if not self._is_to_debug or (self._fail_at or 0.0) > time.monotonic():
+        if not self._is_to_debug or (self._fail_at or 0.0) > self._clock():
             return None
         self._may_debug = False
         return min(self.state.failures, key=lambda outcome: (_is_victim(outcome), outcome.time))
@@ -139,7 +148,7 @@ class Attempt:
             return
         self.state.end_debugging()
         self.release_clock()
-        self._fail_at = time.monotonic()
+        self._fail_at = self._clock()
 
     def fold(self, event: Event) -> None:
         """Record an event of the process tree."""
@@ -156,7 +165,7 @@ class Attempt:
                     self._note_outcome(RankOutcome(rank=exited.rank, time=exited.time, exited=exited))
             case messages.RankNotStarted():
                 self.state.note_not_started(event)
-                self._note_outcome(RankOutcome(rank=event.rank, time=time.monotonic()))
+                self._note_outcome(RankOutcome(rank=event.rank, time=self._clock()))
             case SupervisorLost() | NodeLost():
                 self.state.note_loss(event)
             case FromRank(_, _, fds):
@@ -169,7 +178,7 @@ class Attempt:
 
     def note_activity(self) -> None:
         """Record that a rank sent something just now."""
-        self._active_at = time.monotonic()
+        self._active_at = self._clock()
 
     def _note_outcome(self, outcome: RankOutcome) -> None:
         asked_at = self.requests.stop_asked_at
@@ -185,12 +194,12 @@ class Attempt:
         if not outcome.failed or stopping is not None:
             return
         grace = VICTIM_GRACE if _is_victim(outcome) else SURE_GRACE
-        fail_at = time.monotonic() + grace
+        fail_at = self._clock() + grace
         self._fail_at = fail_at if self._fail_at is None else min(self._fail_at, fail_at)
 
     def stop(self, *, at_once: bool = False) -> None:
         """Begin to stop; with `at_once` go to the last rung."""
-        now, ladder = time.monotonic(), self.ladder
+        now, ladder = self._clock(), self.ladder
         if ladder is None:
             self.tree.board.ask_to_stop(together=False)
             can_ask = self.requests.stop_asked_at is None and self.requests.can_ask(self.state.unsettled)
@@ -220,7 +229,7 @@ class Attempt:
 
         Peers that wait for such a rank in a collective then get an error instead of waiting.
         """
-        at = time.monotonic() + seconds
+        at = self._clock() + seconds
         self._leave_at = at if self._leave_at is None else min(self._leave_at, at)
 
     def _leave(self) -> None:
@@ -248,14 +257,14 @@ class Attempt:
     def hold_clock(self) -> None:
         """Stop the clock of the time-out until `release_clock`; idempotent."""
         if self._held_at is None:
-            self._held_at = time.monotonic()
+            self._held_at = self._clock()
 
     def release_clock(self) -> None:
         """Start the clock of the time-out again, unless a debugger or a pause still holds all ranks; idempotent."""
         if self._held_at is None or self._is_held:
             return
         if self._deadline is not None:
-            self._deadline += time.monotonic() - self._held_at
+            self._deadline += self._clock() - self._held_at
         self._held_at = None
 
     @property
@@ -282,7 +291,7 @@ class Attempt:
 
     def act(self, before_stop: Callable[[], Any]) -> None:
         """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
-        now = time.monotonic()
+        now = self._clock()
         is_debugging = self.state.debugged is not None and self.ladder is None
         if self._leave_at is not None and now >= self._leave_at and not is_debugging:
             self._leave()
@@ -293,11 +302,11 @@ class Attempt:
         elif self._fail_at is not None and now >= self._fail_at and not self._may_debug:
             if all(_is_victim(outcome) for outcome in self.state.failures):
                 before_stop()
-            self._climb_onto(Ladder.start(time.monotonic(), FAILURE_BUDGETS))
+            self._climb_onto(Ladder.start(self._clock(), FAILURE_BUDGETS))
         elif self._is_late(now):
             self.timed_out, self.went_idle = True, now >= self._idle_at
             before_stop()
-            self._climb_onto(Ladder.start(time.monotonic(), USER_BUDGETS))
+            self._climb_onto(Ladder.start(self._clock(), USER_BUDGETS))
 
     def _is_late(self, now: float) -> bool:
         has_aged = self._deadline is not None and self._held_at is None and now >= self._deadline

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +12,6 @@ from notebook_launcher import LaunchConfig
 from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost
 from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.kernel.run import attempt as attempt_module
-from notebook_launcher.kernel.run import rank_requests
 from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SESSION_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
 from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
 from notebook_launcher.messaging import board_layout, messages
@@ -59,11 +56,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (attempt_module, rank_requests):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 class Call:
@@ -73,7 +67,7 @@ class Call:
         self.clock, self.tree = clock, tree or Tree()
         made: Any = self.tree
         call = messages.RunCall(call_id=1, generation=0)
-        self.attempt = Attempt(made, call, (), **{"deadline": None, "debug": False, **options})
+        self.attempt = Attempt(made, call, (), **{"deadline": None, "debug": False, "clock": clock, **options})
         self.attempt.begin()
         self.tree.sent.clear()
         self.looked: list[float] = []
@@ -109,7 +103,7 @@ class Call:
 # A failure.
 
 
-def test_call_and_its_parcel_go_to_every_rank_once(clock: Clock) -> None:
+def test_call_and_its_parcel_go_to_every_rank_once() -> None:
     tree: Any = Tree(2)
     call = messages.RunCall(call_id=1, generation=0)
     tree.board.ask_to_stop(together=False)
