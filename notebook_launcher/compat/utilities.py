@@ -17,7 +17,7 @@ from notebook_launcher.config import LaunchConfig
 from notebook_launcher.training import operations
 from notebook_launcher.training.process import environment
 from notebook_launcher.training.recording.trackers import TRACKER_CLASSES, filter_trackers
-from notebook_launcher.wording.text import read_bool
+from notebook_launcher.wording.choices import read_bool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
