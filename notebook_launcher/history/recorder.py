@@ -70,7 +70,7 @@ class Recorder:
     ) -> None:
         self._open: OpenFolder | None = None
         """The folder, once something is recorded."""
-        self._home: _Home | None = None
+        self._home: _RunsHome | None = None
         """The place of the folder; None if the run is not recorded."""
         self._reader = reader
         self._say = say
@@ -84,7 +84,7 @@ class Recorder:
             # Found now, because the working directory and the environment may change within a second.
             home = run_folders.find_home(chosen)
             if home is not None:
-                self._home, self._is_on = _Home(home), True
+                self._home, self._is_on = _RunsHome(home), True
 
     @property
     def folder(self) -> Path | None:
@@ -202,7 +202,7 @@ class Recorder:
                 self._say(f"recording of the run ended{where}: {reason}")
 
 
-class _Home:
+class _RunsHome:
     """The folder of all runs, in which the folder of this one is made.
 
     Args:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.display.sink import Sink
 
-__all__ = ["CellOutput"]
+__all__ = ["ShownOutput"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CellOutput:
+class ShownOutput:
     """An output of a cell that is replaced later, which a page finds by its identifier."""
 
     sink: Sink
