@@ -22,7 +22,7 @@ from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from notebook_launcher.widgets.monitor.palette import palette_css
-from notebook_launcher.widgets.monitor.shown_output import ShownOutput
+from notebook_launcher.widgets.monitor.replaced_output import ReplacedOutput
 from notebook_launcher.widgets.place import open_widgets
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ class Monitor(anywidget.AnyWidget):
         """Set once the pictures of the end replace the monitor."""
         self._asks_for_all = False
         """True if the next message is the whole run."""
-        self._views: list[ShownOutput] = []
+        self._views: list[ReplacedOutput] = []
         """Outputs that show the monitor."""
-        self._pictures: list[ShownOutput] = []
+        self._pictures: list[ReplacedOutput] = []
         """Outputs for pictures of the run."""
         self._ticker: threading.Thread | None = None
         """Thread that sends the news of a live run and renews its pictures."""
@@ -152,7 +152,7 @@ class Monitor(anywidget.AnyWidget):
             return
         with self._lock:  # The run may end meanwhile, and then every view is replaced, in the ticker's thread.
             is_live = self.is_live and not self._over.is_set()
-            view = ShownOutput.show(sink, self._bundle())
+            view = ReplacedOutput.show(sink, self._bundle())
             is_replaced = is_live or not self.leaves_picture
             if is_replaced:
                 self._views.append(view)
@@ -165,7 +165,7 @@ class Monitor(anywidget.AnyWidget):
         `show` does this below the monitor itself. If another widget holds the monitor, its code calls this method for
         the cell that shows that widget.
         """
-        below = ShownOutput.show(sink, NOTHING)  # Empty so far, and empty HTML takes no room.
+        below = ReplacedOutput.show(sink, NOTHING)  # Empty so far, and empty HTML takes no room.
         with self._lock:
             self._pictures.append(below)
         self._start_ticker()

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.display.sink import Sink
 
-__all__ = ["ShownOutput"]
+__all__ = ["ReplacedOutput"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ShownOutput:
+class ReplacedOutput:
     """An output of a cell that is replaced later, which a page finds by its identifier."""
 
     sink: Sink
