@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notebook_launcher.errors import (
     ConfigError,
     InternalError,
-    RankFailedError,
     ResourceError,
     RunStoppedError,
     RunTimeoutError,
@@ -178,16 +177,14 @@ def _error_of_attempt(
     if attempt.state.not_started is not None:
         return _not_started_error(attempt.state.not_started, plan)
     if attempt.timed_out:
-        return RunTimeoutError(_with_stacks(_describe_timeout(attempt, plan), stacks, plan))
+        return RunTimeoutError("\n".join(filter(None, (_describe_timeout(attempt, plan), _evidence(stacks, plan)))))
     real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
     if not asked_to_stop:
         real = real or list(failures)  # Nobody asked for an end, so a rank without a value is a failure.
     if real:
         first = attempt.state.outcomes[real[0].rank]
-        error = rank_errors.to_exception(first, real[0], plan.num_processes, unpack)
-        if stacks and real[0].victim and isinstance(error, RankFailedError):
-            error.args = (_with_stacks(str(error), stacks, plan),)
-        return error
+        evidence = _evidence(stacks, plan) if stacks and real[0].victim else ""
+        return rank_errors.to_exception(first, real[0], plan.num_processes, unpack, evidence=evidence)
     if failures and asked_to_stop:
         ranks = rank_list(failure.rank for failure in failures)
         return RunStoppedError(f"the run was stopped before {ranks} returned")
@@ -212,9 +209,10 @@ def _lost_tree_error(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
     return rank_errors.supervisor_lost_error(attempt.state.supervisor_lost or "")
 
 
-def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:
+def _evidence(stacks: Stacks | None, plan: Plan) -> str:
+    """Return where the ranks were, after a sentence about what that suggests; empty if neither is known."""
     hint = suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend)
-    return "\n".join(filter(None, (message, hint, stacks.in_past_tense if stacks else "")))
+    return "\n".join(filter(None, (hint, stacks.in_past_tense if stacks else "")))
 
 
 def _not_started_error(failed: messages.RankNotStarted, plan: Plan) -> ResourceError:
