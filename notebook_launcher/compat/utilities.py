@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from notebook_launcher.settings.option_choices import Precision
+
 __all__ = ["NAMES"]
 
 
@@ -215,7 +217,7 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:  # noqa: FBT00
     return found if to_bool else int(found)
 
 
-def write_basic_config(mixed_precision: str = "no", save_location: str | Path | None = None) -> Path | bool:
+def write_basic_config(mixed_precision: Precision = "no", save_location: str | Path | None = None) -> Path | bool:
     """Write Accelerate's settings file for this machine, and return its path; False if the file exists."""
     import torch
 
