@@ -199,14 +199,14 @@ class Attempt:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Begin to stop; with `at_once` go to the last rung."""
-        now, ladder = self._clock(), self.ladder
-        if ladder is None:
+        now = self._clock()
+        if self.ladder is None:
             self.tree.board.ask_to_stop(together=False)
             can_ask = self.requests.stop_asked_at is None and self.requests.can_ask(self.state.unsettled)
-            ladder = Ladder.start(now, USER_BUDGETS, can_ask=can_ask)
-            self._climb_onto(ladder)
-        if at_once:
-            ladder.climb(now, to_top=True)
+            first = Rung.KILL if at_once else Rung.ASK if can_ask else Rung.INTERRUPT
+            self._climb_onto(Ladder.start(now, USER_BUDGETS, on=first))
+        elif at_once:
+            self.ladder.climb_to(Rung.KILL, now)
             self._send_signal()
 
     def note_change(self, changed: messages.Changed) -> None:

@@ -195,7 +195,7 @@ def test_stop_interrupts_ranks_that_read_no_board_and_asks_others_first(clock: C
 def test_stop_at_once_kills_and_a_rank_that_was_killed_settles_when_it_exits(clock: Clock) -> None:
     call = Call(clock).start()
     call.attempt.stop(at_once=True)
-    assert call.act() == [((0, 1, 2), signal.SIGINT), ((0, 1, 2), signal.SIGKILL)]
+    assert call.act() == [((0, 1, 2), signal.SIGKILL)]
     for rank in range(3):
         call.give_value(rank)
     assert not call.attempt.settled
@@ -325,7 +325,7 @@ def test_run_goes_idle_only_once_a_rank_runs_the_function(clock: Clock) -> None:
 
 
 def test_ladder_ends_on_its_last_rung() -> None:
-    ladder = Ladder.start(0.0, USER_BUDGETS, can_ask=True)
+    ladder = Ladder.start(0.0, USER_BUDGETS, on=Rung.ASK)
     seen = [(ladder.rung, ladder.deadline)]
     for now in (0.5, 1.5, 2.0, 3.0):
         ladder.climb(now)
