@@ -33,9 +33,9 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.config_record import config_as_json
 from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
-from notebook_launcher.kernel.run.snapshots import config_as_json
 from notebook_launcher.kernel.session_runs import SessionRuns
 from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.travel import cells

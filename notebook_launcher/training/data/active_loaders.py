@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ActiveLoader", "ActiveLoaders", "LoopOwner", "full_rows_of", "relative_weights"]
 
+IN_STEP = 2
+"""Micro-batches in a row that each drew a batch from a loader, before the loader counts as read side by side."""
+
 
 class ActiveLoader(Protocol):
     """A prepared loader, as accumulation sees it; `DataLoaderStateMixin` describes the attributes."""
@@ -61,10 +64,6 @@ def relative_weights(loader: ActiveLoader) -> tuple[float, ...] | None:
         return None
     full = full_rows_of(loader)
     return tuple(weight / full for weight in drawn.weights)
-
-
-IN_STEP = 2
-"""Micro-batches in a row that each drew a batch from a loader, before the loader counts as read side by side."""
 
 
 class ActiveLoaders:
