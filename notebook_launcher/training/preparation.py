@@ -41,20 +41,16 @@ __all__ = ["Preparation", "Preparer"]
 class Preparer(Protocol):
     """An Accelerator, whose subclasses may override these methods."""
 
-    @property
-    def prepare_data_loader(self) -> Callable[..., Any]:
+    def prepare_data_loader(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare a data loader."""
 
-    @property
-    def prepare_model(self) -> Callable[..., Any]:
+    def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare a model."""
 
-    @property
-    def prepare_optimizer(self) -> Callable[..., Any]:
+    def prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare an optimizer."""
 
-    @property
-    def prepare_scheduler(self) -> Callable[..., Any]:
+    def prepare_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare a learning-rate scheduler."""
 
 

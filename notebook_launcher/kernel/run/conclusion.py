@@ -15,6 +15,7 @@ from notebook_launcher.errors import (
 )
 from notebook_launcher.kernel.failures import culprit, failure_display, rank_errors
 from notebook_launcher.kernel.inspection.mismatches import suggestion
+from notebook_launcher.kernel.process_limit import describe_process_limit
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.tracebacks import without_locals
@@ -219,10 +220,7 @@ def _not_started_error(failed: messages.RankNotStarted, plan: Plan) -> ResourceE
     who = name_rank(failed.rank, plan.node_names[failed.rank] if plan.node_names else "", of=plan.num_processes)
     msg = f"{who} could not be started: {failed.message}."
     if failed.errno in (errno.EAGAIN, errno.ENOMEM):
-        msg += (
-            " The limit on processes may be reached (`ulimit -u`, or the container's pids limit). Use fewer ranks, or "
-            "stop other processes."
-        )
+        msg += f" {describe_process_limit()}"
     if failed.errno == errno.E2BIG:
         msg += " The environment is too large for a new process: see os.environ and env=."
     return ResourceError(failed.errno, msg)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.kernel.held_interrupts import can_hold_interrupts, held_interrupts
+from notebook_launcher.kernel.process_limit import describe_process_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,9 +147,7 @@ def _no_thread(error: RuntimeError) -> ResourceError:
     """Return the error of a run whose thread could not be started."""
     return ResourceError(
         errno.EAGAIN,
-        f"the run's thread could not be started: {error}. The limit on processes, which counts threads, may be "
-        "reached (`ulimit -u`, or the container's pids limit), or the limit on memory (`ulimit -v`). Use "
-        "fewer ranks, or stop other processes.",
+        f"the run's thread could not be started: {error}. {describe_process_limit(for_threads=True)}",
     )
 
 
