@@ -19,6 +19,7 @@ from notebook_launcher.kernel.run.call_state import CallState
 from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
 from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 from notebook_launcher.kernel.run.rank_requests import RankRequests
+from notebook_launcher.kernel.run.time_limits import TimeLimits
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
@@ -80,15 +81,10 @@ class Attempt:
         """True if the run exceeded `LaunchConfig.timeout` or `idle_timeout`."""
         self.went_idle = False
         """True if the run exceeded `LaunchConfig.idle_timeout`."""
-        self._idle_timeout = math.inf if idle_timeout is None else idle_timeout
+        self._limits = TimeLimits(deadline, idle_timeout, clock)
         self._clock = clock
-        self._active_at = clock()
-        """Time at which a rank last sent something."""
         self._call = call
         self._fds = fds
-        self._deadline = deadline
-        self._held_at: float | None = None
-        """Time since which input, a debugger or a pause holds ranks, which stops the clock of `_deadline`."""
         self._fail_at: float | None = None
         """Time at which the other ranks are stopped, because a rank has failed."""
         self._leave_at: float | None = None
@@ -178,7 +174,7 @@ class Attempt:
 
     def note_activity(self) -> None:
         """Record that a rank sent something just now."""
-        self._active_at = self._clock()
+        self._limits.note_activity()
 
     def _note_outcome(self, outcome: RankOutcome) -> None:
         asked_at = self.requests.stop_asked_at
@@ -255,22 +251,18 @@ class Attempt:
         self.tree.signal(ranks, signum)
 
     def hold_clock(self) -> None:
-        """Stop the clock of the time-out until `release_clock`; idempotent."""
-        if self._held_at is None:
-            self._held_at = self._clock()
+        """Stop the clock of the time limit until `release_clock`; idempotent."""
+        self._limits.hold()
 
     def release_clock(self) -> None:
-        """Start the clock of the time-out again, unless a debugger or a pause still holds all ranks; idempotent."""
-        if self._held_at is None or self._is_held:
-            return
-        if self._deadline is not None:
-            self._deadline += self._clock() - self._held_at
-        self._held_at = None
+        """Let the clock of the time limit run on, unless a debugger or a pause still holds all ranks; idempotent."""
+        if self.state.debugged is None and self.requests.paused_after is None:
+            self._limits.release()
 
     @property
-    def _is_held(self) -> bool:
-        """True while a debugger or a pause holds all ranks."""
-        return self.state.debugged is not None or self.requests.paused_after is not None
+    def _has_begun(self) -> bool:
+        """True once a rank runs the function."""
+        return bool(self.state.started)
 
     def next_deadline(self) -> float | None:
         """Return the time at which `act` has something to do; None if it has nothing to do."""
@@ -278,16 +270,9 @@ class Attempt:
         if self.state.debugged is None:
             moments.append(self._leave_at)
         if self.ladder is None:
-            moments.append(self._idle_at)
-            if self._held_at is None:
-                moments.append(self._deadline)
+            moments.append(self._limits.next_at(has_begun=self._has_begun))
         known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
         return min(known, default=None)
-
-    @property
-    def _idle_at(self) -> float:
-        """Time at which the run counts as idle; infinity until a rank runs the function: the start may take long."""
-        return self._active_at + self._idle_timeout if self.state.started else math.inf
 
     def act(self, before_stop: Callable[[], Any]) -> None:
         """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
@@ -303,14 +288,10 @@ class Attempt:
             if all(_is_victim(outcome) for outcome in self.state.failures):
                 before_stop()
             self._climb_onto(Ladder.start(self._clock(), FAILURE_BUDGETS))
-        elif self._is_late(now):
-            self.timed_out, self.went_idle = True, now >= self._idle_at
+        elif now >= self._limits.next_at(has_begun=self._has_begun):
+            self.timed_out, self.went_idle = True, self._limits.is_idle(now, has_begun=self._has_begun)
             before_stop()
             self._climb_onto(Ladder.start(self._clock(), USER_BUDGETS))
-
-    def _is_late(self, now: float) -> bool:
-        has_aged = self._deadline is not None and self._held_at is None and now >= self._deadline
-        return has_aged or now >= self._idle_at
 
     @property
     def rung(self) -> Rung | None:
