@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
