@@ -91,9 +91,10 @@ class RunConduct:
 
     def is_over_within(self, seconds: float) -> bool:
         """Carry out the run for so long, or until it fails; return True if it is over."""
-        steps, end = self._begun(), time.monotonic() + seconds
+        is_new, steps, end = self._steps is None, self._begun(), time.monotonic() + seconds
         try:
-            next(steps)
+            if is_new:
+                next(steps)  # A generator takes no value before its first step.
             while not self._has_failed and (left := end - time.monotonic()) > 0:
                 steps.send(left)
         except StopIteration:
