@@ -177,21 +177,23 @@ class Attempt:
         self._limits.note_activity()
 
     def _note_outcome(self, outcome: RankOutcome) -> None:
-        asked_at = self.requests.stop_asked_at
-        stopping = asked_at if self.ladder is None or asked_at is not None else self.ladder.started
+        stopping = self._stopping_since
         outcome.after_stop = stopping is not None and outcome.time >= stopping
         outcome.pid = self.tree.pids.get(outcome.rank) if outcome.exited is None else outcome.exited.pid
         self.state.replace(outcome)
         if stopping is not None:
             self._leave_in(self._stop_grace)
-        elif not (outcome.failed or self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
+        elif outcome.failed:
+            self._fail_in(VICTIM_GRACE if _is_victim(outcome) else SURE_GRACE)
+        elif not (self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
             # Not with NCCL: collectives that the rank has begun may still be running on its GPU.
             self._leave_in(RETURN_GRACE)
-        if not outcome.failed or stopping is not None:
-            return
-        grace = VICTIM_GRACE if _is_victim(outcome) else SURE_GRACE
-        fail_at = self._clock() + grace
-        self._fail_at = fail_at if self._fail_at is None else min(self._fail_at, fail_at)
+
+    @property
+    def _stopping_since(self) -> float | None:
+        """Time since which the ranks are asked to stop, or are made to; None if nobody stops them."""
+        asked_at = self.requests.stop_asked_at
+        return self.ladder.started if asked_at is None and self.ladder is not None else asked_at
 
     def stop(self, *, at_once: bool = False) -> None:
         """Begin to stop; with `at_once` go to the last rung."""
@@ -225,8 +227,11 @@ class Attempt:
 
         Peers that wait for such a rank in a collective then get an error instead of waiting.
         """
-        at = self._clock() + seconds
-        self._leave_at = at if self._leave_at is None else min(self._leave_at, at)
+        self._leave_at = _earlier(self._leave_at, self._clock() + seconds)
+
+    def _fail_in(self, seconds: float) -> None:
+        """Schedule that the other ranks are stopped, so that they can report failures of their own until then."""
+        self._fail_at = _earlier(self._fail_at, self._clock() + seconds)
 
     def _leave(self) -> None:
         self._leave_at = None
@@ -299,6 +304,10 @@ class Attempt:
         if self.ladder is None:
             return None if self.requests.stop_asked_at is None else Rung.ASK
         return self.ladder.rung
+
+
+def _earlier(known: float | None, at: float) -> float:
+    return at if known is None else min(known, at)
 
 
 def _is_victim(outcome: RankOutcome) -> bool:

@@ -174,15 +174,18 @@ class CallState:
     @property
     def kept_group(self) -> bool:
         """True if all ranks still have the process group with which the call began, and are in step in it."""
-        states = [outcome.group for outcome in self.outcomes.values()]
-        if self.left or any(state is None or not state.is_kept for state in states):
+        groups = [outcome.group for outcome in self.outcomes.values()]
+        kept = [group for group in groups if group is not None and group.is_kept]
+        if self.left or len(kept) < len(groups):
             return False
         raised = [outcome.raised.report for outcome in self.outcomes.values() if outcome.raised is not None]
-        if not raised:
-            return True
-        num_calls: dict[str, set[int]] = {}
-        for state in states:
-            for name, number in (state.num_calls if state is not None else {}).items():
-                num_calls.setdefault(name, set()).add(number)
-        in_step = all(len(numbers) == 1 for numbers in num_calls.values())
-        return in_step and not any(lost_its_peer(report) for report in raised)
+        return not raised or (_are_in_step(kept) and not any(lost_its_peer(report) for report in raised))
+
+
+def _are_in_step(groups: Iterable[messages.GroupState]) -> bool:
+    """Return True if all ranks that have called a collective have called it equally often."""
+    num_calls: dict[str, set[int]] = {}
+    for group in groups:
+        for name, number in group.num_calls.items():
+            num_calls.setdefault(name, set()).add(number)
+    return all(len(numbers) == 1 for numbers in num_calls.values())
