@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import types
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import accelerate_yaml, engine_choice, launch_environment, option_checks
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
     from notebook_launcher.engines.engine import Engine
     from notebook_launcher.settings.accelerate_yaml import AccelerateFile
+    from notebook_launcher.settings.option_choices import (
+        Backend,
+        CommHook,
+        Precision,
+        PreemptionSignal,
+        ResumePoint,
+        ShownRanks,
+        StartMethod,
+    )
 
 __all__ = [
     "LaunchConfig",
@@ -60,10 +69,10 @@ class LaunchConfig:
     """Number of ranks on each machine. None: `num_processes`, spread evenly."""
     devices: tuple[int, ...] | str | None = None
     """GPUs, by their index among the visible ones. `"cpu"`: none of them. None: all of them."""
-    backend: str | None = "auto"
+    backend: Backend | None = "auto"
     """Backend of the default process group. `"auto"`: NCCL if every rank has its own GPU, else gloo. None: the
     launcher starts no group, and the function makes its own."""
-    mixed_precision: str | None = None
+    mixed_precision: Precision | None = None
     """Precision that an `Accelerator()` made in a rank adopts: `"no"`, `"fp16"` or `"bf16"`. None: the value of the
     environment variable `ACCELERATE_MIXED_PRECISION`, else `"no"`."""
     gradient_accumulation_steps: int | None = None
@@ -71,7 +80,7 @@ class LaunchConfig:
     environment variable `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, else 1."""
     max_grad_norm: float | None = None
     """Norm to which an `Accelerator()` made in a rank clips the gradients of each update. None: no clipping."""
-    comm_hook: str | None = None
+    comm_hook: CommHook | None = None
     """Compression of the gradients that an `Accelerator()` made in a rank sends to the other ranks: `"no"`,
     `"fp16"`, `"bf16"`, `"power_sgd"` or `"batched_power_sgd"`. None: `"no"`."""
     check_ranks: bool | None = None
@@ -89,7 +98,7 @@ class LaunchConfig:
     """Machines on which the ranks run. None: the kernel's own. `Commands([...])`, `SSH([...])`, `Slurm()` or `Ray()`:
     the machines that the engine reaches, or its text: `"slurm"`, `"ray"` or `"ssh gpu1 gpu2"`. Rank 0 is on the first
     machine, and the ranks of each machine are consecutive."""
-    start_method: str = "forkserver"
+    start_method: StartMethod = "forkserver"
     """Way in which ranks start. `"forkserver"`: they are forked from a clean process, which works whatever the kernel
     did before. `"fork"`: they are forked from the kernel itself, so captured data is shared and need not pickle.
     `"spawn"`: each is a fresh interpreter, which is slow to start."""
@@ -112,19 +121,19 @@ class LaunchConfig:
     after `timeout`, by default 7 days. A session keeps its ranks, and `attach_session()` reconnects to it."""
     max_restarts: int = 0
     """Number of times that all ranks start again after a failure."""
-    resume: str | None = None
+    resume: ResumePoint | None = None
     """Point from which the function resumes when it is called again after a failure. `"checkpoint"`: without a folder,
     `accelerator.load_state()` loads the newest checkpoint that this run has saved; before the first, it loads nothing.
     None: the function decides by itself."""
-    preemption_signal: str | None = None
+    preemption_signal: PreemptionSignal | None = None
     """Signal at which the host of a detached run saves the training after its next update and stops the run:
     `"SIGTERM"`, `"SIGUSR1"` or `"SIGUSR2"`. None: SIGTERM with `resume="checkpoint"`, else none."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
     """Environment variables that only the ranks get, in addition to the kernel's. Those that the launcher numbers ranks
     by (`RANK`, `MASTER_PORT` and the like) are refused, and so is a value that contradicts another option."""
-    output: str = "all"
+    output: ShownRanks = "all"
     """Ranks whose output the cell shows: `"all"`, `"rank0"` or `"none"`. `run.logs(rank)` always has all output."""
-    display: str = "rank0"
+    display: ShownRanks = "rank0"
     """Ranks whose rich output (figures, HTML, tables) the cell shows: `"all"`, `"rank0"` or `"none"`."""
     threads_per_process: int | None = None
     """Intra-op threads of each rank. None: an equal share of the cores."""
@@ -137,7 +146,7 @@ class LaunchConfig:
     """Folder in which the run leaves a folder of its own, with its options, metrics, logs and summary, for `runs()` and
     `open_run()`. `"auto"`: the folder that the environment variable `NOTEBOOK_LAUNCHER_RUNS` names (`off`: none), else
     `$XDG_STATE_HOME/notebook-launcher/runs`, else `~/.local/state/notebook-launcher/runs`. None: no run folder."""
-    monitor: bool | str = "auto"
+    monitor: bool | Literal["auto"] = "auto"
     """Live monitor of the run. `"auto"`: a run of more than a second shows the monitor if the front end draws widgets,
     else a line of progress; neither with `output="none"`. True: the monitor, whatever `output` is. False: neither."""
 

@@ -138,8 +138,9 @@ class RankContext:
     last_progress: float = -math.inf
     """Time at which `progress` last sent a record."""
     num_loops: int = 0
+    """Number of loops that have begun."""
     num_items: int = 0
-    """Loops that have begun, and items of all loops that are done."""
+    """Number of items, of all loops, that are done."""
     safepoint: RankSafepoint | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
     backward_pause: BackwardPause = dataclasses.field(default_factory=BackwardPause)
@@ -238,9 +239,8 @@ def notify(text: str) -> None:
     """Show a line in the cell, once for all ranks: rank 0 of a run sends it, and nothing else does."""
     context = _Current.context
     if context is not None and context.rank == 0:
-        from notebook_launcher.messaging.messages import (
-            Notice,  # here, because they take a third of the time of importing this
-        )
+        # Imported late, because the messages take a third of the time of importing this module.
+        from notebook_launcher.messaging.messages import Notice
 
         context.send(Notice(text=text))
 

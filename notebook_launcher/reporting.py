@@ -154,9 +154,8 @@ def _shown(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
         return f"{type(value).__name__} of shape {tuple(shape)}"
-    from notebook_launcher.wording.value_text import (
-        describe_value,  # here, because a notebook's first cell imports this module
-    )
+    # Imported late, because a notebook's first cell imports this module.
+    from notebook_launcher.wording.value_text import describe_value
 
     return describe_value(value)
 

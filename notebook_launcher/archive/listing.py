@@ -13,8 +13,9 @@ from notebook_launcher.drawing.legend import RUN_STATES
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import is_hosted, is_session
+from notebook_launcher.wording.choices import unknown
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import escape, one_line, unknown
+from notebook_launcher.wording.text import escape, one_line
 from notebook_launcher.wording.units import format_bytes, format_metrics, format_seconds
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from notebook_launcher.archive.stored import require_home, stored_runs
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.tracebacks import for_caller
-from notebook_launcher.wording.text import did_you_mean, type_of
+from notebook_launcher.wording.choices import did_you_mean
+from notebook_launcher.wording.text import type_of
 
 __all__ = ["LAST", "open_run"]
 

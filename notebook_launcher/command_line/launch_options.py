@@ -62,10 +62,10 @@ WITHOUT_EFFECT = {
     **dict.fromkeys(("enable_cpu_affinity", "numa_binding"), "--threads_per_process limits each rank's threads"),
 }
 """Options that are accepted and reported as ignored, each with the reason."""
-SEVERAL = {"env": "NAME=VALUE", "tags": "TAG"}
-"""Fields whose option may be given several times, with the word that `--help` shows for one."""
 FLAGS = ("same_network", "standalone", "quiet", "run_path", "enable_cpu_affinity")
-"""The options among them that take no value."""
+"""The ignored options that take no value."""
+SEVERAL = {"env": "NAME=VALUE", "tags": "TAG"}
+"""Fields whose option may be given several times, each with the word that `--help` shows for one value."""
 
 ELSEWHERE = "use `accelerate launch` for it"
 REFUSED = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings.accelerate_deepspeed import KIND, SECTION, SWITCH, deepspeed_options
 from notebook_launcher.settings.accelerate_sections import SECTIONS, USE_FSDP, USE_PARALLELISM, variables_of
-from notebook_launcher.wording.text import read_bool
+from notebook_launcher.wording.choices import read_bool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,7 +10,7 @@ from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - t
 from notebook_launcher.errors import CaptureError, ConfigError, LaunchError
 from notebook_launcher.kernel.failures.failure import Failure
 from notebook_launcher.kernel.launch import notebook_launch
-from notebook_launcher.wording.text import unknown
+from notebook_launcher.wording.choices import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -17,12 +17,14 @@ from notebook_launcher.config import LaunchConfig
 from notebook_launcher.training import operations
 from notebook_launcher.training.process import environment
 from notebook_launcher.training.recording.trackers import TRACKER_CLASSES, filter_trackers
-from notebook_launcher.wording.text import read_bool
+from notebook_launcher.wording.choices import read_bool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
     import torch
+
+    from notebook_launcher.settings.option_choices import Precision
 
 __all__ = ["NAMES"]
 
@@ -215,7 +217,7 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:  # noqa: FBT00
     return found if to_bool else int(found)
 
 
-def write_basic_config(mixed_precision: str = "no", save_location: str | Path | None = None) -> Path | bool:
+def write_basic_config(mixed_precision: Precision = "no", save_location: str | Path | None = None) -> Path | bool:
     """Write Accelerate's settings file for this machine, and return its path; False if the file exists."""
     import torch
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached.attached_output import AttachedOutput
 from notebook_launcher.detached.attached_run import AttachedRun
+from notebook_launcher.detached.requests import TakeResults
 from notebook_launcher.errors import CallOrderError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class AttachedCall(AttachedRun):
                 self._failed()
             # The host may be gone: then the folder stays.
             with contextlib.suppress(OSError, EOFError, CallOrderError):
-                self._final = self._call("taken")
+                self._final = self._request(TakeResults())
                 if self._final is not None:
                     outcome.results.folder = None
         return outcome

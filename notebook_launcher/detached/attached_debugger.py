@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached.attached_output import AttachedOutput
 from notebook_launcher.detached.attached_questions import AttachedQuestions
+from notebook_launcher.detached.requests import AwaitDebugger, InterruptDebugger
 from notebook_launcher.history.host_files import SESSION_SOCKET
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 
@@ -25,12 +26,12 @@ class AttachedDebugger:
     Args:
         folder: The session's folder.
         config: The session's options.
-        call: Asks the host: a method's name and arguments.
+        request: Sends a request to the host, and returns its value.
     """
 
-    def __init__(self, folder: Path, config: LaunchConfig, call: Callable[..., Any]) -> None:
-        self._call = call
-        self._questions = AttachedQuestions(lambda *answer: call("answer", *answer))
+    def __init__(self, folder: Path, config: LaunchConfig, request: Callable[[object], Any]) -> None:
+        self._request = request
+        self._questions = AttachedQuestions(request)
         self._output = AttachedOutput(folder, config, None, socket_name=SESSION_SOCKET)
         self._over: Latch[None] = Latch()
 
@@ -47,9 +48,9 @@ class AttachedDebugger:
         while not self._over.is_set:
             if self._is_interrupted():
                 num_interrupts += 1
-                self._call("interrupt_debugger", num_interrupts > 1)
+                self._request(InterruptDebugger(again=num_interrupts > 1))
         thread.join()
-        fault = self._call("end_of_debugger")
+        fault = self._request(AwaitDebugger())
         if fault is not None:
             raise fault
 

@@ -8,6 +8,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
+from notebook_launcher.detached.requests import AnswerQuestion
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel.display.asking import ask, why_no_answers
 from notebook_launcher.kernel.display.sink import make_sink
@@ -26,11 +27,11 @@ class AttachedQuestions:
     Several clients may ask the same question at once. The first answer counts, and the other prompts end.
 
     Args:
-        answer: Sends an answer to the host: key and text.
+        send: Sends an answer to the host.
     """
 
-    def __init__(self, answer: Callable[[int, str], object]) -> None:
-        self._answer = answer
+    def __init__(self, send: Callable[[AnswerQuestion], object]) -> None:
+        self._send = send
         self._pending: tuple[PendingQuestion, ...] = ()
         self._answered: set[int] = set()
         """Keys of the questions that were answered here; the host may not have confirmed it yet."""
@@ -115,4 +116,4 @@ class AttachedQuestions:
         self._answered.add(question.key)
         # If the host is gone, the run is over, which the wait finds out.
         with contextlib.suppress(OSError, EOFError, CallOrderError):
-            self._answer(question.key, text)
+            self._send(AnswerQuestion(key=question.key, text=text))

@@ -11,7 +11,7 @@ from notebook_launcher import travel
 from notebook_launcher.detached.attached_call import AttachedCall
 from notebook_launcher.detached.attached_debugger import AttachedDebugger
 from notebook_launcher.detached.host_socket import HostConnection
-from notebook_launcher.detached.requests import Begin
+from notebook_launcher.detached.requests import Begin, CloseSession, ForgetFailures, OpenDebugger, ReadSession
 from notebook_launcher.detached.session_folders import session_name_of
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
@@ -143,8 +143,8 @@ class AttachedSession(SessionCells):
         """
         checks.check_not_in_rank("Session.debug")
         check_answers("session.debug()")
-        self._call("debug", rank)
-        AttachedDebugger(self._folder, self._config, self._call).run()
+        self._request(OpenDebugger(rank=rank))
+        AttachedDebugger(self._folder, self._config, self._request).run()
 
     def _debug_own(self, error: BaseException) -> bool:
         """Open the debugger if the latest call made here raised this exception; return False if it did not."""
@@ -155,13 +155,13 @@ class AttachedSession(SessionCells):
 
     def forget(self) -> None:
         """Release what the ranks keep of the last call's failure: its frames, with their tensors. Idempotent."""
-        self._call("forget")
+        self._request(ForgetFailures())
 
     def close(self) -> None:
         """Stop the running call and end the ranks, for all clients; idempotent."""
         if not self._is_closed:
             with contextlib.suppress(CallOrderError, OSError, EOFError):  # Another client has closed it.
-                self._call("close")
+                self._request(CloseSession())
         self._is_closed = True
         self._magic.remove()
 
@@ -178,12 +178,12 @@ class AttachedSession(SessionCells):
         return not self._is_closed and self._state().is_at_rest
 
     def _state(self) -> SessionState:
-        state: SessionState = self._call("state")
+        state: SessionState = self._request(ReadSession())
         return state
 
-    def _call(self, method: str, *args: Any) -> Any:
+    def _request(self, record: object) -> Any:
         with self._connected() as connection:
-            return connection.call(method, args, {})
+            return connection.request(record)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[HostConnection]:

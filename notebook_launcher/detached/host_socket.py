@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.detached.requests import PROTOCOL, Answered, Ask, RequestRefused
+from notebook_launcher.detached.requests import PROTOCOL, Answered, RequestRefused
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
 from notebook_launcher.messaging.links import Link
@@ -126,9 +126,9 @@ class HostConnection:
         self._link.send(record)
         return self._link.receive(patience)
 
-    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the run in the host, or read an attribute; raises the exception of the call there."""
-        answer = _checked(self.ask(Ask(name=method, args=args, kwargs=kwargs)))
+    def request(self, record: object) -> Any:
+        """Send a request that has a value, such as `Ask`; return the value, or raise the host's exception."""
+        answer = _checked(self.ask(record))
         assert isinstance(answer, Answered)
         return answer.value
 

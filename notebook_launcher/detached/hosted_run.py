@@ -15,7 +15,7 @@ from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.ending import KeptParcels, write_ending
 from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
-from notebook_launcher.detached.requests import Answered, Ask, Follow, RequestRefused
+from notebook_launcher.detached.requests import Answered, AnswerQuestion, Ask, Follow, RequestRefused, TakeResults
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
 from notebook_launcher.kernel.calls.origin import Origin, describe_environment
@@ -23,6 +23,7 @@ from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.run.any_run import attributes_of_runs, methods_of_runs
+from notebook_launcher.kernel.run.conduct import RunConduct
 from notebook_launcher.kernel.run.handle import Run
 from notebook_launcher.kernel.run.thread import RunThread
 
@@ -82,7 +83,7 @@ class HostedRun:
             scope = dataclasses.replace(scope, displays=functools.partial(self._journal.divert, scope.displays))
         ranks.start()
         hosting = self._hosting(source, environment)
-        thread = RunThread(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
+        thread = RunThread(RunConduct(ranks, OutgoingCall(None, parcel), scope, hosting, Latch()))
         thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
         self._questions.connect(thread.command, thread.waits_for)
         self._open_socket(thread.make_folder())
@@ -168,9 +169,9 @@ class HostedRun:
         match request:
             case Follow():
                 return self._journal.news(request)
-            case Ask(name="answer", args=(key, text)):
+            case AnswerQuestion(key=key, text=text):
                 return Answered(value=self._questions.answer(key, text))
-            case Ask(name="taken"):
+            case TakeResults():
                 final = self.run.snapshot() if self.is_minor else None
                 self.is_taken = True
                 self.release()

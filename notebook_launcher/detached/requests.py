@@ -13,22 +13,31 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROTOCOL",
+    "AnswerQuestion",
     "Answered",
     "Ask",
+    "AwaitDebugger",
     "Begin",
+    "CloseSession",
     "Entry",
     "Follow",
+    "ForgetFailures",
     "HostOrder",
     "HostReady",
+    "InterruptDebugger",
     "News",
+    "OpenDebugger",
     "PendingQuestion",
+    "ReadSession",
     "RequestRefused",
     "SessionOrder",
     "SessionState",
+    "TakeResults",
 ]
 
-PROTOCOL = 5
-"""Number of this protocol. It changes with every record and method; a host and a client of different numbers part."""
+PROTOCOL = 6
+"""Number of this protocol. It changes with every record and with every method that an `Ask` may name; a host and a
+client of different numbers part."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +103,10 @@ class HostReady:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Call a method of the run, or read an attribute; answered by `Answered` or `RequestRefused`."""
+    """Call a method of the run's handle, or read an attribute: the surface of `AnyRun`, without what a client has.
+
+    Answered, as are the records below, by `Answered` or `RequestRefused`.
+    """
 
     name: str
     args: tuple[Any, ...] = ()
@@ -102,15 +114,64 @@ class Ask:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerQuestion:
+    """Give the answer to a `PendingQuestion`; the value is True if the question still waited for it."""
+
+    key: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TakeResults:
+    """Note that the client has opened the results; the value is the run's last snapshot if its folder goes now."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSession:
+    """Read the state of the session; the value is a `SessionState`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDebugger:
+    """Open a debugger in the frames of a rank, or join the debugger that is open."""
+
+    rank: int | None
+    """The rank; None: the one that failed first."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptDebugger:
+    """Leave the debugger at its prompt, or end the command that runs in it."""
+
+    again: bool
+    """True to end the rank."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitDebugger:
+    """Wait for the end of the debugger; the value is its exception, or None."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetFailures:
+    """Release what the ranks keep of the last call's failure."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CloseSession:
+    """Stop the running call and end the ranks; the answer comes when they have ended."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The value of the call."""
+    """The value of a request."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRefused:
-    """The exception of the call."""
+    """The exception of a request."""
 
     error: BaseException
 
@@ -130,7 +191,7 @@ class Follow:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PendingQuestion:
-    """A question of a rank that waits for an answer; answered by an `Ask` of `answer`."""
+    """A question of a rank that waits for an answer; answered by `AnswerQuestion`."""
 
     key: int
     rank: int

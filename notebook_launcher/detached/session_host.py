@@ -14,14 +14,28 @@ from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.hosted_debugger import HostedDebugger
 from notebook_launcher.detached.hosted_run import HostedRun
 from notebook_launcher.detached.preemption import on_preemption
-from notebook_launcher.detached.requests import Answered, Ask, Begin, Follow, HostReady, RequestRefused, SessionState
+from notebook_launcher.detached.requests import (
+    Answered,
+    AnswerQuestion,
+    AwaitDebugger,
+    Begin,
+    CloseSession,
+    Follow,
+    ForgetFailures,
+    HostReady,
+    InterruptDebugger,
+    OpenDebugger,
+    ReadSession,
+    RequestRefused,
+    SessionState,
+)
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.config_record import config_as_json
 from notebook_launcher.kernel.latch import AWAKE_EVERY
 from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
-from notebook_launcher.kernel.run.snapshots import config_as_json
 from notebook_launcher.kernel.session_runs import SessionRuns
 from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.travel import cells
@@ -124,15 +138,15 @@ class SessionHost:
         match request:
             case Begin():
                 return self._begin(request, caller)
-            case Follow() | Ask(name="answer" | "interrupt_debugger" | "end_of_debugger"):
+            case Follow() | AnswerQuestion() | InterruptDebugger() | AwaitDebugger():
                 return self._answer_in_debugger(request)
-            case Ask(name="state"):
+            case ReadSession():
                 value = self._state()
-            case Ask(name="debug", args=(rank,)):
+            case OpenDebugger(rank=rank):
                 self._debug(rank)
-            case Ask(name="forget"):
+            case ForgetFailures():
                 self._forget()
-            case Ask(name="close"):
+            case CloseSession():
                 self._wishes.put("close")
                 self._ended.wait()
             case _:
@@ -191,19 +205,20 @@ class SessionHost:
                 self._check_free()
                 self._debugger = HostedDebugger(self._runs.ranks, *self._runs.frames_to_debug(rank))
 
-    def _answer_in_debugger(self, request: Follow | Ask) -> object:
+    def _answer_in_debugger(self, request: Follow | AnswerQuestion | InterruptDebugger | AwaitDebugger) -> object:
         debugger = self._debugger
         if debugger is None:
             raise CallOrderError("no debugger is open in this session: session.debug() opens one.")
         match request:
             case Follow():
                 return debugger.news(request)
-            case Ask(name="answer", args=(key, text)):
+            case AnswerQuestion(key=key, text=text):
                 return Answered(value=debugger.answer(key, text))
-            case Ask(name="interrupt_debugger", args=(again,)):
+            case InterruptDebugger(again=again):
                 debugger.interrupt(again=again)
                 return Answered(value=None)
-        return Answered(value=debugger.end())
+            case AwaitDebugger():
+                return Answered(value=debugger.end())
 
     def _is_debugging(self) -> bool:
         return self._debugger is not None and not self._debugger.is_over

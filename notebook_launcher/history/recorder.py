@@ -70,22 +70,21 @@ class Recorder:
     ) -> None:
         self._open: OpenFolder | None = None
         """The folder, once something is recorded."""
-        self._reserved: Path | None = None
-        """The folder before anything is recorded in it, if it was made in advance."""
-        self._home: Path | None = None
+        self._home: _RunsHome | None = None
+        """The place of the folder; None if the run is not recorded."""
         self._reader = reader
         self._say = say
         self._origin = origin
         self._is_on = False
-        self._has_new = False
+        """True if the run is recorded, and no write has failed."""
         self._is_early = False
         """True if the folder was made before anything showed that the run is worth recording."""
-        self._write_at = self._summary_at = launched + FIRST_AFTER
-        self._summary_wait = WRITE_EVERY
+        self._schedule = _Schedule(launched + FIRST_AFTER)
         with self._forgiving():
             # Found now, because the working directory and the environment may change within a second.
-            self._home = run_folders.find_home(chosen)
-            self._is_on = self._home is not None
+            home = run_folders.find_home(chosen)
+            if home is not None:
+                self._home, self._is_on = _RunsHome(home), True
 
     @property
     def folder(self) -> Path | None:
@@ -102,34 +101,30 @@ class Recorder:
 
     def reserve_folder(self) -> Path:
         """Make an empty folder now, and fill it when the run is found worth recording; raises `OSError`."""
-        self._reserved = self._new_folder(self._reader.snapshot().id)
-        return self._reserved
+        assert self._home is not None
+        return self._home.reserve_folder(self._reader.snapshot().id)
 
     def note(self) -> None:
         """Note that a rank wrote or reported something."""
-        self._has_new = True
+        self._schedule.has_new = True
 
     def next_due(self, now: float) -> float | None:
         """Return the seconds until `tick` has something to do; None: never."""
-        if not self._is_on:
-            return None
-        due = min(self._summary_at, self._write_at) if self._has_new else self._summary_at
-        return max(0.0, due - now)
+        return max(0.0, self._schedule.next_at - now) if self._is_on else None
 
     def tick(self, now: float) -> None:
         """Write the files that are due. `now` is a time of `time.monotonic()`."""
-        if not self._is_on or now < min(self._write_at, self._summary_at):
+        schedule = self._schedule
+        if not self._is_on or now < min(schedule.write_at, schedule.summary_at):
             return
         with self._forgiving():
-            if now >= self._summary_at:
+            if now >= schedule.summary_at:
                 self._write_state().write_late(wait=False)
-                self._summary_at = now + _pause_after(now, self._summary_wait)
-                self._summary_wait = min(2 * self._summary_wait, SUMMARY_EVERY)
-            if self._open is not None and self._has_new and now >= self._write_at:
+                schedule.note_summary(now)
+            if self._open is not None and schedule.has_new and now >= schedule.write_at:
                 began = time.monotonic()
                 self._open.write_news()
-                self._has_new = False
-                self._write_at = now + _pause_after(began, WRITE_EVERY)
+                schedule.note_write(now, began)
 
     def settle(self, *, failed: bool, is_brief: bool = False) -> Path | None:
         """Make the folder of a run that ends, if it has none and anything to record; return the folder.
@@ -137,7 +132,8 @@ class Recorder:
         A brief run of less than FIRST_AFTER seconds, such as a cell on ranks, has something to record only if it
         reported metrics or wrote much.
         """
-        if self._open is None and self._is_on and (self._is_worth_it() if is_brief else failed or self._has_new):
+        has_new = self._schedule.has_new
+        if self._open is None and self._is_on and (has_new and self._is_worth_it() if is_brief else failed or has_new):
             with self._forgiving():
                 self._opened(self._reader.snapshot())
         return self.folder
@@ -165,8 +161,6 @@ class Recorder:
         return snapshot.state == "done" and snapshot.seconds < FIRST_AFTER
 
     def _is_worth_it(self) -> bool:
-        if not self._has_new:
-            return False
         num_processes = self._reader.snapshot().num_processes
         written = sum(len(self._reader.logs_since(rank, 0)[0]) for rank in range(num_processes))
         return bool(self._reader.metrics_since(0)[0]) or written > MUCH
@@ -176,7 +170,7 @@ class Recorder:
         if self._home is not None:
             with contextlib.suppress(OSError):
                 max_bytes = run_folders.MAX_BYTES if size > HEAVY else None
-                run_folders.prune(self._home, max_runs=run_folders.MAX_RUNS, max_bytes=max_bytes)
+                run_folders.prune(self._home.path, max_runs=run_folders.MAX_RUNS, max_bytes=max_bytes)
 
     def _write_state(self) -> OpenFolder:
         """Write the summary, in a folder that is made if there is none; return the folder."""
@@ -189,21 +183,12 @@ class Recorder:
     def _opened(self, snapshot: RunSnapshot) -> OpenFolder:
         """Return the folder, which is made if there is none."""
         if self._open is None:
-            path = self._reserved or self._new_folder(snapshot.id)
+            assert self._home is not None
+            path = self._home.take_folder(snapshot.id)
             # Kept before anything is written: where this write fails, the end of the run may still find room.
             self._open = OpenFolder(path, self._reader, snapshot.num_processes)
             self._open.write_origin(snapshot, self._origin)
         return self._open
-
-    def _new_folder(self, run_id: str) -> Path:
-        assert self._home is not None
-        folder = self._home / run_id
-        try:
-            folder.mkdir(mode=0o700)
-        except FileNotFoundError:
-            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700)
-        return folder
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
@@ -212,9 +197,69 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - neither a full disk nor an error of this package may fail the run
             self._is_on = False
             reason = error.strerror or error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            where = f" in {self.folder or self._home}" if self._home is not None else ""
+            where = f" in {self.folder or self._home.path}" if self._home is not None else ""
             with contextlib.suppress(Exception):
                 self._say(f"recording of the run ended{where}: {reason}")
+
+
+class _RunsHome:
+    """The folder of all runs, in which the folder of this one is made.
+
+    Args:
+        path: The folder of all runs, which may not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reserved: Path | None = None
+        """The run's folder, if it was made before anything is recorded."""
+
+    def reserve_folder(self, run_id: str) -> Path:
+        """Make the run's folder now, for later; raises `OSError`."""
+        self._reserved = self._make_folder(run_id)
+        return self._reserved
+
+    def take_folder(self, run_id: str) -> Path:
+        """Return the run's folder, which is made unless it was reserved; raises `OSError`."""
+        return self._reserved or self._make_folder(run_id)
+
+    def _make_folder(self, run_id: str) -> Path:
+        folder = self.path / run_id
+        try:
+            folder.mkdir(mode=0o700)
+        except FileNotFoundError:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        return folder
+
+
+class _Schedule:
+    """The times at which something is written, by `time.monotonic()`.
+
+    Args:
+        first_at: Time of the first write, and of the first summary.
+    """
+
+    def __init__(self, first_at: float) -> None:
+        self.has_new = False
+        """True if a rank wrote or reported something since the last write."""
+        self.write_at = self.summary_at = first_at
+        self._summary_wait = WRITE_EVERY
+
+    @property
+    def next_at(self) -> float:
+        """Time at which something is due."""
+        return min(self.summary_at, self.write_at) if self.has_new else self.summary_at
+
+    def note_summary(self, began: float) -> None:
+        """Note that a summary was written, from this time until now."""
+        self.summary_at = began + _pause_after(began, self._summary_wait)
+        self._summary_wait = min(2 * self._summary_wait, SUMMARY_EVERY)
+
+    def note_write(self, now: float, began: float) -> None:
+        """Note that the news were written in the tick of time `now`, from `began` on."""
+        self.has_new = False
+        self.write_at = now + _pause_after(began, WRITE_EVERY)
 
 
 def _pause_after(began: float, shortest: float) -> float:

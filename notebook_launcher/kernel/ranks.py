@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.engines.engine import ReducibleEngine
 from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
+from notebook_launcher.kernel.calls import fork_check
 from notebook_launcher.kernel.comms.rank_comms import RankComms
 from notebook_launcher.messaging import messages
 from notebook_launcher.wording.counts import rank_list
@@ -15,6 +16,7 @@ from notebook_launcher.wording.counts import rank_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from notebook_launcher.engines.engine import Engine
     from notebook_launcher.engines.tree import Tree
     from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.plan import Plan
@@ -28,7 +30,7 @@ TICK = 0.1
 
 
 class Ranks:
-    """The ranks that serve one run, or all runs of a session."""
+    """The ranks that serve one run, or all runs of a session; its attributes are written by its own methods alone."""
 
     def __init__(self, plan: Plan, *, many_calls: bool) -> None:
         self.plan = plan
@@ -41,10 +43,10 @@ class Ranks:
         """The processes; None before `start` and after `close`."""
         self.generation = 0
         """Number of the process group, raised when the ranks have to make the group again."""
-        self.announced = False
-        """True once the first line of output has named the ranks and devices."""
         self.comms = RankComms()
         """The comms of the ranks' widgets."""
+        self._is_announced = False
+        """True once the first line of output has named the ranks and devices."""
         self._call_id = 0
         """Number of the last call."""
 
@@ -57,6 +59,23 @@ class Ranks:
     def have_served(self) -> bool:
         """True if the ranks are up and have served a call."""
         return self.tree is not None and self._call_id > 0
+
+    def adapt_to_fork(self) -> None:
+        """Change the plan to one that works in a fork of this process; raises `ConfigError` if none does."""
+        self.plan = fork_check.adapt(self.plan)
+
+    def announce_once(self) -> bool:
+        """Return True for the first run of these ranks, whose output begins with a line about ranks and devices."""
+        is_first, self._is_announced = not self._is_announced, True
+        return is_first
+
+    def move_to(self, engine: Engine) -> None:
+        """Start on these machines from now on; `close` closes an engine that is not the options' own."""
+        self.engine = engine
+
+    def follow(self, plan: Plan) -> None:
+        """Start by this plan from now on."""
+        self.plan = plan
 
     def start(self, call: FunctionCall | None = None) -> None:
         """Start the processes unless they are up; raises `ResourceError` if the machine cannot hold them."""

@@ -55,23 +55,26 @@ class AnonymousFile:
     """A file in memory whose descriptor is closed with the last reference to this object, if not before.
 
     For the kernel's main thread, in which Ctrl-C may raise after any bytecode.
+
+    Args:
+        name: The end of a new file's name, as /proc shows it.
+        fd: Descriptor of a file to take over; None: a new file.
     """
 
     _pid = -1  # Stays -1 if an interrupt cuts `__init__` short.
 
-    def __init__(self, name: str) -> None:
-        self._fds: list[int] = []
+    def __init__(self, name: str = "", *, fd: int | None = None) -> None:
+        self._fds: list[int] = [] if fd is None else [fd]
         self._pid = os.getpid()
+        if fd is not None:
+            return
         # One call in C, so that no interrupt can come between creating the file and storing its descriptor.
         self._fds.extend(map(os.memfd_create, [f"notebook-launcher-{name}"], [os.MFD_CLOEXEC]))
 
     @classmethod
     def of(cls, fd: int) -> AnonymousFile:
         """Take over the descriptor of a file that another process made."""
-        file = cls("replaced")
-        file.close()
-        file._fds.append(fd)
-        return file
+        return cls(fd=fd)
 
     def fileno(self) -> int:
         """Return the descriptor, which this object still owns; -1 once closed."""

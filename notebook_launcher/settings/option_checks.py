@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings.whole_numbers import whole_number
-from notebook_launcher.wording.text import type_of, unknown
+from notebook_launcher.wording.choices import unknown
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from notebook_launcher.settings.option_choices import OptionChoices

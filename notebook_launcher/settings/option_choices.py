@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal, TypeAlias, get_args
 
-__all__ = ["CHOICES", "OptionChoices"]
+__all__ = [
+    "CHOICES",
+    "Backend",
+    "CommHook",
+    "OptionChoices",
+    "Precision",
+    "PreemptionSignal",
+    "ResumePoint",
+    "ShownRanks",
+    "StartMethod",
+]
 
-OUTPUTS = ("all", "rank0", "none")
+Backend: TypeAlias = Literal["auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl"]
+Precision: TypeAlias = Literal["no", "fp16", "bf16"]
+CommHook: TypeAlias = Literal["no", "fp16", "bf16", "power_sgd", "batched_power_sgd"]
+StartMethod: TypeAlias = Literal["forkserver", "fork", "spawn"]
+ShownRanks: TypeAlias = Literal["all", "rank0", "none"]
+ResumePoint: TypeAlias = Literal["checkpoint"]
+PreemptionSignal: TypeAlias = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +36,13 @@ class OptionChoices:
 
 
 CHOICES = {
-    "backend": OptionChoices(words=("auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl"), none="none"),
-    "mixed_precision": OptionChoices(words=("no", "fp16", "bf16"), none="from the environment"),
-    "comm_hook": OptionChoices(words=("no", "fp16", "bf16", "power_sgd", "batched_power_sgd"), none="no"),
-    "start_method": OptionChoices(words=("forkserver", "fork", "spawn")),
-    "output": OptionChoices(words=OUTPUTS),
-    "display": OptionChoices(words=OUTPUTS),
-    "resume": OptionChoices(words=("checkpoint",), none="none"),
-    "preemption_signal": OptionChoices(words=("SIGTERM", "SIGUSR1", "SIGUSR2"), none="none"),
+    "backend": OptionChoices(words=get_args(Backend), none="none"),
+    "mixed_precision": OptionChoices(words=get_args(Precision), none="from the environment"),
+    "comm_hook": OptionChoices(words=get_args(CommHook), none="no"),
+    "start_method": OptionChoices(words=get_args(StartMethod)),
+    "output": OptionChoices(words=get_args(ShownRanks)),
+    "display": OptionChoices(words=get_args(ShownRanks)),
+    "resume": OptionChoices(words=get_args(ResumePoint), none="none"),
+    "preemption_signal": OptionChoices(words=get_args(PreemptionSignal), none="none"),
 }
 """By name of the option."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.whole_numbers import accumulation_steps
-from notebook_launcher.wording.text import unknown
+from notebook_launcher.wording.choices import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

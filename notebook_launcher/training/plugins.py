@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
 from notebook_launcher.training.argument_checks import check_fields
-from notebook_launcher.wording.text import type_of, unknown
+from notebook_launcher.wording.choices import unknown
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

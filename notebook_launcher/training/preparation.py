@@ -15,14 +15,13 @@ from notebook_launcher.training.accumulation.members.held_gradients import param
 from notebook_launcher.training.accumulation.members.member_kinds import synchronises_itself
 from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
 from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
-from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
 from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
 from notebook_launcher.training.data.prepare import make_prepared_loader
 from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
+from notebook_launcher.training.preparation_checks import check_objects, check_placements, is_scheduler
 from notebook_launcher.training.unwrapping import synced_part
-from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,26 +38,19 @@ if TYPE_CHECKING:
 __all__ = ["Preparation", "Preparer"]
 
 
-_PREPARED_KINDS = (torch.nn.Module, torch.optim.Optimizer, DataLoader)
-
-
 class Preparer(Protocol):
     """An Accelerator, whose subclasses may override these methods."""
 
-    @property
-    def prepare_data_loader(self) -> Callable[..., Any]:
+    def prepare_data_loader(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare a data loader."""
 
-    @property
-    def prepare_model(self) -> Callable[..., Any]:
+    def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare a model."""
 
-    @property
-    def prepare_optimizer(self) -> Callable[..., Any]:
+    def prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare an optimizer."""
 
-    @property
-    def prepare_scheduler(self) -> Callable[..., Any]:
+    def prepare_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare a learning-rate scheduler."""
 
 
@@ -94,12 +86,12 @@ class Preparation:
 
     def prepare(self, *args: Any, preparer: Preparer, device_placement: list[bool] | None = None) -> Any:
         """Carry out `Accelerator.prepare`: `preparer` prepares each object, schedulers after their optimizers."""
-        placements = _check_placements(device_placement, len(args))
+        placements = check_placements(device_placement, len(args))
         if self.rules.guards:
-            _check_objects(args)
+            check_objects(args)
         self._check_batch_sizes(args)
         first = [self._prepare_object(obj, preparer, placed) for obj, placed in zip(args, placements, strict=True)]
-        result = tuple(preparer.prepare_scheduler(obj) if _is_scheduler(obj) else obj for obj in first)
+        result = tuple(preparer.prepare_scheduler(obj) if is_scheduler(obj) else obj for obj in first)
         return result[0] if len(result) == 1 else result
 
     def _check_batch_sizes(self, args: tuple[Any, ...]) -> None:
@@ -310,53 +302,7 @@ class Preparation:
             non_blocking=config.non_blocking,
             use_stateful_dataloader=config.use_stateful_dataloader,
             check_ranks=self.rules.guards,
-            keeps_shares=not self.rules.guards,
+            keeps_shares=self.rules.keeps_shares,
             active_loaders=self.gradient_state.active_loaders,
         )
         return make_prepared_loader(data_loader, settings)
-
-
-def _check_placements(device_placement: Any, number: int) -> list[bool | None]:
-    """Return the placement of each object; raise ValueError if their numbers differ."""
-    if device_placement is None:
-        return [None] * number
-    if not isinstance(device_placement, (list, tuple)):
-        raise TypeError(
-            f"device_placement={device_placement!r} is {type_of(device_placement)}; it must be a list with True or "
-            "False for each object. For all objects, pass Accelerator(device_placement=...)."
-        )
-    if len(device_placement) != number:
-        raise ValueError(
-            f"device_placement has {len(device_placement)} entries for {number} objects. Pass True or False for each "
-            "object, or omit device_placement."
-        )
-    for placed in device_placement:
-        check_switch("device_placement", placed, or_none=True)
-    return list(device_placement)
-
-
-def _check_objects(args: tuple[Any, ...]) -> None:
-    """Raise for objects that `prepare` would return unprepared, although they look like objects that it prepares."""
-    for obj in args:
-        held = list(obj.values()) if isinstance(obj, dict) else obj if isinstance(obj, (list, tuple)) else ()
-        found = next((each for each in held if _can_be_prepared(each)), None)
-        if found is not None:
-            raise TypeError(
-                f"prepare() got {type_of(obj)} that holds {type_of(found)}, and would return it unprepared. Pass the "
-                "objects one by one: prepare(*objects)."
-            )
-        if isinstance(obj, type) and issubclass(obj, _PREPARED_KINDS):
-            raise TypeError(f"prepare() got the class {obj.__name__}. Pass an object of it: {obj.__name__}(...).")
-        if isinstance(obj, torch.Tensor) and obj.requires_grad and not obj.is_leaf:
-            raise ValueError(
-                f"prepare() got a tensor that was computed ({type(obj.grad_fn).__name__}); gradients gather in leaf "
-                "tensors only. Pass the tensor that it was computed from, or tensor.detach().requires_grad_()."
-            )
-
-
-def _can_be_prepared(obj: Any) -> bool:
-    return isinstance(obj, _PREPARED_KINDS) or _is_scheduler(obj)
-
-
-def _is_scheduler(obj: Any) -> bool:
-    return isinstance(obj, (torch.optim.lr_scheduler.LRScheduler, AcceleratedScheduler))

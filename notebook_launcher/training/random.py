@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.wording.text import unknown
+from notebook_launcher.wording.choices import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

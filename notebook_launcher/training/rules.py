@@ -37,6 +37,12 @@ class Rules:
     """`mixed_precision="fp16"` on a CPU computes in fp16 with a scaler; False: in full precision."""
     weigh_uneven: bool
     """Ranks that have run out of batches continue with weight zero; False: they stop, and the others may hang."""
+    keeps_shares: bool
+    """A loader with a `DistributedSampler` keeps its sampler, so that its share is shared out again; False: all samples
+    are shared out."""
+    follows_draws: bool
+    """The active loader is the one that has drawn a batch last, and loaders that are iterated side by side end
+    together; False: the active loader is the one whose iteration began last, and it alone says whether its data end."""
     loaders_resume: bool
     """After `load_state` a loader continues where it was saved; False: only with `use_stateful_dataloader`."""
     newest_is_shared: bool
@@ -57,6 +63,8 @@ EXACT = Rules(
     environment_wins=False,
     fp16_on_cpu=True,
     weigh_uneven=True,
+    keeps_shares=False,
+    follows_draws=True,
     loaders_resume=True,
     newest_is_shared=False,
     skip_missing_trackers=False,
@@ -74,6 +82,8 @@ ACCELERATE = Rules(
     environment_wins=True,
     fp16_on_cpu=False,
     weigh_uneven=False,
+    keeps_shares=True,
+    follows_draws=False,
     loaders_resume=False,
     newest_is_shared=True,
     skip_missing_trackers=True,

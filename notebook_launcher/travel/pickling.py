@@ -191,22 +191,23 @@ class _ByteCounter(io.RawIOBase):
 
 def pickling_error(value: object, make_pickler: MakePickler) -> Exception | None:
     """Return the error that pickling a value raises; None if the value can be pickled."""
-    counter = _ByteCounter()
-    try:
-        make_pickler(counter, counter.add_buffer).dump(value)
-    except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
-        return error
-    return None
+    return _rehearse(value, make_pickler)[1]
 
 
 def parcel_size_of(value: object, make_pickler: MakePickler) -> int:
     """Return how many bytes a value takes in a parcel; 0 if it cannot travel."""
+    size, error = _rehearse(value, make_pickler)
+    return size if error is None else 0
+
+
+def _rehearse(value: object, make_pickler: MakePickler) -> tuple[int, Exception | None]:
+    """Pickle a value without keeping a byte; return the number of bytes, and the error that ended it or None."""
     counter = _ByteCounter()
     try:
         make_pickler(counter, counter.add_buffer).dump(value)
-    except Exception:  # noqa: BLE001 - as above
-        return 0
-    return counter.size
+    except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
+        return counter.size, error
+    return counter.size, None
 
 
 def _id_of(storage: torch.UntypedStorage) -> int:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import unicodedata
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = [
     "clean",
-    "did_you_mean",
     "escape",
     "first_columns",
     "name_rank",
     "no_such_rank",
     "one_line",
-    "read_bool",
     "type_of",
-    "unknown",
 ]
 
 MAX_TEXT = 50_000
@@ -31,16 +23,6 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]",
 )
-
-
-_TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
-_FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
-
-
-def read_bool(text: str) -> bool | None:
-    """Return the truth value that a word stands for (1, true, t, yes, y, on, or an opposite), None for other words."""
-    word = text.strip().lower()
-    return True if word in _TRUE else False if word in _FALSE else None
 
 
 def name_rank(rank: int, node: str = "", *, of: int | None = None) -> str:
@@ -72,32 +54,6 @@ def one_line(text: object, limit: int = 200) -> str:
     """Return the text in one line of at most `limit` characters."""
     line = " ".join(clean(text, 4 * limit).split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
-
-
-def did_you_mean(typed: str, known: Iterable[str]) -> str:
-    """Return `Did you mean show?` for the known words that are close to the typed one; empty if none is.
-
-    Words that contain the typed one come first.
-    """
-    words = list(known)
-    close = [word for word in words if typed and typed in word]
-    close = (close or difflib.get_close_matches(typed, words))[:3]
-    return f"Did you mean {' or '.join(close)}?" if close else ""
-
-
-def unknown(name: str, value: object, choices: Iterable[str], *, more: str = "") -> str:
-    """Return the message for a value that is none of its choices, with the nearest choice and all of them.
-
-    Args:
-        name: The option's name.
-        value: The value as given.
-        choices: The values that it can have; their case is ignored.
-        more: Words that follow the last choice, such as ` or None`.
-    """
-    folded = {choice.lower(): choice for choice in choices}
-    close = difflib.get_close_matches(str(value).lower(), folded, n=1)
-    hint = f" Did you mean {folded[close[0]]!r}?" if close else ""
-    return f"{name}={value!r} is unknown.{hint} It can be {', '.join(map(repr, folded.values()))}{more}."
 
 
 def first_columns(text: str, width: int) -> str:

@@ -41,7 +41,7 @@ from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
-from notebook_launcher.detached.requests import Follow
+from notebook_launcher.detached.requests import PROTOCOL, Ask, Follow
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import ENDING, SOCKET
 from notebook_launcher.kernel.display.questions import Answer, Question
@@ -166,7 +166,7 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
         contextlib.closing(host_socket.HostConnection(run.folder)) as connection,
         pytest.raises(TypeError, match=r"a host does not answer Ask\(name='wait'"),
     ):
-        connection.call("wait", (), {})
+        connection.request(Ask(name="wait"))
     with pytest.raises(
         TimeoutError, match=r"the run is still running after 0 s \(.*\): .* Call result\(\) without a timeout"
     ):
@@ -353,7 +353,7 @@ def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, mon
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=r"host speaks protocol 99, and this version .* protocol 5"):
+        with pytest.raises(CallOrderError, match=rf"host speaks protocol 99, and this version .* protocol {PROTOCOL}"):
             host_socket.greet(ours)
         monkeypatch.setattr("os.getuid", lambda: 1_000_000)
         with pytest.raises(PermissionError, match=r"belongs to user \d+, and .* user 1000000: attach as user \d+\."):
@@ -367,7 +367,7 @@ def test_a_host_of_another_version_is_refused_at_once(home: Path, gate: Path, mo
     run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
     with monkeypatch.context() as patched:
         patched.setattr(host_socket, "GREETING", b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=r"host speaks protocol 5.*attach with the version that launched"):
+        with pytest.raises(CallOrderError, match=rf"speaks protocol {PROTOCOL}.*attach with the version that launched"):
             attach(run.id, show=False)
     run.stop()
 

@@ -27,6 +27,7 @@ from notebook_launcher import (
 from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_session import AttachedSession
+from notebook_launcher.detached.requests import Ask, AwaitDebugger, OpenDebugger
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET, SOCKET
 from tests.detached.hosts import lives, release
@@ -308,14 +309,14 @@ def test_runs_and_the_program_know_sessions(
 def test_other_calls_wait_for_the_end_of_a_debugger(session: AttachedSession) -> None:
     with (
         contextlib.closing(host_socket.HostConnection(session._folder, SESSION_SOCKET)) as connection,
-        pytest.raises(TypeError, match=r"the host of a session does not answer Ask\(name='fetch'"),
+        pytest.raises(TypeError, match=r"the host of a session does not answer Ask\(name='snapshot'"),
     ):
-        connection.call("fetch", (), {})
+        connection.request(Ask(name="snapshot"))
     with pytest.raises(CallOrderError, match=r"no debugger is open in this session: session.debug\(\) opens one"):
-        session._call("end_of_debugger")
+        session._request(AwaitDebugger())
     with pytest.raises(ZeroDivisionError):
         session.execute("1/0", ranks=1)
-    session._call("debug", None)
+    session._request(OpenDebugger(rank=None))
     with pytest.raises(CallOrderError, match=r"the session is in the debugger of rank 1, which a client has opened"):
         session.run(get)
     assert session.is_busy

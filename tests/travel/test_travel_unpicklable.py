@@ -1,6 +1,7 @@
-"""Objects that cannot travel are refused by name, before anything starts."""
+"""Objects that cannot travel are refused by name, before anything starts.
 
-# the classes stand for the user's
+The classes and functions of this file stand for a user's.
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from notebook_launcher.widgets.monitor.palette import palette_css
+from notebook_launcher.widgets.monitor.replaced_output import ReplacedOutput
 from notebook_launcher.widgets.place import open_widgets
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ class Monitor(anywidget.AnyWidget):
     """Name by which the page finds the pictures of the run that the monitor may cover."""
 
     def __init__(self, run: RunReader, **traits: Any) -> None:
-        if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
-            raise ConfigError(f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...).")
+        _check_run(run)
         self._run = run
         self._wait: Callable[[float | None], bool] | None = getattr(run, "wait", None)
         """Waits for the end of a live run; None: the run was read from its folder."""
@@ -90,9 +90,9 @@ class Monitor(anywidget.AnyWidget):
         """Set once the pictures of the end replace the monitor."""
         self._asks_for_all = False
         """True if the next message is the whole run."""
-        self._views: list[tuple[Sink, str]] = []
-        """Outputs that show the monitor, each a cell and the output's id."""
-        self._pictures: list[tuple[Sink, str]] = []
+        self._views: list[ReplacedOutput] = []
+        """Outputs that show the monitor."""
+        self._pictures: list[ReplacedOutput] = []
         """Outputs for pictures of the run."""
         self._ticker: threading.Thread | None = None
         """Thread that sends the news of a live run and renews its pictures."""
@@ -110,16 +110,23 @@ class Monitor(anywidget.AnyWidget):
         """Monotonic time of the run's end if the monitor stays open after the run, else 0."""
         self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
         self._requests = PageRequests(run, self._feed, self._lock)
-        # A strong reference would make a cycle; without a cycle, the run's files are closed with its last reader.
-        receive = weakref.WeakMethod(self._receive)
-        # Before the comm opens: a panel makes its monitor in a thread, so the page's hello may be handled at once.
-        self.on_msg(lambda _, content, __: (receive() or id)(content))
+        self._listen()  # Before the comm opens: a panel makes its monitor in a thread, so the page may answer at once.
         super().__init__(title=getattr(run, "name", "") or run.snapshot().name, key=uuid.uuid4().hex, **traits)
         if self.is_live:
-            self._comm_id = self.comm.comm_id
-            self._tap = open_tap(self._comm_id, self._receive)
-            if self._tap is None and self._sink.is_cell:
-                self._feed.action_hint = DEAF_HINT
+            self._open_tap()
+
+    def _listen(self) -> None:
+        """Receive the page's messages while no cell is busy."""
+        # A strong reference would make a cycle; without a cycle, the run's files are closed with its last reader.
+        receive = weakref.WeakMethod(self._receive)
+        self.on_msg(lambda _, content, __: (receive() or id)(content))
+
+    def _open_tap(self) -> None:
+        """Receive the page's messages while the cell is busy, too, if the kernel lets us."""
+        self._comm_id = self.comm.comm_id
+        self._tap = open_tap(self._comm_id, self._receive)
+        if self._tap is None and self._sink.is_cell:
+            self._feed.action_hint = DEAF_HINT
 
     @property
     def run(self) -> RunReader:
@@ -143,13 +150,12 @@ class Monitor(anywidget.AnyWidget):
             for bundle in self._picture():
                 sink.display(bundle)
             return
-        view = uuid.uuid4().hex
         with self._lock:  # The run may end meanwhile, and then every view is replaced, in the ticker's thread.
             is_live = self.is_live and not self._over.is_set()
-            sink.display(self._bundle(), transient={"display_id": view})
+            view = ReplacedOutput.show(sink, self._bundle())
             is_replaced = is_live or not self.leaves_picture
             if is_replaced:
-                self._views.append((sink, view))
+                self._views.append(view)
         if is_replaced:
             self.keep_picture(sink)
 
@@ -159,11 +165,9 @@ class Monitor(anywidget.AnyWidget):
         `show` does this below the monitor itself. If another widget holds the monitor, its code calls this method for
         the cell that shows that widget.
         """
-        below = uuid.uuid4().hex
-        # This output is empty so far, and empty HTML takes no room.
-        sink.display(NOTHING, transient={"display_id": below})
+        below = ReplacedOutput.show(sink, NOTHING)  # Empty so far, and empty HTML takes no room.
         with self._lock:
-            self._pictures.append((sink, below))
+            self._pictures.append(below)
         self._start_ticker()
 
     def _ipython_display_(self, **_: Any) -> None:
@@ -260,8 +264,8 @@ class Monitor(anywidget.AnyWidget):
             self._draw_pictures(kept_picture(self._run.snapshot(), self._feed.curves, self.key))
 
     def _draw_pictures(self, picture: Bundle) -> None:
-        for sink, below in self._pictures:
-            sink.display(picture, transient={"display_id": below}, update=True)
+        for below in self._pictures:
+            below.replace(picture)
 
     def finish(self) -> str:
         """Wait until a picture has replaced the monitor of a run that is over; the monitor of a live run stays.
@@ -321,8 +325,8 @@ class Monitor(anywidget.AnyWidget):
             reason = f"{self.title} has ended; its picture could not be drawn: {type(error).__name__}: {error}"
             tables, drawing = {"text/plain": reason}, NOTHING
         with self._lock:
-            for sink, view in self._views:
-                sink.display(tables, transient={"display_id": view}, update=True)
+            for view in self._views:
+                view.replace(tables)
             self._draw_pictures(drawing)
 
     def close(self) -> None:
@@ -334,6 +338,11 @@ class Monitor(anywidget.AnyWidget):
         super().close()
         if layout is not None:
             layout.close()  # The layout is a widget with a comm of its own.
+
+
+def _check_run(run: object) -> None:
+    if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since", "logs_since")):
+        raise ConfigError(f"Monitor({run!r}): not a run. Pass what launch(...) returned, or open_run(...).")
 
 
 def interval_after(seconds: float) -> float:

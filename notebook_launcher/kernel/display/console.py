@@ -12,7 +12,7 @@ import codecs
 import dataclasses
 import itertools
 import operator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.display.backlog import Backlog
 from notebook_launcher.kernel.display.folding import fold, label
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.engines.events import Stream
+    from notebook_launcher.settings.option_choices import ShownRanks
 
 __all__ = ["Console", "Message", "RankLog", "Status", "Text"]
 
@@ -84,7 +85,7 @@ class Console:
     def __init__(
         self,
         num_processes: int,
-        output: Literal["all", "rank0", "none"] = "all",
+        output: ShownRanks = "all",
         *,
         kept_in: str | None = None,
         nodes: Sequence[str] = (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.events import Output
 from notebook_launcher.kernel.display.console import Console, Status, Text
@@ -48,8 +48,9 @@ class RunOutput:
         self._sink = sink
         """The cell or terminal that gets the output."""
         self._num_processes = num_processes
-        shown: Any = config.output
-        self._console = Console(num_processes, shown, kept_in=kept_in if self._sink.is_cell else None, nodes=nodes)
+        self._console = Console(
+            num_processes, config.output, kept_in=kept_in if self._sink.is_cell else None, nodes=nodes
+        )
         """Turns the ranks' text into messages for the sink."""
         self._displays = displays
         """Decides about rich output in place of `config.display`."""

@@ -31,8 +31,8 @@ __all__ = [
     "consequences",
     "exit_argument",
     "failures_of",
-    "is_secondary",
-    "is_victim_like",
+    "is_victim",
+    "lost_its_peer",
     "signal_name",
 ]
 
@@ -60,7 +60,7 @@ DUMP_LINES = 100 * 102
 """The most lines that faulthandler writes: 100 threads of 100 frames, each with a header and an empty line."""
 
 
-def is_victim_like(report: ExceptionReport) -> bool:
+def lost_its_peer(report: ExceptionReport) -> bool:
     """Return True if the exception looks like the consequence of another rank's end."""
     if not COLLECTIVE_ERRORS.search(report.type_name) or not CONSEQUENCES.search(report.message):
         return False
@@ -70,10 +70,10 @@ def is_victim_like(report: ExceptionReport) -> bool:
     return any(TORCHS_COLLECTIVES.search(frame.filename) for frame in report.frames)
 
 
-def is_secondary(report: ExceptionReport) -> bool:
+def is_victim(report: ExceptionReport) -> bool:
     """Return True if another rank has the first failure: this one lost it as a peer, or received its failure."""
     is_told = report.type_name.endswith(".CheckpointError") and TOLD_BY_ANOTHER.match(report.message)
-    return bool(is_told) or is_victim_like(report)
+    return bool(is_told) or lost_its_peer(report)
 
 
 def failures_of(
@@ -109,7 +109,7 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
             summary=STOPPED if outcome.after_stop and _comes_of_a_stop(report) else error_line(report),
             traceback=format_report(report),
             pid=outcome.pid,
-            victim=outcome.after_stop or is_secondary(report),
+            victim=outcome.after_stop or is_victim(report),
             last_lines=last_lines(outcome.rank, LAST_LINES),
             kept=outcome.raised.kept,
             collective=collective_in(report),
@@ -146,7 +146,7 @@ def _last_words(rank: int, last_lines: Callable[[int, int], tuple[str, ...]]) ->
 
 def _comes_of_a_stop(report: ExceptionReport) -> bool:
     """Return True if a rank was stopped, or waited for a peer that was stopped."""
-    return report.type_name in INTERRUPTS or is_secondary(report)
+    return report.type_name in INTERRUPTS or is_victim(report)
 
 
 def _exit_summary(outcome: RankOutcome, exitcode: int | None) -> str:

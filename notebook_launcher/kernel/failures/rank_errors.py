@@ -22,26 +22,39 @@ if TYPE_CHECKING:
 __all__ = ["cannot_travel", "node_lost_error", "supervisor_lost_error", "to_exception"]
 
 
-def to_exception(culprit: RankOutcome, failure: Failure, num_ranks: int, unpack: UnpacksException) -> BaseException:
-    """Return the exception that the cell gets for this failure."""
+def to_exception(
+    culprit: RankOutcome, failure: Failure, num_ranks: int, unpack: UnpacksException, *, evidence: str = ""
+) -> BaseException:
+    """Return the exception that the cell gets for this failure.
+
+    Args:
+        culprit: The outcome of the rank that failed.
+        failure: Its failure.
+        num_ranks: Number of ranks.
+        unpack: Takes an exception out of its parcel.
+        evidence: Lines at the end of a message of the launcher's own, such as stacks; an original exception has none.
+    """
     if culprit.raised is not None and culprit.raised.exit_code is None:
-        return _original(culprit, unpack)
-    error = RankFailedError(_message(culprit, failure, num_ranks))
+        return _original(culprit, unpack, evidence)
+    error = RankFailedError(_joined(_message(culprit, failure, num_ranks), evidence))
     error.exitcode = failure.exitcode
     return error
 
 
-def _original(culprit: RankOutcome, unpack: UnpacksException) -> BaseException:
+def _original(culprit: RankOutcome, unpack: UnpacksException, evidence: str) -> BaseException:
     assert culprit.raised is not None
-    fd, culprit.parcel_fd = culprit.parcel_fd, None
-    report = culprit.raised.report
+    fd, report = culprit.take_parcel(), culprit.raised.report
     error = unpack(fd, report) if fd is not None else None
-    return error if error is not None else cannot_travel(report.type_name, report.message, culprit.rank)
+    return error if error is not None else cannot_travel(report.type_name, report.message, culprit.rank, evidence)
 
 
-def cannot_travel(kind: str, message: str, rank: int) -> RankFailedError:
+def cannot_travel(kind: str, message: str, rank: int, evidence: str = "") -> RankFailedError:
     """Return the error that stands in for an exception which cannot be rebuilt in the kernel."""
-    return RankFailedError(f"{kind}: {message} (rank {rank}; the exception itself cannot travel)")
+    return RankFailedError(_joined(f"{kind}: {message} (rank {rank}; the exception itself cannot travel)", evidence))
+
+
+def _joined(*parts: str) -> str:
+    return "\n".join(filter(None, parts))
 
 
 def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:

@@ -14,11 +14,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.events import FromRank, NodeLost, Output, RankLost, SupervisorLost
-from notebook_launcher.kernel.failures.culprit import is_secondary
+from notebook_launcher.kernel.failures.culprit import is_victim
 from notebook_launcher.kernel.run.call_state import CallState
 from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
 from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 from notebook_launcher.kernel.run.rank_requests import RankRequests
+from notebook_launcher.kernel.run.time_limits import TimeLimits
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ class Attempt:
     """One try at a call: knows each rank's outcome, and decides when and how the call is stopped.
 
     Used in the run's thread alone; other threads may read its public attributes.
+
+    Args:
+        tree: The ranks' processes.
+        call: The call as a record.
+        fds: Descriptors beside the record (`OutgoingCall.fds`).
+        deadline: Time at which the run is stopped; None: never.
+        idle_timeout: Seconds without a sign of life from any rank after which the run is stopped; None: never.
+        debug: True if the first failure is looked into before the other ranks are stopped.
+        clock: Returns the time, by which all processes of the machine agree.
     """
 
     def __init__(
@@ -57,12 +67,13 @@ class Attempt:
         deadline: float | None,
         idle_timeout: float | None = None,
         debug: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tree = tree
         """The ranks' processes."""
         self.state = CallState(tree.setup.num_processes, call.ranks)
         """State of each rank."""
-        self.requests = RankRequests(tree)
+        self.requests = RankRequests(tree, clock)
         """Requests that the ranks carry out at their next step."""
         self.ladder: Ladder | None = None
         """The present stop; None while no stop is under way."""
@@ -70,16 +81,10 @@ class Attempt:
         """True if the run exceeded `LaunchConfig.timeout` or `idle_timeout`."""
         self.went_idle = False
         """True if the run exceeded `LaunchConfig.idle_timeout`."""
-        self._idle_timeout = math.inf if idle_timeout is None else idle_timeout
-        self._active_at = time.monotonic()
-        """Time at which a rank last sent something."""
+        self._limits = TimeLimits(deadline, idle_timeout, clock)
+        self._clock = clock
         self._call = call
         self._fds = fds
-        """Descriptors beside the record of the call (`OutgoingCall.fds`)."""
-        self._deadline = deadline
-        """Time at which the run is stopped, by `time.monotonic()`, as are the times below."""
-        self._held_at: float | None = None
-        """Time since which input, a debugger or a pause holds ranks, which stops the clock of `_deadline`."""
         self._fail_at: float | None = None
         """Time at which the other ranks are stopped, because a rank has failed."""
         self._leave_at: float | None = None
@@ -95,7 +100,7 @@ class Attempt:
 
     def forget_outcomes(self, generation: int) -> None:
         """Forget ranks that ended before the call began and have been replaced since."""
-        self.state.outcomes.clear()
+        self.state.forget_outcomes()
         self._fail_at = self._leave_at = None
         self._call = dataclasses.replace(self._call, generation=generation)
 
@@ -121,14 +126,15 @@ class Attempt:
 
     def failure_to_debug(self) -> RankOutcome | None:
         """Return the failure to debug: once, when the grace period is over; None before and afterwards."""
-        if not self._is_to_debug or (self._fail_at or 0.0) > time.monotonic():
+        if not self._is_to_debug or (self._fail_at or 0.0) > self._clock():
             return None
         self._may_debug = False
         return min(self.state.failures, key=lambda outcome: (_is_victim(outcome), outcome.time))
 
     def begin_debugging(self, rank: int) -> None:
         """Open the debugger in a rank that has failed; the others stay as they are, and clocks stop, until its end."""
-        self.state.debugged, self._fail_at = rank, None
+        self.state.begin_debugging(rank)
+        self._fail_at = None
         self.hold_clock()
         self.tree.send(rank, messages.DebugFailure())
 
@@ -136,30 +142,26 @@ class Attempt:
         """Continue with the usual end of a failed run, if this is the rank that was debugged."""
         if rank != self.state.debugged:
             return
-        self.state.debugged = None
+        self.state.end_debugging()
         self.release_clock()
-        self._fail_at = time.monotonic()
+        self._fail_at = self._clock()
 
     def fold(self, event: Event) -> None:
         """Record an event of the process tree."""
         self._note_activity(event)
         match event:
             case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
-                self.state.started.add(rank)
-            case FromRank(rank, messages.Returned() as record, fds) if record.call_id == self._call.call_id:
-                self._note_outcome(
-                    RankOutcome(rank=rank, time=record.time, returned=record, parcel_fd=fds[0] if fds else None)
-                )
-            case FromRank(rank, messages.Raised() as record, fds) if record.call_id == self._call.call_id:
-                self._note_outcome(
-                    RankOutcome(rank=rank, time=record.time, raised=record, parcel_fd=fds[0] if fds else None)
-                )
+                self.state.note_start(rank)
+            case FromRank(rank, messages.Returned() | messages.Raised() as record, fds) if (
+                record.call_id == self._call.call_id
+            ):
+                self._note_outcome(RankOutcome.of_record(rank, record, fds))
             case RankLost(exited):
                 if not self.state.note_exit(exited):
                     self._note_outcome(RankOutcome(rank=exited.rank, time=exited.time, exited=exited))
             case messages.RankNotStarted():
-                self.state.not_started = self.state.not_started or event
-                self._note_outcome(RankOutcome(rank=event.rank, time=time.monotonic()))
+                self.state.note_not_started(event)
+                self._note_outcome(RankOutcome(rank=event.rank, time=self._clock()))
             case SupervisorLost() | NodeLost():
                 self.state.note_loss(event)
             case FromRank(_, _, fds):
@@ -172,35 +174,37 @@ class Attempt:
 
     def note_activity(self) -> None:
         """Record that a rank sent something just now."""
-        self._active_at = time.monotonic()
+        self._limits.note_activity()
 
     def _note_outcome(self, outcome: RankOutcome) -> None:
-        asked_at = self.requests.stop_asked_at
-        stopping = asked_at if self.ladder is None or asked_at is not None else self.ladder.started
+        stopping = self._stopping_since
         outcome.after_stop = stopping is not None and outcome.time >= stopping
         outcome.pid = self.tree.pids.get(outcome.rank) if outcome.exited is None else outcome.exited.pid
         self.state.replace(outcome)
         if stopping is not None:
             self._leave_in(self._stop_grace)
-        elif not (outcome.failed or self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
+        elif outcome.failed:
+            self._fail_in(VICTIM_GRACE if _is_victim(outcome) else SURE_GRACE)
+        elif not (self.tree.setup.many_calls or "nccl" in (self.tree.setup.backend or "")):
             # Not with NCCL: collectives that the rank has begun may still be running on its GPU.
             self._leave_in(RETURN_GRACE)
-        if not outcome.failed or stopping is not None:
-            return
-        grace = VICTIM_GRACE if _is_victim(outcome) else SURE_GRACE
-        fail_at = time.monotonic() + grace
-        self._fail_at = fail_at if self._fail_at is None else min(self._fail_at, fail_at)
+
+    @property
+    def _stopping_since(self) -> float | None:
+        """Time since which the ranks are asked to stop, or are made to; None if nobody stops them."""
+        asked_at = self.requests.stop_asked_at
+        return self.ladder.started if asked_at is None and self.ladder is not None else asked_at
 
     def stop(self, *, at_once: bool = False) -> None:
         """Begin to stop; with `at_once` go to the last rung."""
-        now, ladder = time.monotonic(), self.ladder
-        if ladder is None:
+        now = self._clock()
+        if self.ladder is None:
             self.tree.board.ask_to_stop(together=False)
             can_ask = self.requests.stop_asked_at is None and self.requests.can_ask(self.state.unsettled)
-            ladder = Ladder.start(now, USER_BUDGETS, can_ask=can_ask)
-            self._climb_onto(ladder)
-        if at_once:
-            ladder.climb(now, to_top=True)
+            first = Rung.KILL if at_once else Rung.ASK if can_ask else Rung.INTERRUPT
+            self._climb_onto(Ladder.start(now, USER_BUDGETS, on=first))
+        elif at_once:
+            self.ladder.climb_to(Rung.KILL, now)
             self._send_signal()
 
     def note_change(self, changed: messages.Changed) -> None:
@@ -223,15 +227,17 @@ class Attempt:
 
         Peers that wait for such a rank in a collective then get an error instead of waiting.
         """
-        at = time.monotonic() + seconds
-        self._leave_at = at if self._leave_at is None else min(self._leave_at, at)
+        self._leave_at = _earlier(self._leave_at, self._clock() + seconds)
+
+    def _fail_in(self, seconds: float) -> None:
+        """Schedule that the other ranks are stopped, so that they can report failures of their own until then."""
+        self._fail_at = _earlier(self._fail_at, self._clock() + seconds)
 
     def _leave(self) -> None:
         self._leave_at = None
         if self.state.unsettled:
-            for rank in self.state.outcomes.keys() - self.state.left:
+            for rank in self.state.leave_group():
                 self.tree.send(rank, messages.LeaveGroup())
-            self.state.left |= self.state.outcomes.keys()
 
     def _send_signal(self) -> None:
         assert self.ladder is not None
@@ -243,29 +249,25 @@ class Attempt:
             ranks, signum = ranks[:1], signal.SIGKILL
         if signum == signal.SIGKILL:
             alive = self.tree.pids
-            self.state.doomed.update(rank for rank in ranks if rank in alive)
+            self.state.doom(rank for rank in ranks if rank in alive)
             if not alive:
                 # No rank has been started yet: the fork server may still be importing torch.
                 self.tree.kill_supervisor()
         self.tree.signal(ranks, signum)
 
     def hold_clock(self) -> None:
-        """Stop the clock of the time-out until `release_clock`; idempotent."""
-        if self._held_at is None:
-            self._held_at = time.monotonic()
+        """Stop the clock of the time limit until `release_clock`; idempotent."""
+        self._limits.hold()
 
     def release_clock(self) -> None:
-        """Start the clock of the time-out again, unless a debugger or a pause still holds all ranks; idempotent."""
-        if self._held_at is None or self._is_held:
-            return
-        if self._deadline is not None:
-            self._deadline += time.monotonic() - self._held_at
-        self._held_at = None
+        """Let the clock of the time limit run on, unless a debugger or a pause still holds all ranks; idempotent."""
+        if self.state.debugged is None and self.requests.paused_after is None:
+            self._limits.release()
 
     @property
-    def _is_held(self) -> bool:
-        """True while a debugger or a pause holds all ranks."""
-        return self.state.debugged is not None or self.requests.paused_after is not None
+    def _has_begun(self) -> bool:
+        """True once a rank runs the function."""
+        return bool(self.state.started)
 
     def next_deadline(self) -> float | None:
         """Return the time at which `act` has something to do; None if it has nothing to do."""
@@ -273,20 +275,13 @@ class Attempt:
         if self.state.debugged is None:
             moments.append(self._leave_at)
         if self.ladder is None:
-            moments.append(self._idle_at)
-            if self._held_at is None:
-                moments.append(self._deadline)
+            moments.append(self._limits.next_at(has_begun=self._has_begun))
         known = [moment for moment in moments if moment is not None and math.isfinite(moment)]
         return min(known, default=None)
 
-    @property
-    def _idle_at(self) -> float:
-        """Time at which the run counts as idle; infinity until a rank runs the function: the start may take long."""
-        return self._active_at + self._idle_timeout if self.state.started else math.inf
-
     def act(self, before_stop: Callable[[], Any]) -> None:
         """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
-        now = time.monotonic()
+        now = self._clock()
         is_debugging = self.state.debugged is not None and self.ladder is None
         if self._leave_at is not None and now >= self._leave_at and not is_debugging:
             self._leave()
@@ -297,15 +292,11 @@ class Attempt:
         elif self._fail_at is not None and now >= self._fail_at and not self._may_debug:
             if all(_is_victim(outcome) for outcome in self.state.failures):
                 before_stop()
-            self._climb_onto(Ladder.start(time.monotonic(), FAILURE_BUDGETS))
-        elif self._is_late(now):
-            self.timed_out, self.went_idle = True, now >= self._idle_at
+            self._climb_onto(Ladder.start(self._clock(), FAILURE_BUDGETS))
+        elif now >= self._limits.next_at(has_begun=self._has_begun):
+            self.timed_out, self.went_idle = True, self._limits.is_idle(now, has_begun=self._has_begun)
             before_stop()
-            self._climb_onto(Ladder.start(time.monotonic(), USER_BUDGETS))
-
-    def _is_late(self, now: float) -> bool:
-        has_aged = self._deadline is not None and self._held_at is None and now >= self._deadline
-        return has_aged or now >= self._idle_at
+            self._climb_onto(Ladder.start(self._clock(), USER_BUDGETS))
 
     @property
     def rung(self) -> Rung | None:
@@ -315,5 +306,9 @@ class Attempt:
         return self.ladder.rung
 
 
+def _earlier(known: float | None, at: float) -> float:
+    return at if known is None else min(known, at)
+
+
 def _is_victim(outcome: RankOutcome) -> bool:
-    return outcome.raised is not None and is_secondary(outcome.raised.report)
+    return outcome.raised is not None and is_victim(outcome.raised.report)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.events import SupervisorLost
-from notebook_launcher.kernel.failures.culprit import is_victim_like
+from notebook_launcher.kernel.failures.culprit import lost_its_peer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from notebook_launcher.engines.events import NodeLost
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
     from notebook_launcher.messaging import messages
@@ -21,7 +23,7 @@ IDLE = "is idle, so the collective never ends: interrupt the cell, and run it on
 
 
 class CallState:
-    """State of each rank in one call.
+    """State of each rank in one call; its fields are read by all, and written by its own methods alone.
 
     Args:
         num_processes: Number of ranks.
@@ -58,6 +60,18 @@ class CallState:
         for outcome in self.outcomes.values():
             outcome.close()
 
+    def forget_outcomes(self) -> None:
+        """Forget ranks that ended before the call began and have been replaced since."""
+        self.outcomes.clear()
+
+    def note_start(self, rank: int) -> None:
+        """Note that a rank has begun the function."""
+        self.started.add(rank)
+
+    def note_not_started(self, event: messages.RankNotStarted) -> None:
+        """Note that a rank could not be started."""
+        self.not_started = self.not_started or event
+
     def replace(self, outcome: RankOutcome) -> None:
         """Set the outcome of a rank, in place of an earlier outcome."""
         if outcome.rank in self.outcomes:
@@ -87,6 +101,24 @@ class CallState:
             self.supervisor_lost = event.reason or "its process ended"
         else:
             self.node_lost = self.node_lost or event
+
+    def begin_debugging(self, rank: int) -> None:
+        """Note that the user looks into the frames of a rank, which has not settled until the debugger ends."""
+        self.debugged = rank
+
+    def end_debugging(self) -> None:
+        """Note that the user has left the debugger."""
+        self.debugged = None
+
+    def leave_group(self) -> frozenset[int]:
+        """Note that the ranks on which the call has ended are asked to leave the group; return those to ask now."""
+        leaving = frozenset(self.outcomes.keys() - self.left)
+        self.left |= leaving
+        return leaving
+
+    def doom(self, ranks: Iterable[int]) -> None:
+        """Note that ranks are sent SIGKILL."""
+        self.doomed.update(ranks)
 
     @property
     def tree_lost(self) -> bool:
@@ -142,15 +174,18 @@ class CallState:
     @property
     def kept_group(self) -> bool:
         """True if all ranks still have the process group with which the call began, and are in step in it."""
-        states = [outcome.group for outcome in self.outcomes.values()]
-        if self.left or any(state is None or not state.is_kept for state in states):
+        groups = [outcome.group for outcome in self.outcomes.values()]
+        kept = [group for group in groups if group is not None and group.is_kept]
+        if self.left or len(kept) < len(groups):
             return False
         raised = [outcome.raised.report for outcome in self.outcomes.values() if outcome.raised is not None]
-        if not raised:
-            return True
-        num_calls: dict[str, set[int]] = {}
-        for state in states:
-            for name, number in (state.num_calls if state is not None else {}).items():
-                num_calls.setdefault(name, set()).add(number)
-        in_step = all(len(numbers) == 1 for numbers in num_calls.values())
-        return in_step and not any(is_victim_like(report) for report in raised)
+        return not raised or (_are_in_step(kept) and not any(lost_its_peer(report) for report in raised))
+
+
+def _are_in_step(groups: Iterable[messages.GroupState]) -> bool:
+    """Return True if all ranks that have called a collective have called it equally often."""
+    num_calls: dict[str, set[int]] = {}
+    for group in groups:
+        for name, number in group.num_calls.items():
+            num_calls.setdefault(name, set()).add(number)
+    return all(len(numbers) == 1 for numbers in num_calls.values())

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notebook_launcher.errors import (
     ConfigError,
     InternalError,
-    RankFailedError,
     ResourceError,
     RunStoppedError,
     RunTimeoutError,
 )
 from notebook_launcher.kernel.failures import culprit, failure_display, rank_errors
 from notebook_launcher.kernel.inspection.mismatches import suggestion
+from notebook_launcher.kernel.process_limit import describe_process_limit
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.tracebacks import without_locals
@@ -122,11 +122,12 @@ def _rebuild(
     values: dict[int, Any] = {}
     unsent: dict[int, str | Exception] = {}
     for outcome in outcomes:
-        if outcome.returned is None or outcome.parcel_fd is None:
-            if outcome.returned is not None:
-                unsent[outcome.rank] = outcome.returned.unsent
+        if outcome.returned is None:
             continue
-        fd, outcome.parcel_fd = outcome.parcel_fd, None
+        fd = outcome.take_parcel()
+        if fd is None:
+            unsent[outcome.rank] = outcome.returned.unsent
+            continue
         try:
             values[outcome.rank] = unpack(fd)
         except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
@@ -153,12 +154,12 @@ def _summary(
 ) -> RankSummary:
     record = outcome.returned or outcome.raised
     peak = record.peak_rss if record is not None else outcome.exited.peak_rss if outcome.exited is not None else None
-    is_consequence = outcome.rank in victims
-    state: Any = (
-        "returned" if outcome.returned is not None else "stopped" if outcome.after_stop or is_consequence else "failed"
-    )
     return RankSummary(
-        rank=outcome.rank, state=state, seconds=outcome.time - launched, peak_memory=peak, metrics=dict(metrics)
+        rank=outcome.rank,
+        state="stopped" if outcome.state == "failed" and outcome.rank in victims else outcome.state,
+        seconds=outcome.time - launched,
+        peak_memory=peak,
+        metrics=dict(metrics),
     )
 
 
@@ -177,16 +178,14 @@ def _error_of_attempt(
     if attempt.state.not_started is not None:
         return _not_started_error(attempt.state.not_started, plan)
     if attempt.timed_out:
-        return RunTimeoutError(_with_stacks(_describe_timeout(attempt, plan), stacks, plan))
+        return RunTimeoutError("\n".join(filter(None, (_describe_timeout(attempt, plan), _evidence(stacks, plan)))))
     real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
     if not asked_to_stop:
         real = real or list(failures)  # Nobody asked for an end, so a rank without a value is a failure.
     if real:
         first = attempt.state.outcomes[real[0].rank]
-        error = rank_errors.to_exception(first, real[0], plan.num_processes, unpack)
-        if stacks and real[0].victim and isinstance(error, RankFailedError):
-            error.args = (_with_stacks(str(error), stacks, plan),)
-        return error
+        evidence = _evidence(stacks, plan) if stacks and real[0].victim else ""
+        return rank_errors.to_exception(first, real[0], plan.num_processes, unpack, evidence=evidence)
     if failures and asked_to_stop:
         ranks = rank_list(failure.rank for failure in failures)
         return RunStoppedError(f"the run was stopped before {ranks} returned")
@@ -211,19 +210,17 @@ def _lost_tree_error(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
     return rank_errors.supervisor_lost_error(attempt.state.supervisor_lost or "")
 
 
-def _with_stacks(message: str, stacks: Stacks | None, plan: Plan) -> str:
+def _evidence(stacks: Stacks | None, plan: Plan) -> str:
+    """Return where the ranks were, after a sentence about what that suggests; empty if neither is known."""
     hint = suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend)
-    return "\n".join(filter(None, (message, hint, stacks.in_past_tense if stacks else "")))
+    return "\n".join(filter(None, (hint, stacks.in_past_tense if stacks else "")))
 
 
 def _not_started_error(failed: messages.RankNotStarted, plan: Plan) -> ResourceError:
     who = name_rank(failed.rank, plan.node_names[failed.rank] if plan.node_names else "", of=plan.num_processes)
     msg = f"{who} could not be started: {failed.message}."
     if failed.errno in (errno.EAGAIN, errno.ENOMEM):
-        msg += (
-            " The limit on processes may be reached (`ulimit -u`, or the container's pids limit). Use fewer ranks, or "
-            "stop other processes."
-        )
+        msg += f" {describe_process_limit()}"
     if failed.errno == errno.E2BIG:
         msg += " The environment is too large for a new process: see os.environ and env=."
     return ResourceError(failed.errno, msg)

@@ -1,77 +1,47 @@
 """A run: the handle on one launch of one function, which outlives the cell.
 
-The handle's methods read the run data (`data.py`), or send a command to the run's thread (`thread.py`).
+A handle reads the run data (`live_reader.py`), sends commands to the run's thread (`steering_handle.py`), and waits for
+the end or brings it about (here).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
-from notebook_launcher.archive.edits import check_edits
-from notebook_launcher.errors import CallOrderError
 from notebook_launcher.kernel import views
-from notebook_launcher.kernel.calls import checks, fork_check
+from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.display.questions import Questions
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.hosting import Hosting
-from notebook_launcher.kernel.inspection.profile_requests import check_profile
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
-from notebook_launcher.kernel.no_update_yet import no_update_yet
-from notebook_launcher.kernel.run import snapshots
 from notebook_launcher.kernel.run.any_run import AnyRun, still_running
-from notebook_launcher.kernel.run.commands import (
-    ChangeCommand,
-    ProfileCommand,
-    SaveCommand,
-    StacksCommand,
-    StopCommand,
-)
-from notebook_launcher.kernel.run.live_reader import LiveRunReader
-from notebook_launcher.kernel.run.sampling import check_sampling, take_samples
+from notebook_launcher.kernel.run.commands import StopCommand
+from notebook_launcher.kernel.run.conduct import RunConduct
+from notebook_launcher.kernel.run.steering_handle import SteeringHandle
 from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.rank_numbers import check_rank
-from notebook_launcher.settings.changes import check_change, read_wanted
 from notebook_launcher.travel.rank_function import RankFunction
 from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator
 
     from typing_extensions import Self
 
-    from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Event
-    from notebook_launcher.history.schema import (
-        MetricPoint,
-        RankPhases,
-        RankSnapshot,
-        RunChange,
-        RunPicture,
-        RunState,
-    )
-    from notebook_launcher.kernel.inspection.profiles import Profile
-    from notebook_launcher.kernel.inspection.samples import Samples
-    from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run.commands import AskingCommand
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.outcome import RunOutcome
-    from notebook_launcher.messaging.messages import ChangeAction, ChangeSource
-    from notebook_launcher.settings.changes import Wanted
 
 __all__ = ["Run", "data_of"]
-
-TOO_LATE = "the run has just ended: its ranks are gone"
-
-T = TypeVar("T")
 
 
 def data_of(run: Run) -> RunData:
@@ -79,13 +49,11 @@ def data_of(run: Run) -> RunData:
     return run._data  # noqa: SLF001 - `Run` is public, and its data are not
 
 
-class Run(LiveRunReader, AnyRun):
+class Run(SteeringHandle, AnyRun):
     """One launch of one function: `launch(...)` returns it at once, `await run` waits and returns the results."""
 
     def __init__(self, thread: RunThread, questions: Questions | None = None) -> None:
-        super().__init__(thread.data)
-        self._thread = thread
-        """Takes commands."""
+        super().__init__(thread)
         self._questions = questions
         """Questions of ranks to the user; None in a host, whose clients answer them."""
 
@@ -94,7 +62,7 @@ class Run(LiveRunReader, AnyRun):
         cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE
     ) -> Run:
         """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts."""
-        if isinstance(fn, RankFunction):  # This package's own call, which the check would cost 0.1 ms of a cell's 4.
+        if isinstance(fn, RankFunction):  # A call of this package needs no check, which takes 0.1 ms of a cell's 4.
             call = travel.FunctionCall(fn, tuple(args), dict(kwargs or {}))
         else:
             call = checks.check_call(fn, args, kwargs, launcher=_launcher(many_calls=ranks.many_calls, in_cell=in_cell))
@@ -105,20 +73,20 @@ class Run(LiveRunReader, AnyRun):
         questions = Questions(over)
         try:
             if ranks.inherits_call:
-                ranks.plan = fork_check.adapt(ranks.plan)
+                ranks.adapt_to_fork()
                 ranks.start(call)
             else:
                 outgoing.pack(start=lambda: ranks.start(call))
             config = ranks.plan.config
             hosting = Hosting.of_kernel(call.fn, config, questions, in_cell=in_cell)
-            thread = RunThread(ranks, outgoing, scope.describe(call, config.name), hosting, over)
+            conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over)
         except BaseException:
             outgoing.close()
             if not ranks.many_calls:
                 ranks.close()
             raise
         # From here on the run's thread closes the call and the ranks.
-        run = cls(thread, questions)
+        run = cls(RunThread(conduct), questions)
         if not in_cell:
             run._thread.begin()
             views.watch(run, run._data.output)
@@ -129,36 +97,6 @@ class Run(LiveRunReader, AnyRun):
         return f"<Run of {data.name} on {plural(num, 'rank')}: {self.state}, {format_seconds(data.seconds)}>"
 
     @property
-    def id(self) -> str:
-        """Identifier of the run: the time, the function, six random digits."""
-        return self._data.id
-
-    @property
-    def name(self) -> str:
-        """Name of the run: as edited, else as launched, else the function's name."""
-        return self._data.edits["name"] or self._data.name
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Tags of the run: as edited, else as launched."""
-        edited = self._data.edits["tags"]
-        return self.config.tags if edited is None else tuple(edited)
-
-    @property
-    def notes(self) -> str:
-        """Notes that `edit` has written; empty if there are none."""
-        return self._data.edits["notes"] or ""
-
-    def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
-        """Change the run's name, tags or notes, even after its end; None leaves each as it is.
-
-        Raises:
-            ConfigError: The name or a tag is not text.
-            OSError: The run's folder cannot be written.
-        """
-        self._data.edits.change(check_edits(name, tags, notes))
-
-    @property
     def outcome(self) -> RunOutcome | None:
         """The end of the run, of which nothing is raised here; None until the run is over.
 
@@ -166,50 +104,6 @@ class Run(LiveRunReader, AnyRun):
         `error` is the exception that `result()` raises, or None.
         """
         return self._data.outcome
-
-    @property
-    def last_line(self) -> str:
-        """The last line of a run's output, where a picture or a client shows it."""
-        return self._data.output.last_line
-
-    @property
-    def config(self) -> LaunchConfig:
-        """The options as given."""
-        return self._data.plan.config
-
-    @property
-    def state(self) -> RunState:
-        """`"starting"`, `"running"`, `"paused"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`.
-
-        The state is `"waiting"` while ranks have waited for longer than `hang_notice` in a collective which other
-        ranks have not entered; `run.snapshot().waiting` names the ranks and the collective.
-        """
-        return snapshots.state_of(self._data)
-
-    @property
-    def seed(self) -> int:
-        """The base seed: pass it as `seed=` to repeat the run."""
-        return self._data.plan.seed
-
-    @property
-    def ranks(self) -> tuple[RankSnapshot, ...]:
-        """Present state of each rank."""
-        return snapshots.take_rank_snapshots(self._data)
-
-    @property
-    def metrics(self) -> tuple[MetricPoint, ...]:
-        """Metrics that the ranks have reported so far, in the order of arrival."""
-        return tuple(self._data.live.metrics)
-
-    @property
-    def pictures(self) -> tuple[RunPicture, ...]:
-        """Images and histograms that the ranks have reported so far, in the order of arrival."""
-        return tuple(self._data.live.pictures)
-
-    @property
-    def phases(self) -> dict[int, RankPhases]:
-        """Time that each rank spent on each phase of training, as reported by its Accelerator."""
-        return self._data.live.phases
 
     def logs(self, rank: int) -> str:
         """Return everything that a rank has written to standard output and standard error so far.
@@ -225,66 +119,6 @@ class Run(LiveRunReader, AnyRun):
 
     def _check_rank(self, rank: int) -> int:
         return check_rank(rank, self._data.plan.num_processes)
-
-    def stacks(self) -> Stacks:
-        """Return the stack of each rank: function, file, line, and which rank is missing from a collective.
-
-        Raises:
-            CallOrderError: The run is over, so there are no stacks.
-        """
-        self._check_goes_on("its ranks are gone, and so are their stacks")
-        return self._ask(StacksCommand())
-
-    def sample(self, seconds: float = 5.0, *, rate: float = 20.0) -> Samples:
-        """Sample the stacks of all ranks for a while, and return where their time went: a drawing in a cell.
-
-        The ranks write their stacks at a signal, as for `stacks()`. Each sample stops a rank for less than a
-        millisecond.
-
-        Args:
-            seconds: Duration, at most 60.
-            rate: Samples per second, at most 100.
-
-        Raises:
-            ValueError: The duration or the rate cannot work.
-            CallOrderError: The run is over, or ended meanwhile.
-        """
-        check_sampling(seconds, rate)
-        self._check_goes_on("its ranks are gone, and so are their stacks")
-        return take_samples(self._ask, self._data.over, seconds, rate)
-
-    def profile(self, updates: int = 3, *, ranks: Sequence[int] = (0,)) -> Profile:
-        """Profile some updates with `torch.profiler` during the training; wait for the result.
-
-        The profile begins after an update, the same one on all chosen ranks, and lasts until `updates` further ones are
-        made. It ends earlier if the function ends. In a cell the result is a table of the operators that took most
-        time, with a link to the trace, which is a compressed Chrome trace in the run's folder. Profiled updates are
-        slower.
-
-        Args:
-            updates: Number of updates, at most 100: a trace has a line for each operator that ran.
-            ranks: The ranks to profile.
-
-        Raises:
-            ValueError: The number of updates cannot be, or no rank is chosen.
-            NoSuchRankError: The run has no such rank.
-            CallOrderError: The run is over, or ended meanwhile; no Accelerator has made an update in the run yet; a
-                profile is under way already; or the function itself uses `torch.profiler` at the time.
-        """
-        chosen = check_profile(updates, ranks, self._data.plan.num_processes)
-        self._check_goes_on("there is nothing left to profile")
-        answer = self._ask(ProfileCommand(updates, chosen))
-        if isinstance(answer, str):
-            raise CallOrderError(answer)
-        return answer
-
-    def _ask(self, command: AskingCommand[T]) -> T:
-        self._thread.command(command)
-        while not (command.answer.wait(AWAKE_EVERY) or self._data.over.is_set):
-            pass
-        if command.answer.value is None:
-            raise CallOrderError(TOO_LATE)
-        return command.answer.value
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback(run)` in the run's thread once the run is over; immediately if the run is over already."""
@@ -311,10 +145,6 @@ class Run(LiveRunReader, AnyRun):
     def _wait_for_end(self, timeout: float | None) -> None:
         if not self.wait(timeout):
             raise still_running(self, timeout)
-
-    def _check_goes_on(self, consequence: str) -> None:
-        if self._data.outcome is not None:
-            raise CallOrderError(f"the run is over ({self.state}): {consequence}")
 
     def _results_or_raise(self) -> Results:
         outcome = self._data.outcome
@@ -356,77 +186,6 @@ class Run(LiveRunReader, AnyRun):
             return None
         self.wait()
         return self._data.outcome.results.stopped_by if self._data.outcome is not None else None
-
-    def save(self) -> None:
-        """Ask for a checkpoint: all ranks write it after the same update, and the training continues.
-
-        The first Accelerator that made an update writes the checkpoint with `save_state`, when its loop asks for the
-        next batch: to the next folder if `ProjectConfiguration(automatic_checkpoint_naming=True)`, else to
-        `checkpoints/update_<number>` in its project folder, or in the working directory. A line in the cell names
-        the folder.
-
-        Raises:
-            CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
-        """
-        self._check_goes_on("there is nothing left to save")
-        if not self._ask(SaveCommand()):
-            raise CallOrderError(no_update_yet("it cannot be saved", "or save in the function itself"))
-
-    def set(self, **settings: float | str | None) -> None:
-        """Change settings during the training, on all ranks after the same update.
-
-        `run.set(lr=1e-4)` gives a value, `run.set(lr="x0.5", max_grad_norm=1.0)` a factor and a value. The first
-        Accelerator that made an update carries the change out before its next micro-batch. A line in the cell and
-        `run.changes` show it.
-
-        Args:
-            settings: New values, or factors such as `"x0.5"`. `lr`: the learning rate of each prepared optimizer's
-                first parameter group; other groups keep their ratios to it, and prepared schedulers their shape.
-                `max_grad_norm`: a number, or None for no clipping. `gradient_accumulation_steps`: a whole number, from
-                the next window on. All others: what the function offers by `tunable(...)`.
-
-        Raises:
-            ValueError: A setting is unknown, or a value cannot work. Nothing is changed.
-            CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
-        """
-        if settings:
-            self._change("set", {name: self._check_change(name, value) for name, value in settings.items()})
-
-    def set_from_page(self, name: str, text: str) -> None:
-        """Change one setting to the text that was typed into the monitor's field for it; errors as for `set`."""
-        self._change("set", {name: self._check_change(name, read_wanted(text))}, "monitor")
-
-    def _check_change(self, name: str, wanted: object) -> Wanted:
-        known = self._data.live.settings
-        return check_change(name, wanted, known.tunables, known.of_accelerator)
-
-    def pause(self) -> None:
-        """Hold all ranks after the same update, until `run.resume()`; the time limit does not count meanwhile.
-
-        Settings can be changed, and checkpoints written, while the ranks are held. `run.state` is `"paused"` then.
-
-        Raises:
-            CallOrderError: As for `set`.
-        """
-        self._change("pause", {})
-
-    def resume(self) -> None:
-        """Continue the training of a paused run.
-
-        Raises:
-            CallOrderError: As for `set`.
-        """
-        self._change("resume", {})
-
-    @property
-    def changes(self) -> tuple[RunChange, ...]:
-        """Settings that `set` has changed so far: name, values before and after, and the update."""
-        return self._data.live.changes
-
-    def _change(self, action: ChangeAction, values: dict[str, Wanted], source: ChangeSource = "code") -> None:
-        self._check_goes_on("there is nothing left to change")
-        if not self._ask(ChangeCommand(action, values, source)):
-            raise CallOrderError(no_update_yet("nothing can be changed", "and try again after the first update"))
 
     def __await__(self) -> Generator[Any, None, Results]:
         return self._wait_async().__await__()

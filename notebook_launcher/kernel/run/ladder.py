@@ -58,13 +58,18 @@ class Ladder:
     """Time at which the present rung's budget is spent and `climb` is due."""
 
     @classmethod
-    def start(cls, now: float, budgets: dict[Rung, float], *, can_ask: bool = False) -> Ladder:
-        """Return a ladder on its first rung."""
-        rung = Rung.ASK if can_ask else Rung.INTERRUPT
-        return cls(started=now, budgets=budgets, rung=rung, deadline=now + budgets.get(rung, 0.0))
+    def start(cls, now: float, budgets: dict[Rung, float], *, on: Rung = Rung.INTERRUPT) -> Ladder:
+        """Return a ladder that begins on this rung."""
+        ladder = cls(started=now, budgets=budgets, rung=on, deadline=math.inf)
+        ladder.climb_to(on, now)
+        return ladder
 
-    def climb(self, now: float, *, to_top: bool = False) -> None:
-        """Go to the next rung, or directly to the last one."""
+    def climb(self, now: float) -> None:
+        """Go to the next rung."""
         rungs = list(Rung)
-        self.rung = Rung.KILL if to_top else rungs[min(rungs.index(self.rung) + 1, len(rungs) - 1)]
-        self.deadline = now + self.budgets[self.rung] if self.rung in self.budgets else math.inf
+        self.climb_to(rungs[min(rungs.index(self.rung) + 1, len(rungs) - 1)], now)
+
+    def climb_to(self, rung: Rung, now: float) -> None:
+        """Go to a rung, past those before it."""
+        self.rung = rung
+        self.deadline = now + self.budgets[rung] if rung in self.budgets else math.inf

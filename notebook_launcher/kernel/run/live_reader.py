@@ -1,4 +1,4 @@
-"""A run of this process as views read it, while it goes on and afterwards."""
+"""A run of this process as views and users read it, while it goes on and afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from notebook_launcher.history.schema import RunReader
 from notebook_launcher.kernel.run import snapshots
 
 if TYPE_CHECKING:
-    from notebook_launcher.history.schema import MetricPoint, RunPicture, RunSnapshot
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.history.schema import (
+        MetricPoint,
+        RankPhases,
+        RankSnapshot,
+        RunChange,
+        RunPicture,
+        RunSnapshot,
+        RunState,
+    )
     from notebook_launcher.kernel.run.data import RunData
 
 __all__ = ["LiveRunReader"]
@@ -20,6 +29,76 @@ class LiveRunReader(RunReader):
     def __init__(self, data: RunData) -> None:
         self._data = data
         """The run data, which a reader only reads."""
+
+    @property
+    def id(self) -> str:
+        """Identifier of the run: the time, the function, six random digits."""
+        return self._data.id
+
+    @property
+    def name(self) -> str:
+        """Name of the run: as edited, else as launched, else the function's name."""
+        return self._data.edits["name"] or self._data.name
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the run: as edited, else as launched."""
+        edited = self._data.edits["tags"]
+        return self.config.tags if edited is None else tuple(edited)
+
+    @property
+    def notes(self) -> str:
+        """Notes that `edit` has written; empty if there are none."""
+        return self._data.edits["notes"] or ""
+
+    @property
+    def last_line(self) -> str:
+        """The last line of a run's output, where a picture or a client shows it."""
+        return self._data.output.last_line
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options as given."""
+        return self._data.plan.config
+
+    @property
+    def state(self) -> RunState:
+        """`"starting"`, `"running"`, `"paused"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`.
+
+        The state is `"waiting"` while ranks have waited for longer than `hang_notice` in a collective which other
+        ranks have not entered; `run.snapshot().waiting` names the ranks and the collective.
+        """
+        return snapshots.state_of(self._data)
+
+    @property
+    def seed(self) -> int:
+        """The base seed: pass it as `seed=` to repeat the run."""
+        return self._data.plan.seed
+
+    @property
+    def ranks(self) -> tuple[RankSnapshot, ...]:
+        """Present state of each rank."""
+        return snapshots.take_rank_snapshots(self._data)
+
+    @property
+    def metrics(self) -> tuple[MetricPoint, ...]:
+        """Metrics that the ranks have reported so far, in the order of arrival."""
+        return tuple(self._data.live.metrics)
+
+    @property
+    def pictures(self) -> tuple[RunPicture, ...]:
+        """Images and histograms that the ranks have reported so far, in the order of arrival."""
+        return tuple(self._data.live.pictures)
+
+    @property
+    def phases(self) -> dict[int, RankPhases]:
+        """Time that each rank spent on each phase of training, as reported by its Accelerator."""
+        return self._data.live.phases
+
+    @property
+    def changes(self) -> tuple[RunChange, ...]:
+        """Settings that `set` has changed so far: name, values before and after, and the update."""
+        return self._data.live.changes
 
     def snapshot(self) -> RunSnapshot:
         """Return everything that is known of the run at this moment, as plain data."""

@@ -48,9 +48,9 @@ class LiveValues:
         self._launched = launched
         self._num_reported: Counter[int] = Counter()
         """By rank: the number of `report(...)` calls, which stands in for a missing step."""
-        self._items: dict[int, Pace] = {}
+        self._item_rates: dict[int, Pace] = {}
         """By rank: the rate of its loop."""
-        self._samples: dict[int, SamplePace] = {}
+        self._sample_rates: dict[int, SamplePace] = {}
         """By rank: the rate of samples, as its Accelerator counts them."""
 
     def fold(self, rank: int, record: LiveRecord) -> None:
@@ -62,13 +62,13 @@ class LiveValues:
                 self._keep_picture(rank, record)
             case messages.Progress():
                 self.progress[rank] = record
-                if (items := self._items.get(rank)) is None:
-                    items = self._items[rank] = Pace()
-                items.note(record.time, record.items, record.loops)
+                if (rate := self._item_rates.get(rank)) is None:
+                    rate = self._item_rates[rank] = Pace()
+                rate.note(record.time, record.items, record.loops)
             case messages.Phases():
-                if (samples := self._samples.get(rank)) is None:
-                    samples = self._samples[rank] = SamplePace()
-                samples.note(record)
+                if (sample_rate := self._sample_rates.get(rank)) is None:
+                    sample_rate = self._sample_rates[rank] = SamplePace()
+                sample_rate.note(record)
                 self._phases.add(rank, record)
                 if record.settings:
                     self.settings.take_reported(record.settings)
@@ -97,7 +97,14 @@ class LiveValues:
 
     def note_fewer_ranks(self, before: int, after: int, *, seconds: float) -> None:
         """Forget ranks that do not come back, and note it as a change; `seconds` is the age of the run."""
-        reported = (self.progress, self.last_values, self.last_steps, self._num_reported, self._items, self._samples)
+        reported = (
+            self.progress,
+            self.last_values,
+            self.last_steps,
+            self._num_reported,
+            self._item_rates,
+            self._sample_rates,
+        )
         for by_rank in reported:
             for rank in range(after, before):
                 by_rank.pop(rank, None)
@@ -135,8 +142,8 @@ class LiveValues:
 
     def items_per_second(self, rank: int) -> float | None:
         """Return the rate of the rank's loop, in items per second."""
-        items = self._items.get(rank)
-        return None if items is None else items.rate()
+        pace = self._item_rates.get(rank)
+        return None if pace is None else pace.rate()
 
     def samples_per_second(self, rank: int, *, is_over: bool = False) -> float | None:
         """Return the samples of all ranks that the rank's Accelerator counts per second.
@@ -145,10 +152,10 @@ class LiveValues:
             rank: The rank that counts.
             is_over: True for the mean of the whole training, False for the last seconds.
         """
-        samples = self._samples.get(rank)
-        if samples is None:
+        pace = self._sample_rates.get(rank)
+        if pace is None:
             return None
-        return samples.mean() if is_over else samples.rate()
+        return pace.mean() if is_over else pace.rate()
 
     def _keep(self, rank: int, record: messages.Metrics) -> None:
         step = self._num_reported[rank] if record.step is None else record.step

@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from notebook_launcher.engines.events import FromRank, Output, RankLost
 from notebook_launcher.kernel.display.formatting import error_line
-from notebook_launcher.kernel.display.questions import Answer, Question
+from notebook_launcher.kernel.display.questions import Question
 from notebook_launcher.kernel.inspection.inspector import RankInspector
 from notebook_launcher.kernel.inspection.profile_requests import ProfileRequests
 from notebook_launcher.kernel.run.attempt import Attempt
-from notebook_launcher.kernel.run.commands import (
-    ChangeCommand,
-    EndSamplingCommand,
-    ProfileCommand,
-    SampleCommand,
-    SaveCommand,
-    StacksCommand,
-    StopCommand,
-)
+from notebook_launcher.kernel.run.command_handler import CommandHandler
 from notebook_launcher.kernel.run.conclusion import describe_failure
 from notebook_launcher.kernel.run.exits import end_ranks
 from notebook_launcher.kernel.run.live_values import LiveRecord, describe_change
@@ -38,7 +30,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.ranks import Ranks
-    from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 
@@ -80,6 +71,7 @@ class RunLoop:
         """True if ranks have reported since the line of progress was updated."""
         self._inspector = RankInspector(data)
         self._profiles = ProfileRequests(recorder)
+        self._commands = CommandHandler(data, self._inspector, self._profiles)
         self._periodic = self._make_periodic()
 
     def _make_periodic(self) -> tuple[Periodic, ...]:
@@ -128,14 +120,14 @@ class RunLoop:
             replace_the_dead(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
         attempt.begin()
         while not attempt.settled:
-            self._carry_out_commands(attempt)
+            self._commands.carry_out_all(attempt)
             longest = yield
             self._handle_all(attempt.tree.events(self._patience(attempt, longest)), attempt)
             if self._has_live:
                 self._has_live = False
                 attempt.note_activity()
                 self._progress.update()
-            self._carry_out_commands(attempt)
+            self._commands.carry_out_all(attempt)
             if (failure := attempt.failure_to_debug()) is not None:
                 self._debug(failure, attempt)
             attempt.act(lambda: self._inspector.read_stacks(attempt))
@@ -282,42 +274,3 @@ class RunLoop:
         attempt.hold_clock()
         self._data.output.publish(force=True)
         self._hosting.questions.put(Question(rank, request, attempt.call_id))
-
-    def _carry_out_commands(self, attempt: Attempt) -> None:
-        for command in self._data.commands.take_all():
-            self._carry_out(command, attempt)
-
-    def _carry_out(self, command: Command, attempt: Attempt) -> None:
-        match command:
-            case StopCommand():
-                self._stop(command, attempt)
-            case SaveCommand():
-                command.answer.set(attempt.requests.ask_to_save())
-            case ChangeCommand(action, values, source):
-                command.answer.set(attempt.requests.ask_to_change(action, values, source))
-            case StacksCommand():
-                command.answer.set(self._inspector.read_stacks(attempt))
-            case SampleCommand():
-                command.answer.set(self._inspector.take_sample(attempt))
-            case EndSamplingCommand(starts):
-                command.answer.set(attempt.tree.stacks.read(starts))
-            case ProfileCommand():
-                self._profiles.begin(command, attempt.requests)
-            case Answer():
-                self._answer(command, attempt)
-
-    def _stop(self, command: StopCommand, attempt: Attempt) -> None:
-        is_first = attempt.ladder is None
-        if command.after_step and is_first and attempt.requests.ask_to_stop(attempt.state.unsettled):
-            return
-        if is_first and not command.at_once and attempt.state.debugged is None:
-            self._inspector.show_waits(attempt)
-        attempt.stop(at_once=command.at_once)
-
-    def _answer(self, answer: Answer, attempt: Attempt) -> None:
-        if answer.call_id != attempt.call_id:
-            return  # The rank that asked has been started again since.
-        attempt.tree.send(answer.rank, answer.reply)
-        self._data.asking.discard(answer.rank)
-        if not self._data.asking:
-            attempt.release_clock()

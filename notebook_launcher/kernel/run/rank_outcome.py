@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
-    from notebook_launcher.messaging import messages
+    from collections.abc import Sequence
 
-__all__ = ["RankOutcome"]
+    from typing_extensions import Self
+
+__all__ = ["EndState", "RankOutcome"]
+
+EndState: TypeAlias = Literal["returned", "failed", "stopped"]
+"""State of a rank on which the call has ended."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,6 +41,21 @@ class RankOutcome:
     after_stop: bool = False
     """True if the outcome came after a stop of the run had begun; then it is not a failure of the rank's own."""
 
+    @classmethod
+    def of_record(cls, rank: int, record: messages.Returned | messages.Raised, fds: Sequence[int]) -> Self:
+        """Return the outcome of a rank whose function has ended; `fds`: the descriptors beside the record."""
+        outcome = cls(rank=rank, time=record.time, parcel_fd=fds[0] if fds else None)
+        if isinstance(record, messages.Returned):
+            outcome.returned = record
+        else:
+            outcome.raised = record
+        return outcome
+
+    @property
+    def state(self) -> EndState:
+        """State of the rank, apart from other ranks: the victim of another rank's failure counts as failed here."""
+        return "returned" if not self.failed else "stopped" if self.after_stop else "failed"
+
     @property
     def is_over(self) -> bool:
         """True if the process has exited or never started."""
@@ -55,8 +77,12 @@ class RankOutcome:
         """True if the function did not return on this rank."""
         return self.returned is None
 
+    def take_parcel(self) -> int | None:
+        """Return the parcel's descriptor, which the caller closes; None if there is none, and from then on."""
+        fd, self.parcel_fd = self.parcel_fd, None
+        return fd
+
     def close(self) -> None:
         """Close the parcel's descriptor; idempotent."""
-        if self.parcel_fd is not None:
-            os.close(self.parcel_fd)
-            self.parcel_fd = None
+        if (fd := self.take_parcel()) is not None:
+            os.close(fd)

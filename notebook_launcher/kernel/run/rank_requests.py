@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from notebook_launcher.engines.tree import Tree
     from notebook_launcher.messaging.messages import ChangeAction, ChangeSource
@@ -18,12 +18,18 @@ __all__ = ["RankRequests"]
 
 
 class RankRequests:
-    """The requests of one attempt; the ranks find them on the board, and changes in their channels."""
+    """The requests of one attempt; the ranks find them on the board, and changes in their channels.
 
-    def __init__(self, tree: Tree) -> None:
+    Args:
+        tree: The ranks' processes.
+        clock: Returns the time.
+    """
+
+    def __init__(self, tree: Tree, clock: Callable[[], float] = time.monotonic) -> None:
         self._tree = tree
+        self._clock = clock
         self.stop_asked_at: float | None = None
-        """Time at which the ranks were first asked to stop after their step, by `time.monotonic()`."""
+        """Time at which the ranks were first asked to stop after their step, by `clock`."""
         self.paused_after: int | None = None
         """Number of updates after which all ranks are held; None while they train."""
         self._num_changes = 0
@@ -38,10 +44,10 @@ class RankRequests:
         if not self.can_ask(ranks):
             return False
         if self.paused_after is not None:
-            self.stop_asked_at = time.monotonic()
+            self.stop_asked_at = self._clock()
             return self.ask_to_change("stop")
         if self.stop_asked_at is None:  # Set before the flag, so that a rank that ends because of the flag ends later.
-            self.stop_asked_at = time.monotonic()
+            self.stop_asked_at = self._clock()
         self._tree.board.ask_to_stop(together=True)
         return True
 

@@ -44,12 +44,12 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
     while True:
         try:
             if rest is not None:
-                ranks.plan = rest.plan(before)
+                ranks.follow(rest.plan(before))
             ranks.start(call)
             break
         except ConfigError as error:
             rest = _rest_after(error, rest, ranks, before)
-            ranks.engine = rest.engine
+            ranks.move_to(rest.engine)
     if rest is not None:
         _replace_plan(data, before, ranks.plan, rest.reason)
 

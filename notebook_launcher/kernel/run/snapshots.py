@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from notebook_launcher import context
 from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
+from notebook_launcher.kernel.config_record import config_as_json
 from notebook_launcher.kernel.display.formatting import one_line_of
 from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
-from notebook_launcher.wording.value_text import is_secret
 
 if TYPE_CHECKING:
-    from notebook_launcher.config import LaunchConfig
+    from collections.abc import Mapping
+
     from notebook_launcher.history.schema import RankPhases, RankState, RunState
     from notebook_launcher.kernel.failures.failure import Failure
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.kernel.run.outcome import RunOutcome
 
-__all__ = ["config_as_json", "state_of", "take_rank_snapshots", "take_snapshot"]
+__all__ = ["state_of", "take_rank_snapshots", "take_snapshot"]
 
 ACTIVITIES: dict[int, RankState] = {
     context.COMPUTING: "running",
@@ -134,8 +133,7 @@ def _take_rank_snapshot(
 def _rank_state(data: RunData, rank: int) -> RankState:
     attempt = data.attempt
     if attempt is not None and rank in attempt.state.outcomes:
-        outcome = attempt.state.outcomes[rank]
-        return "returned" if outcome.returned is not None else "stopped" if outcome.after_stop else "failed"
+        return attempt.state.outcomes[rank].state
     if attempt is None or rank not in attempt.state.started:
         return "starting"
     if rank in data.asking:
@@ -173,18 +171,3 @@ def _failure(failure: Failure) -> RankFailure:
         victim=failure.victim,
         last_lines=failure.last_lines,
     )
-
-
-def config_as_json(config: LaunchConfig) -> dict[str, Any]:
-    """Return the fields as values for JSON, without the variables of `env` that look like secrets."""
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    env = {name: value for name, value in config.env.items() if not is_secret(name)}
-    return {**{name: _plain(value) for name, value in fields.items()}, "env": env}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if dataclasses.is_dataclass(value):  # An engine.
-        return repr(value)
-    return list(cast("tuple[int, ...]", value)) if isinstance(value, tuple) else value

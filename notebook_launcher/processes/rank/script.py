@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.wording.text import did_you_mean
+from notebook_launcher.wording.choices import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec

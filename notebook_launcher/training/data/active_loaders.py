@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.data.rounds import Round
 
-__all__ = ["ActiveLoader", "ActiveLoaders", "LoopOwner", "relative_weights"]
+__all__ = ["ActiveLoader", "ActiveLoaders", "LoopOwner", "full_rows_of", "relative_weights"]
+
+IN_STEP = 2
+"""Micro-batches in a row that each drew a batch from a loader, before the loader counts as read side by side."""
 
 
 class ActiveLoader(Protocol):
@@ -48,17 +51,19 @@ class LoopOwner(Protocol):
         """Note that a loop over a prepared loader begins."""
 
 
+def full_rows_of(loader: ActiveLoader) -> int:
+    """Return the samples of a full batch of one rank, at least 1: of the present round if the loader does not know."""
+    drawn = loader.current_round
+    return loader.current_full_rows or (0 if drawn is None else max(drawn.rows)) or 1
+
+
 def relative_weights(loader: ActiveLoader) -> tuple[float, ...] | None:
     """Return the weights of a loader's present batches, in full batches; None if they are unknown."""
     drawn = loader.current_round
     if drawn is None:
         return None
-    full = loader.current_full_rows or max(drawn.rows) or 1
+    full = full_rows_of(loader)
     return tuple(weight / full for weight in drawn.weights)
-
-
-IN_STEP = 2
-"""Micro-batches in a row that each drew a batch from a loader, before the loader counts as read side by side."""
 
 
 class ActiveLoaders:

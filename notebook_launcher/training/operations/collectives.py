@@ -18,7 +18,7 @@ from notebook_launcher.training.operations.checking import require_alike
 from notebook_launcher.training.operations.nested import map_tensors
 from notebook_launcher.training.operations.tensors import TensorInformation
 from notebook_launcher.training.operations.wire_devices import collective_device
-from notebook_launcher.wording.text import unknown
+from notebook_launcher.wording.choices import unknown
 
 __all__ = [
     "broadcast",

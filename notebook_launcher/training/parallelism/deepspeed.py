@@ -15,7 +15,8 @@ from notebook_launcher.settings.training_settings import STEPS_VARIABLE
 from notebook_launcher.training.parallelism.deepspeed_factories import refuse_factories
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO, check_keys, value_at
 from notebook_launcher.training.process.environment import flag
-from notebook_launcher.wording.text import type_of, unknown
+from notebook_launcher.wording.choices import unknown
+from notebook_launcher.wording.text import type_of
 
 __all__ = ["DeepSpeedPlugin", "deepspeed_is_asked_for"]
 

@@ -40,7 +40,7 @@ class Layout:
     @property
     def shards(self) -> bool:
         """True if prepared models are sharded."""
-        return self.sizes.dp_shard_enabled or self.sizes.tp_enabled
+        return self.sizes.shards_models
 
     @property
     def shard_mesh(self) -> DeviceMesh:
@@ -108,8 +108,7 @@ def make_layout(
     if plugin is None and sharding_is_asked_for():
         plugin = FullyShardedDataParallelPlugin()
     sizes = _settle(config, plugin, launched, num_processes)
-    shards = sizes.dp_shard_enabled or sizes.tp_enabled
-    if not shards:
+    if not sizes.shards_models:
         if plugin is not None and plugin.cpu_offload and process_index == 0:
             warn_user(
                 "FullyShardedDataParallelPlugin(cpu_offload=True) has no effect here: "
@@ -120,7 +119,7 @@ def make_layout(
         plugin = FullyShardedDataParallelPlugin()
     if plugin is not None and plugin.cpu_ram_efficient_loading:
         load_on_first(True)
-    mesh = _make_mesh(sizes, device) if shards else None
+    mesh = _make_mesh(sizes, device) if sizes.shards_models else None
     if mesh is not None and sizes.tp_enabled:
         share_generators(mesh["tp"].get_group())
     return Layout(sizes=sizes, plugin=plugin, mesh=mesh, process_index=process_index)
@@ -138,8 +137,7 @@ def _settle(
         return dataclasses.replace(config, dp_replicate_size=num_processes // shard, dp_shard_size=shard)
     if config.total_size != num_processes:
         raise ValueError(_explain_sum(config, num_processes))
-    shards = config.dp_shard_enabled or config.tp_enabled
-    if plugin is not None and not shards and plugin.sharding_strategy != "NO_SHARD":
+    if plugin is not None and not config.shards_models and plugin.sharding_strategy != "NO_SHARD":
         raise ValueError(
             f"fsdp_plugin was given, but with ParallelismConfig(dp_replicate_size={config.dp_replicate_size}, "
             f"dp_shard_size=1) every rank has a whole model. Write ParallelismConfig(dp_shard_size={num_processes}), "

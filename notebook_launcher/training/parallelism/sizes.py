@@ -113,6 +113,11 @@ class ParallelismConfig:
         return self.sizes["tp"] > 1
 
     @property
+    def shards_models(self) -> bool:
+        """True if no rank has a whole model."""
+        return self.dp_shard_enabled or self.tp_enabled
+
+    @property
     def cp_enabled(self) -> bool:
         """False: context parallelism is not supported."""
         return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO
 from notebook_launcher.training.plugins import GradScalerKwargs
-from notebook_launcher.wording.text import unknown
+from notebook_launcher.wording.choices import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

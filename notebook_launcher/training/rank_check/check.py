@@ -31,7 +31,8 @@ from notebook_launcher.training.user_warnings import warn_user
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher.training.accumulation.members.member_kinds import Member, PreparedModel
+    from notebook_launcher.training.accumulation.members.member import Member
+    from notebook_launcher.training.accumulation.members.member_kinds import PreparedModel
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.windows import Window

@@ -25,7 +25,7 @@ from notebook_launcher.training.recording.tracker_classes import (
     as_number,
 )
 from notebook_launcher.training.user_warnings import warn_user
-from notebook_launcher.wording.text import unknown
+from notebook_launcher.wording.choices import unknown
 
 if TYPE_CHECKING:
     import os

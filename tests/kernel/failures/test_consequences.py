@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notebook_launcher.kernel.failures.culprit import is_secondary, is_victim_like
+from notebook_launcher.kernel.failures.culprit import is_victim, lost_its_peer
 from notebook_launcher.messaging.messages import ExceptionReport, Frame
 
 IN_COLLECTIVE = "/opt/python/site-packages/torch/distributed/distributed_c10d.py"
@@ -78,13 +78,13 @@ OWN_ERRORS = [
 @pytest.mark.parametrize("filename", [IN_COLLECTIVE, IN_DDP, IN_BACKWARD])
 def test_error_of_a_collective_about_a_lost_peer_is_a_consequence(type_name: str, message: str, filename: str) -> None:
     found = report(type_name, message, filename)
-    assert is_victim_like(found)
-    assert is_secondary(found)
+    assert lost_its_peer(found)
+    assert is_victim(found)
 
 
 @pytest.mark.parametrize(("type_name", "message"), OWN_ERRORS)
 def test_other_errors_of_a_collective_are_the_ranks_own(type_name: str, message: str) -> None:
-    assert not is_secondary(report(type_name, message, IN_COLLECTIVE))
+    assert not is_victim(report(type_name, message, IN_COLLECTIVE))
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_other_errors_of_a_collective_are_the_ranks_own(type_name: str, message:
     ],
 )
 def test_the_same_words_outside_of_a_collective_are_the_ranks_own(message: str, filenames: tuple[str, ...]) -> None:
-    assert not is_secondary(report("RuntimeError", message, *filenames))
+    assert not is_victim(report("RuntimeError", message, *filenames))
 
 
 def test_error_of_a_checkpoint_that_another_rank_reports_is_a_consequence() -> None:
     type_name = "notebook_launcher.training.checkpoints.checkpoint_error.CheckpointError"
-    assert is_secondary(report(type_name, "rank 1 could not write the checkpoint: OSError: no space left on device"))
-    assert not is_secondary(report(type_name, "model.safetensors is damaged"))
+    assert is_victim(report(type_name, "rank 1 could not write the checkpoint: OSError: no space left on device"))
+    assert not is_victim(report(type_name, "model.safetensors is damaged"))

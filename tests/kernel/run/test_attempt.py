@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,22 +12,13 @@ from notebook_launcher import LaunchConfig
 from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost
 from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.kernel.run import attempt as attempt_module
-from notebook_launcher.kernel.run import rank_requests
 from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SESSION_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
 from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
 from notebook_launcher.messaging import board_layout, messages
+from tests.support.outcomes import BOOM, LOST_PEER, raised_record, returned_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-GROUP = messages.GroupState(is_kept=True, num_calls={})
-LOST_PEER = messages.ExceptionReport(
-    type_name="RuntimeError",
-    message="Connection closed by peer [127.0.0.1]:28912",
-    frames=(messages.Frame(filename="/x/torch/distributed/distributed_c10d.py", lineno=1, name="all_reduce"),),
-)
-BOOM = messages.ExceptionReport(type_name="ValueError", message="boom", frames=())
 
 
 class Tree:
@@ -66,11 +56,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (attempt_module, rank_requests):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 class Call:
@@ -80,7 +67,7 @@ class Call:
         self.clock, self.tree = clock, tree or Tree()
         made: Any = self.tree
         call = messages.RunCall(call_id=1, generation=0)
-        self.attempt = Attempt(made, call, (), **{"deadline": None, "debug": False, **options})
+        self.attempt = Attempt(made, call, (), **{"deadline": None, "debug": False, "clock": clock, **options})
         self.attempt.begin()
         self.tree.sent.clear()
         self.looked: list[float] = []
@@ -91,14 +78,10 @@ class Call:
         return self
 
     def give_value(self, rank: int, call_id: int = 1) -> None:
-        record = messages.Returned(call_id=call_id, time=self.clock.now, peak_rss=0, group=GROUP)
-        self.attempt.fold(FromRank(rank, record, []))
+        self.attempt.fold(FromRank(rank, returned_record(self.clock.now, call_id=call_id), []))
 
     def fail(self, rank: int, report: messages.ExceptionReport = BOOM) -> None:
-        record = messages.Raised(
-            call_id=1, time=self.clock.now, peak_rss=0, stage="function", report=report, group=GROUP
-        )
-        self.attempt.fold(FromRank(rank, record, []))
+        self.attempt.fold(FromRank(rank, raised_record(report, self.clock.now), []))
 
     def lose(self, rank: int) -> None:
         exited = messages.RankExited(
@@ -120,7 +103,7 @@ class Call:
 # A failure.
 
 
-def test_call_and_its_parcel_go_to_every_rank_once(clock: Clock) -> None:
+def test_call_and_its_parcel_go_to_every_rank_once() -> None:
     tree: Any = Tree(2)
     call = messages.RunCall(call_id=1, generation=0)
     tree.board.ask_to_stop(together=False)
@@ -212,7 +195,7 @@ def test_stop_interrupts_ranks_that_read_no_board_and_asks_others_first(clock: C
 def test_stop_at_once_kills_and_a_rank_that_was_killed_settles_when_it_exits(clock: Clock) -> None:
     call = Call(clock).start()
     call.attempt.stop(at_once=True)
-    assert call.act() == [((0, 1, 2), signal.SIGINT), ((0, 1, 2), signal.SIGKILL)]
+    assert call.act() == [((0, 1, 2), signal.SIGKILL)]
     for rank in range(3):
         call.give_value(rank)
     assert not call.attempt.settled
@@ -342,7 +325,7 @@ def test_run_goes_idle_only_once_a_rank_runs_the_function(clock: Clock) -> None:
 
 
 def test_ladder_ends_on_its_last_rung() -> None:
-    ladder = Ladder.start(0.0, USER_BUDGETS, can_ask=True)
+    ladder = Ladder.start(0.0, USER_BUDGETS, on=Rung.ASK)
     seen = [(ladder.rung, ladder.deadline)]
     for now in (0.5, 1.5, 2.0, 3.0):
         ladder.climb(now)

@@ -7,23 +7,18 @@ import pytest
 from notebook_launcher.kernel.run.call_state import CallState
 from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 from notebook_launcher.messaging import messages
+from tests.support import outcomes
+from tests.support.outcomes import BOOM, LOST_PEER
 
 KEPT = messages.GroupState(is_kept=True, num_calls={"all_reduce": 2})
-BOOM = messages.ExceptionReport(type_name="ValueError", message="boom", frames=())
-LOST_PEER = messages.ExceptionReport(
-    type_name="RuntimeError",
-    message="Connection closed by peer [127.0.0.1]:28912",
-    frames=(messages.Frame(filename="/x/torch/distributed/distributed_c10d.py", lineno=1, name="all_reduce"),),
-)
 
 
 def returned(rank: int, group: messages.GroupState = KEPT) -> RankOutcome:
-    return RankOutcome(rank, 1.0, returned=messages.Returned(call_id=1, time=1.0, peak_rss=0, group=group))
+    return outcomes.returned(rank, group)
 
 
 def raised(rank: int, report: messages.ExceptionReport = BOOM, group: messages.GroupState = KEPT) -> RankOutcome:
-    record = messages.Raised(call_id=1, time=1.0, peak_rss=0, stage="function", report=report, group=group)
-    return RankOutcome(rank, 1.0, raised=record)
+    return outcomes.raised(rank, report, group=group)
 
 
 def exited(rank: int) -> RankOutcome:
@@ -31,9 +26,9 @@ def exited(rank: int) -> RankOutcome:
     return RankOutcome(rank, 1.0, exited=record)
 
 
-def state_of(*outcomes: RankOutcome) -> CallState:
-    state = CallState(len(outcomes), None)
-    for outcome in outcomes:
+def state_of(*known: RankOutcome) -> CallState:
+    state = CallState(len(known), None)
+    for outcome in known:
         state.replace(outcome)
     return state
 
@@ -43,7 +38,7 @@ DESTROYED = messages.GroupState(is_kept=False, num_calls={})
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "kept"),
+    ("known", "kept"),
     [
         ([returned(0), returned(1)], True),
         ([returned(0), raised(1)], True),
@@ -56,14 +51,15 @@ DESTROYED = messages.GroupState(is_kept=False, num_calls={})
         ([returned(0), RankOutcome(1, 1.0)], False),
     ],
 )
-def test_group_is_kept_by_ranks_that_are_alive_and_in_step(outcomes: list[RankOutcome], *, kept: bool) -> None:
-    state = state_of(*outcomes)
+def test_group_is_kept_by_ranks_that_are_alive_and_in_step(known: list[RankOutcome], *, kept: bool) -> None:
+    state = state_of(*known)
     assert state.kept_group is kept
     assert state.broke_group is (not kept and bool(state.failures))
 
 
 def test_group_is_lost_once_a_rank_was_asked_to_leave() -> None:
     state = state_of(returned(0), returned(1))
-    state.left.add(0)
+    assert state.leave_group() == {0, 1}
+    assert not state.leave_group()  # Each rank is asked once.
     assert not state.kept_group
     assert not state.broke_group  # Nothing failed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from types import SimpleNamespace
@@ -25,27 +26,19 @@ from notebook_launcher.kernel.run.ladder import Rung
 from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import anonymous_file
+from tests.support.outcomes import BOOM, LOST_PEER, PEAK, raised_record, returned_record
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.run.outcome import RunOutcome
 
-GROUP = messages.GroupState(is_kept=True, num_calls={})
-BOOM = messages.ExceptionReport(type_name="ValueError", message="boom", frames=())
-LOST_PEER = messages.ExceptionReport(
-    type_name="RuntimeError",
-    message="Connection closed by peer [127.0.0.1]:28912",
-    frames=(messages.Frame(filename="/x/torch/distributed/distributed_c10d.py", lineno=1, name="all_reduce"),),
-)
-
 
 def returned(rank: int, *, unsent: str = "") -> RankOutcome:
-    record = messages.Returned(call_id=1, time=1.0, peak_rss=7, group=GROUP, unsent=unsent)
-    return RankOutcome(rank, time.monotonic(), returned=record, parcel_fd=None if unsent else anonymous_file("value"))
+    record = dataclasses.replace(returned_record(time.monotonic()), unsent=unsent)
+    return RankOutcome.of_record(rank, record, () if unsent else (anonymous_file("value"),))
 
 
 def raised(rank: int, report: messages.ExceptionReport = BOOM, *, at: float = 1.0, travels: bool = True) -> RankOutcome:
-    record = messages.Raised(call_id=1, time=at, peak_rss=7, stage="function", report=report, group=GROUP)
-    return RankOutcome(rank, at, raised=record, parcel_fd=anonymous_file("error") if travels else None)
+    return RankOutcome.of_record(rank, raised_record(report, at), (anonymous_file("error"),) if travels else ())
 
 
 class Ending:
@@ -95,7 +88,7 @@ def test_run_without_a_failure_is_done_with_the_values_in_rank_order() -> None:
     assert (outcome.state, outcome.error, ending.settled) == ("done", None, [False])
     assert list(outcome.results) == ["value 1", "value 2"]
     assert [summary.state for summary in outcome.results.ranks] == ["returned", "returned"]
-    assert outcome.results.ranks[0].peak_memory == 7
+    assert outcome.results.ranks[0].peak_memory == PEAK
 
 
 def test_value_that_could_not_travel_is_no_failure() -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +23,6 @@ from tests.support.run_state import data_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from notebook_launcher import Run
 
@@ -64,7 +64,8 @@ def run() -> Iterator[Run]:
 
 
 def test_profile_lasts_as_many_updates_on_each_chosen_rank(run: Run) -> None:
-    while run._thread._recorder.folder is None:
+    folder = Path(os.environ["NOTEBOOK_LAUNCHER_RUNS"]) / run.id
+    while not folder.exists():
         run.wait(0.05)
     profile = run.profile(3, ranks=(1, 0))
     assert [(profiled.rank, profiled.updates, profiled.problem) for profiled in profile] == [(0, 3, ""), (1, 3, "")]

@@ -24,7 +24,7 @@ from notebook_launcher.training.unwrapping import synced_part
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member import Member
 
 __all__ = ["Members"]
 

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training.accumulation.members.member_kinds import SwitchOff
+from notebook_launcher.training.accumulation.members.member import SwitchOff
 from notebook_launcher.training.operations.wire_devices import collective_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from notebook_launcher.training.accumulation.members.member_kinds import LeafTensor, Member
+    from notebook_launcher.training.accumulation.members.member import Member
+    from notebook_launcher.training.accumulation.members.member_kinds import LeafTensor
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.windows.windows import Window
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher import context
-from notebook_launcher.training.accumulation.members.member_kinds import SwitchOff
+from notebook_launcher.training.accumulation.members.member import SwitchOff
 from notebook_launcher.training.accumulation.members.synchronisation import switch_back, switch_off
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState, OpenBlock
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint

@@ -10,7 +10,7 @@ from notebook_launcher.training.accumulation.members.synchronisation import redu
 from notebook_launcher.training.accumulation.micro_batches import gradients
 from notebook_launcher.training.accumulation.micro_batches.blocks import MicroBatchBlock
 from notebook_launcher.training.accumulation.micro_batches.gradients import InitialGradient
-from notebook_launcher.wording.text import unknown
+from notebook_launcher.wording.choices import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.updates.live_optimizers import LiveOptimizers
     from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer

@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member import Member
 
 __all__ = ["as_total", "checked_weight", "has_sparse_gradients", "one_if_used", "stays_on_device"]
 

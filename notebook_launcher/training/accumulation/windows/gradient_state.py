@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
@@ -69,7 +69,7 @@ class GradientState(AccelerateNames):
         self.use_plugin(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
-        self.active_loaders = ActiveLoaders(self, on_next=on_next, follows_draws=rules.guards)
+        self.active_loaders = ActiveLoaders(self, on_next=on_next, follows_draws=rules.follows_draws)
         self.block: OpenBlock | None = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None

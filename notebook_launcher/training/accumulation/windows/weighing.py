@@ -25,7 +25,7 @@ from notebook_launcher.training.accumulation.windows.given_weights import (
     one_if_used,
 )
 from notebook_launcher.training.accumulation.windows.windows import has_values
-from notebook_launcher.training.data.active_loaders import relative_weights
+from notebook_launcher.training.data.active_loaders import full_rows_of, relative_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,7 +191,7 @@ class Weighing:
             for other in self._gradient_state.active_loaders.in_step(loader)
         ):
             self._warn_once("zipped", _ZIPPED)
-        full = float(loader.current_full_rows or max(current.rows) or 1)
+        full = float(full_rows_of(loader))
         unit = window.unit if window.kind == "counted" else full
         per_weight = full if window.kind == "equal" else 1.0
         mine = weights[self._data_rank] / per_weight

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.members.member_kinds import Member
+    from notebook_launcher.training.accumulation.members.member import Member
 
 __all__ = ["Window", "has_values"]
 

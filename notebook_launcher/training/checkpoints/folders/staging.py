@@ -22,12 +22,12 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notebook_launcher.training.checkpoints.folders.durable_files import sync_folder, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 __all__ = ["contents", "discard", "open_stage", "publish", "replace_file", "settle"]
 
@@ -120,7 +120,7 @@ def contents(folder: Path) -> set[str]:
     return found
 
 
-def replace_file(target: Path, write: Any) -> None:
+def replace_file(target: Path, write: Callable[[Path], object]) -> None:
     """Let `write(path)` write a file aside, then rename the file to `target`."""
     target = Path(os.path.realpath(target))
     for leftover in _siblings(target, "partial"):

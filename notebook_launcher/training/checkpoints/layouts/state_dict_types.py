@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.checkpoints.layouts.sharded import leaves
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.training.user_warnings import warn_user
-from notebook_launcher.wording.text import unknown
+from notebook_launcher.wording.choices import unknown
 from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:

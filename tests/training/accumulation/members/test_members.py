@@ -10,13 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import notebook_launch
 from notebook_launcher.training.accumulation.members.ddp import SyncedModel
+from notebook_launcher.training.accumulation.members.member import Member, SwitchOff
 from notebook_launcher.training.accumulation.members.member_kinds import (
     LeafTensor,
-    Member,
     PlainModel,
     ShardedModel,
     StrayParameters,
-    SwitchOff,
     member_of,
 )
 from notebook_launcher.training.accumulation.members.synchronisation import (

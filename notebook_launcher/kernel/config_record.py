@@ -1,0 +1,29 @@
+"""The options of a launch as a run's record has them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from notebook_launcher.wording.value_text import is_secret
+
+if TYPE_CHECKING:
+    from notebook_launcher.config import LaunchConfig
+
+__all__ = ["config_as_json"]
+
+
+def config_as_json(config: LaunchConfig) -> dict[str, Any]:
+    """Return the fields as values for JSON, without the variables of `env` that look like secrets."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    env = {name: value for name, value in config.env.items() if not is_secret(name)}
+    return {**{name: _plain(value) for name, value in fields.items()}, "env": env}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value):  # An engine.
+        return repr(value)
+    return list(cast("tuple[int, ...]", value)) if isinstance(value, tuple) else value

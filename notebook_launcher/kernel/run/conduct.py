@@ -1,0 +1,189 @@
+"""The conduct of one run: the run is carried out and concluded, in steps that threads may hand on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from notebook_launcher.history.recorder import Recorder
+from notebook_launcher.kernel.failures.failure_display import end_line
+from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
+from notebook_launcher.kernel.run.data import RunData
+from notebook_launcher.kernel.run.live_reader import LiveRunReader
+from notebook_launcher.kernel.run.loop import RunLoop, Steps
+from notebook_launcher.kernel.run.progress_line import QUIET
+from notebook_launcher.wording.counts import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from notebook_launcher.kernel.calls.call_scope import CallScope
+    from notebook_launcher.kernel.calls.origin import Origin
+    from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
+    from notebook_launcher.kernel.hosting import Hosting
+    from notebook_launcher.kernel.latch import Latch
+    from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run.outcome import RunOutcome
+
+__all__ = ["RunConduct"]
+
+
+class RunConduct:
+    """Carries a run out, and concludes it. One thread at a time calls its methods.
+
+    It knows the function and the files of the run, so whoever holds it forgets it when the run is over.
+
+    Args:
+        ranks: The ranks that serve the run; closed at its end unless they stay for further calls.
+        call: The call, which is closed at the end of the run.
+        scope: The ranks that the call is for, its description, and how its run is shown.
+        hosting: Destination of the run's output, values and questions.
+        over: Latch of the run data, which is set when the run is over.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        call: OutgoingCall,
+        scope: CallScope,
+        hosting: Hosting,
+        over: Latch[None],
+    ) -> None:
+        self.data = data = RunData.of_call(ranks.plan, scope, hosting, over, in_session=ranks.many_calls)
+        """All that is known of the run."""
+        self.ranks = ranks
+        """The ranks that serve the run."""
+        self._call = call
+        self._hosting = hosting
+        if ranks.announce_once():
+            data.output.headline(f"{data.name}: {data.plan.summary}")
+        self._recorder = Recorder(
+            LiveRunReader(data),
+            None if scope.is_widget_call else data.plan.config.runs_folder,
+            data.launched,
+            data.output.warn,
+            origin=_begin_folder(data, hosting),
+        )
+        _announce(data, call)
+        self._steps: Steps[None] | None = None
+        """The rest of the run, once it has begun: until then nothing else may keep this object from being forgotten."""
+        self._forgotten = weakref.finalize(self, _close_unless_shared, ranks)
+        """Closes the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""
+        self._forgotten.atexit = False
+
+    def make_folder(self) -> Path:
+        """Make the run's folder now, and not only after a second; return it.
+
+        The folder of a session's call stays empty until the call is found worth recording.
+
+        Raises:
+            OSError: The folder cannot be made.
+        """
+        return self._recorder.reserve_folder() if self.ranks.many_calls else self._recorder.make_folder()
+
+    def carry_out(self) -> None:
+        """Carry out the run, or the rest of it."""
+        for _ in self._begun():
+            pass
+
+    def is_over_within(self, seconds: float) -> bool:
+        """Carry out the run for so long, or until it fails; return True if it is over."""
+        is_new, steps, end = self._steps is None, self._begun(), time.monotonic() + seconds
+        try:
+            if is_new:
+                next(steps)  # A generator takes no value before its first step.
+            while not self._has_failed and (left := end - time.monotonic()) > 0:
+                steps.send(left)
+        except StopIteration:
+            return True
+        return False
+
+    def give_up(self, error: Exception) -> None:
+        """End the run with an error, whether it has begun or not."""
+        if self._steps is None:
+            self._finish(self._fail(error))
+            return
+        with contextlib.suppress(StopIteration):
+            self._steps.throw(error)
+
+    def _begun(self) -> Steps[None]:
+        if self._steps is None:
+            self._steps = self._carry_out_in_steps()
+        return self._steps
+
+    @property
+    def _has_failed(self) -> bool:
+        return self.data.attempt is not None and self.data.attempt.state.failed
+
+    def _carry_out_in_steps(self) -> Steps[None]:
+        try:
+            outcome = yield from self._run_loop()
+        except BaseException as fault:  # noqa: BLE001 - our own fault must reach the cell, not vanish with the thread
+            outcome = self._fail(fault)
+        self._finish(outcome)
+
+    def _run_loop(self) -> Steps[RunOutcome]:
+        yield from RunLoop(self.data, self.ranks, self._call, self._hosting, self._recorder).run()
+        outcome = conclude(self.data, self._settle_folder, self._hosting)
+        unsent = outcome.results.unsent
+        for reason in dict.fromkeys(unsent.values()):
+            ranks = rank_list(rank for rank in unsent if unsent[rank] == reason)
+            self.data.output.notice(f"{ranks}: {reason} Everything else of the run is available.", "stderr")
+        return outcome
+
+    def _settle_folder(self, *, failed: bool) -> Path | None:
+        return self._recorder.settle(failed=failed, is_brief=self.data.scope.is_brief)
+
+    def _fail(self, fault: BaseException) -> RunOutcome:
+        with contextlib.suppress(Exception):
+            self.ranks.close()
+        if self.data.attempt is not None:
+            self.data.attempt.state.close()
+        seconds = time.monotonic() - self.data.launched
+        return fault_of_ours(fault, self.data.plan, seconds=seconds, folder=self._settle_folder(failed=True))
+
+    def _finish(self, outcome: RunOutcome) -> None:
+        data = self.data
+        try:
+            data.output.end("" if data.scope.is_brief and data.seconds < QUIET else self._last_line(outcome))
+        finally:
+            # Waiting threads must be released, whatever happens.
+            self._forgotten.detach()
+            self._call.close()
+            data.outcome = outcome
+            data.commands.refuse_all()
+            data.gpus.close()
+            self._recorder.finish()
+            data.over.set()
+
+    def _last_line(self, outcome: RunOutcome) -> str:
+        line = end_line(outcome, asked_to_stop=self.data.commands.asked_to_stop, is_raised=self._hosting.is_raised)
+        return f"{self.data.name}: {line}"
+
+
+def _begin_folder(data: RunData, hosting: Hosting) -> Callable[[Path], Origin]:
+    """Return the function that begins a run's new folder: its edits go there, and the files of its origin."""
+
+    def begin(folder: Path) -> Origin:
+        data.edits.keep_in(folder)
+        return hosting.make_origin()
+
+    return begin
+
+
+def _announce(data: RunData, call: OutgoingCall) -> None:
+    """Show the notices about what the call takes along: random number generators, and modules that changed."""
+    if data.plan.num_processes > 1 and (notice := call.describe_generators()):
+        data.output.headline(notice)
+    if stale := call.stale_modules():
+        forked = data.plan.config.start_method == "fork"
+        version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
+        data.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
+
+
+def _close_unless_shared(ranks: Ranks) -> None:
+    if not ranks.many_calls:
+        ranks.close()
