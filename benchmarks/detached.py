@@ -2,8 +2,8 @@
 
 In turns, all warm: a plain launch of 2 ranks that do nothing, a detached one, `attach(...)` with a first snapshot of a
 run in progress, and the parts of a detached launch. Between them it rests, as a person does: meanwhile the fork server
-forks the host of the next detached launch. No spare ranks wait for the plain launches, which differ in a variable, since
-a detached run has none. Then, in turns, a call of a session in the kernel and in a host.
+forks the host of the next detached launch. Plain launches differ in a variable, so that no spare ranks wait for them,
+as none wait for a detached run. Then, in turns, a call of a session in the kernel and in a host.
 
 With a number of reports: only memory and descriptors of host and client while one rank reports so often, as fast as it
 can, which stands for a day of reports. A host keeps the newest million.

@@ -35,6 +35,7 @@ class Plot(NamedTuple):
 PLOTS = (
     Plot("launch", "From the call to the results, warm", (2, 4), "ms, log scale", is_log=True),
     Plot("launch", "Memory of two idle ranks", (3,), "MB"),
+    Plot("large", "A tensor there and back", (1, 2, 3, 4), "ms"),
     Plot("cluster", "4 ranks", (2, 3), "ms, log scale", is_log=True),
     Plot("step_overhead", "Plain processes", (6, 8), "µs of processor time", (OURS, "accelerate")),
     Plot("step_overhead", "In a launch", (6, 8), "µs of processor time", (OURS, "accelerate")),
