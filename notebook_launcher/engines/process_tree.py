@@ -28,6 +28,7 @@ from notebook_launcher.engines.stack_files import StackFiles
 from notebook_launcher.errors import LaunchError, ResourceError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import AnonymousFile, channel_pair
+from notebook_launcher.processes.store import bind_and_listen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,7 +59,8 @@ class ProcessTree:
 
     def __init__(self, setup: messages.Setup, start_supervisor: Starter, listener: socket.socket | None = None) -> None:
         self.setup = setup
-        """The settings of all ranks, with the port of the store once the tree has started."""
+        """The settings of all ranks, with the port of the store once the tree has started; spare ranks have a store of
+        their own."""
         self._pipes: dict[int, RankPipes] = {}
         """By rank."""
         self._listener = listener
@@ -123,9 +125,7 @@ class ProcessTree:
         place = self.setup.place
         listener, self._listener = self._listener or socket.socket(), None
         if place.hosts_store:
-            if not listener.getsockname()[1]:
-                listener.bind((place.store_address, 0))
-            listener.listen(max(128, self.setup.num_processes))
+            bind_and_listen(place, self.setup.num_processes, listener)
             self.setup = dataclasses.replace(self.setup, master_port=listener.getsockname()[1])
         return listener
 

@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import selectors
 import signal
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 from notebook_launcher.messaging import messages
-from notebook_launcher.messaging.channel import Channel, channel_pair
+from notebook_launcher.messaging.channel import Channel
 from notebook_launcher.processes import inherited, libraries
 from notebook_launcher.processes.chores import LaunchClock, do_chores, garbage_left, import_compiler
+from notebook_launcher.processes.host_process import run_host, run_spare_host
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-IDLE = 0.2
+CHORES_AFTER = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
-row that each make an optimizer took 13 s with IDLE = 2, because every rank imported torch's compiler, and take 3 s."""
+row that each make an optimizer took 13 s with CHORES_AFTER = 2, because every rank imported torch's compiler, and take 3 s."""
 
 
 def main(fd: int) -> None:
@@ -54,9 +55,14 @@ def main(fd: int) -> None:
     rank_process.open_streams()
     with garbage_left():
         _import_now()
-    become = _Server(Channel(socket.socket(fileno=fd)), kernel_pid).serve()
-    become()
+    _serve(Channel(socket.socket(fileno=fd)), kernel_pid)
     os._exit(0)  # The exit handlers of torch take 45 ms, and there is nothing to save.
+
+
+def _serve(channel: Channel, owner_pid: int) -> None:
+    """Live as the fork server of a kernel or a host; in a forked child, live as that child."""
+    become = _Server(channel, owner_pid).serve()
+    become()
 
 
 def _import_now() -> None:
@@ -92,7 +98,7 @@ class _Server:
         self._expects_launches = True
         """True if another launch is likely, which the chores are for: also before the first one, after `prewarm`."""
         self._launches = LaunchClock()
-        self._spares = Spares(_become_spare_host, run_spare_supervisor)
+        self._spares = Spares(partial(run_spare_host, _serve), run_spare_supervisor)
         self._is_retired = False
         """True in a deputy that takes no more launches."""
         self._is_done = False
@@ -125,7 +131,7 @@ class _Server:
         while self._is_needed:
             _freeze()
             has_chores = self._has_chores and self._expects_launches
-            events = self._selector.select(IDLE if has_chores else self._spares.due())
+            events = self._selector.select(CHORES_AFTER if has_chores else self._spares.due())
             if not events and has_chores:
                 self._do_chores()
             elif not events:
@@ -148,7 +154,7 @@ class _Server:
             case messages.StartHost() as request, (host_fd,):
                 self._note_launch(request)
                 if not self._spares.take_host(request, host_fd):
-                    self._fork(lambda: _become_host(request.module, host_fd), host_fd)
+                    self._fork(lambda: run_host(_serve, request.module, host_fd), host_fd)
                 if self._may_have_spares:
                     self._spares.expect_host(request.module)
             case unknown, _:
@@ -173,7 +179,8 @@ class _Server:
             self._children[pid].append(reaped_fd)
         else:
             pid = self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
-        self._spares.note_launch(pid, request.setup)
+        if pid > 0:
+            self._spares.note_launch(pid, request.setup)
 
     def _on_kernel_gone(self) -> None:
         if self._server_pidfd >= 0:  # This is the deputy: the server may be in the middle of its chores.
@@ -209,7 +216,7 @@ class _Server:
     def _keep_spares(self) -> None:
         """Fork the spare processes that are missing, and dismiss those that nobody has needed."""
         for spare in self._spares.tend():
-            spare.pid = self._fork(*spare.prepare())
+            spare.start(self._fork)
             if self._is_done:
                 return  # This is the child.
 
@@ -288,51 +295,6 @@ class _Server:
         self._selector.unregister(self._channel)
         self._channel.close()
         self._is_retired = True
-
-
-def _become_host(module: str, host_fd: int) -> None:
-    """Become a host, whose life is `main` of a module, with a fork of this process as its fork server."""
-    if server := _leave_with_server(host_fd):
-        libraries.name_process("host")
-        importlib.import_module(module).main(host_fd, *server)
-
-
-def _become_spare_host(module: str, fd: int, server_pid: int) -> None:
-    """Become a host that begins its life once it receives its request from descriptor `fd` of a fork server."""
-    if server := _leave_with_server(fd):
-        libraries.name_process(f"spare {server_pid}")
-        life = importlib.import_module(module)
-        life.rehearse()
-        with contextlib.closing(Channel(socket.socket(fileno=fd))) as channel:
-            received = channel.receive()
-        if received is not None:  # None: the host was not needed, or the fork server is gone.
-            _, (host_fd,) = received
-            libraries.name_process("host")
-            life.main(host_fd, *server)
-
-
-def _leave_with_server(fd: int) -> tuple[Channel, int] | None:
-    """Leave the fork server's family, with a fork of this process as own fork server.
-
-    Args:
-        fd: A descriptor that the own fork server has to close.
-
-    Returns:
-        The channel to the own fork server and its process number; None in a process that has nothing left to do.
-    """
-    os.setsid()  # A kernel is killed with its session, and a terminal sends its signals to one.
-    if os.fork():
-        return None  # The server reaps this process now, so that the host outlives it.
-    ours, theirs = channel_pair()
-    host_pid = os.getpid()
-    server_pid = os.fork()
-    if server_pid == 0:
-        ours.close()
-        os.close(fd)
-        _Server(Channel(theirs), host_pid).serve()()
-        return None
-    theirs.close()
-    return ours, server_pid
 
 
 def _nothing() -> None:

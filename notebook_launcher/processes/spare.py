@@ -38,7 +38,7 @@ class Spare(Generic[K]):
         self._channel: Channel | None = None
         """The channel to the waiting process; None if there is none."""
         self.pid = -1
-        """Process number of the newest process, which the fork server notes."""
+        """Process number of the newest process; -1 if there was none, or the machine could not hold it."""
 
     def expect(self, kind: K) -> None:
         """Expect a launch of this kind soon."""
@@ -58,12 +58,22 @@ class Spare(Generic[K]):
             return idle if self.is_missing else None
         return max(0.0, self._until - time.monotonic())
 
-    def prepare(self) -> tuple[Callable[[], None], int]:
-        """Return the life of the process that is forked next, and the descriptor that this process then closes."""
+    @property
+    def is_stale(self) -> bool:
+        """True if a process waits, and no launch is expected any more."""
+        return self._channel is not None and time.monotonic() >= self._until
+
+    def start(self, fork: Callable[[Callable[[], None], int], int]) -> None:
+        """Fork the process, which then waits.
+
+        Args:
+            fork: Forks a process that lives as its first argument, closes the descriptor in this process, and returns
+                the process number.
+        """
         self._channel, theirs = channel_pair()
         assert self._kind is not None
         become, kind, fd, server_pid = self._become, self._kind, theirs.detach(), os.getpid()
-        return lambda: become(kind, fd, server_pid), fd
+        self.pid = fork(lambda: become(kind, fd, server_pid), fd)
 
     def take(self, kind: K, request: object, fd: int) -> bool:
         """Pass a request and its descriptor, which is closed here, to the waiting process; expect no further launch.

@@ -13,11 +13,11 @@ import dataclasses
 import os
 import select
 import signal
-import socket
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging.channel import Channel, channel_pair
-from notebook_launcher.processes import store
+from notebook_launcher.processes import boot
+from notebook_launcher.processes.store import bind_and_listen, host_store
 
 if TYPE_CHECKING:
     from notebook_launcher.messaging import messages
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SpareRanks", "kind_of_launch"]
 
-MOST = 8
+MAX_SPARE_RANKS = 8
 """The most ranks that are kept: each holds some MB that it does not share."""
 BACKENDS = ("gloo", None)
 """Backends whose group holds no memory of a GPU; None: no group."""
@@ -36,7 +36,7 @@ def kind_of_launch(setup: messages.Setup) -> messages.Setup | None:
 
     Ranks take the others (the run's number, the seed, and whether a session's calls follow) from the launch itself.
     """
-    if setup.use_gpu or setup.place.num_nodes > 1 or setup.backend not in BACKENDS or setup.num_processes > MOST:
+    if setup.use_gpu or setup.place.num_nodes > 1 or setup.backend not in BACKENDS or setup.num_processes > MAX_SPARE_RANKS:
         return None
     return dataclasses.replace(setup, run_id="", seed=0, many_calls=False, keeps_failures=False, master_port=0)
 
@@ -58,14 +58,12 @@ class SpareRanks:
     def __init__(self, kind: messages.Setup) -> None:
         self._waiting: dict[int, _Waiting] = {}
         """By rank."""
-        listener = socket.socket()
-        listener.bind((kind.place.store_address, 0))
-        listener.listen(max(128, kind.num_processes))
-        self.kind = dataclasses.replace(kind, master_port=listener.getsockname()[1])
+        self._listener = bind_and_listen(kind.place, kind.num_processes)
+        """The socket of the store."""
+        self.kind = dataclasses.replace(kind, master_port=self._listener.getsockname()[1])
         """Their settings, with the port of the store."""
-        self._listener: socket.socket = listener
         self.store: Any = None
-        """The server of the store; None in a rank."""
+        """The server of the store; None until the ranks are forked, and in a rank."""
 
     def fork(self) -> tuple[int, Channel] | None:
         """Fork the ranks and return None; in a rank, return its number and the channel to its supervisor."""
@@ -80,7 +78,7 @@ class SpareRanks:
                 return rank, Channel(theirs)
             theirs.close()
             self._waiting[rank] = _Waiting(pid, ours)
-        self.store = store.host_store(self.kind, self._listener.detach())
+        self.store = host_store(self.kind, self._listener.detach())
         return None
 
     def wait(self, channel: Channel) -> bool:
@@ -94,15 +92,23 @@ class SpareRanks:
             return all(fd == channel.fileno() for fd, _ in poll.poll())
 
     @property
-    def pids(self) -> set[int]:
-        """The ranks that still wait."""
+    def waiting(self) -> set[int]:
+        """The processes that wait to become ranks."""
         return {waiting.pid for waiting in self._waiting.values()}
 
-    def take(self, start: RankStart) -> int | None:
-        """Hand a rank its start, and return its process number; None if this rank has been taken already."""
+    def enter(self, setup: messages.Setup) -> messages.Setup:
+        """Enter the kernel's folder; return the settings with the port of the store.
+
+        The other surroundings were known ahead, but the folder may have been replaced by another of its name.
+        """
+        boot.enter_folder(setup)
+        return dataclasses.replace(setup, master_port=self.kind.master_port)
+
+    def begin(self, start: RankStart) -> int:
+        """Hand a waiting rank its start, and return its process number; fork a rank if it has begun before."""
         waiting = self._waiting.pop(start.rank, None)
         if waiting is None:
-            return None
+            return os.fork()
         with contextlib.suppress(OSError), contextlib.closing(waiting.channel):  # A rank that has died is reaped soon.
             waiting.channel.send(start, [start.channel_fd, start.stdout_fd, start.stderr_fd, start.board_fd])
         return waiting.pid

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from notebook_launcher.messaging.channel import Channel
 from notebook_launcher.processes import boot, libraries
-from notebook_launcher.processes.rank.rank import run_spare_rank
+from notebook_launcher.processes.rank.spare_rank import run_spare_rank
 from notebook_launcher.processes.spare_ranks import SpareRanks
 from notebook_launcher.processes.supervisor import end_with, lead, supervise
 
@@ -47,4 +47,4 @@ def _live(kind: messages.Setup, channel: Channel, server_pid: int) -> int:
         return 0
     libraries.name_process(name)
     _, (kernel_fd,) = received
-    return supervise(socket.socket(fileno=kernel_fd), spare=spare)
+    return supervise(socket.socket(fileno=kernel_fd), spare)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Spares"]
 
-AFTER = 0.1
+SPARES_AFTER = 0.1
 """Seconds without a request before spare processes are forked."""
 KEPT_FOR = 60.0
 """Seconds after a launch for which spare processes wait for the next one."""
@@ -44,19 +44,21 @@ class Spares:
         """Their kind is what `kind_of_launch` returns."""
         self._last: messages.Setup | None = None
         """Kind of the last launch; None if such launches get no spare ranks."""
-        self._running: dict[int, messages.Setup | None] = {}
-        """By process number of each launch's supervisor: the kind, if the launch before was of the same; else None."""
+        self._running: set[int] = set()
+        """The supervisors of launches."""
+        self._repeating: dict[int, messages.Setup] = {}
+        """The kinds of those launches whose kind was also the one before, by supervisor."""
 
     def due(self) -> float | None:
         """Return the seconds without a request until `tend` has something to do; None: it has nothing to do."""
-        due = (spare.next_due(AFTER) for spare in (self._host, self._ranks))
+        due = (spare.next_due(SPARES_AFTER) for spare in (self._host, self._ranks))
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def tend(self) -> list[Spare[Any]]:
         """Dismiss processes that nobody has needed, and return those that are to be forked now."""
         spares: tuple[Spare[Any], ...] = (self._host, self._ranks)
         for spare in spares:
-            if spare.next_due(AFTER) == 0:
+            if spare.is_stale:
                 spare.dismiss()
         return [spare for spare in spares if spare.is_missing]
 
@@ -73,23 +75,26 @@ class Spares:
         kind = kind_of_launch(request.setup)
         if kind is not None and self._ranks.take(kind, request, channel_fd):
             return self._ranks.pid
-        if not request.setup.many_calls:
-            self._ranks.dismiss()  # They would hold memory while other ranks run.
+        self._ranks.dismiss()  # They would hold memory while other ranks run.
         return None
 
     def note_launch(self, pid: int, setup: messages.Setup) -> None:
         """Note that this supervisor serves a launch; sessions do not count, because they last."""
-        if not setup.many_calls:
-            kind = kind_of_launch(setup)
-            self._running[pid] = kind if kind == self._last else None
-            self._last = kind
+        if setup.many_calls:
+            return
+        kind = kind_of_launch(setup)
+        self._running.add(pid)
+        if kind is not None and kind == self._last:
+            self._repeating[pid] = kind
+        self._last = kind
 
     def note_end(self, pid: int, *, may_expect: bool) -> None:
         """Note that a process has ended; if another launch is likely now and `may_expect` holds, expect it.
 
         While other launches run, none is expected: spare ranks would take processor time from them.
         """
-        kind = self._running.pop(pid, None)
+        self._running.discard(pid)
+        kind = self._repeating.pop(pid, None)
         if kind is not None and may_expect and not self._running:
             self._ranks.expect(kind)
 

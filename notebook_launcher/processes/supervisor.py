@@ -11,31 +11,30 @@ only (its channel, a pidfd of the kernel, a pidfd of each rank, a pipe that SIGC
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
-import select
 import selectors
 import signal
 import socket
-import subprocess
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel
-from notebook_launcher.processes import boot, leftovers
+from notebook_launcher.processes import leftovers
+from notebook_launcher.processes.child_processes import children, wait_for_end
 from notebook_launcher.processes.libraries import libc
 from notebook_launcher.processes.rank.rank import run_rank
 from notebook_launcher.processes.rank.rank_start import RankStart
+from notebook_launcher.processes.rank_sources import NewRanks
+from notebook_launcher.processes.session_killer import SessionKiller
 from notebook_launcher.processes.store import host_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from notebook_launcher.processes.spare_ranks import SpareRanks
+    from notebook_launcher.processes.rank_sources import RankSource
     from notebook_launcher.travel import FunctionCall
 
 __all__ = ["end_with", "lead", "main", "run_supervisor", "supervise"]
@@ -48,7 +47,7 @@ CLEANING = 1.0
 def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = None) -> NoReturn:
     """Serve the kernel at the other end of `sock` until it closes or dies, then exit; never returns."""
     lead()
-    end_with(lambda: supervise(sock, inherited_call=inherited_call))
+    end_with(lambda: supervise(sock, NewRanks(), inherited_call=inherited_call))
 
 
 def lead() -> None:
@@ -62,20 +61,18 @@ def lead() -> None:
         libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def supervise(
-    sock: socket.socket, *, inherited_call: FunctionCall | None = None, spare: SpareRanks | None = None
-) -> int:
+def supervise(sock: socket.socket, source: RankSource, *, inherited_call: FunctionCall | None = None) -> int:
     """Serve the kernel at the other end of `sock` until it closes or dies; in a rank, serve it as the rank.
 
     Args:
         sock: The supervisor's end of the channel.
+        source: The source of the ranks' processes.
         inherited_call: The first call, if this process is a fork of the kernel.
-        spare: Ranks that were forked ahead; None: ranks are forked once they are asked for.
 
     Returns:
         The exit status of this process.
     """
-    supervisor = _Supervisor(Channel(sock), spare)
+    supervisor = _Supervisor(Channel(sock), source)
     start = None
     try:
         start = supervisor.serve()
@@ -104,11 +101,11 @@ def end_with(life: Callable[[], int]) -> NoReturn:
 
 
 class _Supervisor:
-    def __init__(self, channel: Channel, spare: SpareRanks | None = None) -> None:
+    def __init__(self, channel: Channel, source: RankSource) -> None:
         self._channel = channel
         """The supervisor's end of the channel to the kernel."""
-        self._spare = spare
-        """Ranks that were forked ahead; None: the ranks are forked once they are asked for."""
+        self._source = source
+        """The source of the ranks' processes."""
         self._selector = selectors.DefaultSelector()
         """Everything that the supervisor waits for; the data of each key is the function to call."""
         self._pids: dict[int, int] = {}
@@ -117,10 +114,7 @@ class _Supervisor:
         """By rank: a descriptor that becomes readable when the process exits."""
         self._oom_kills = math.inf  # Until it is known, a death is not blamed on memory.
         """The out-of-memory killer's count when the ranks were started."""
-        self._killed: set[int] = set()
-        """Processes whose sessions were killed and whose shared files are still to be removed."""
-        self._left_files: set[Path] = set()
-        """Files of named semaphores, and of NCCL's connections, that killed processes leave behind."""
+        self._killer = SessionKiller()
         self._setup: messages.Setup
         self._board_fd = -1
         self._listen_fd = -1
@@ -146,8 +140,11 @@ class _Supervisor:
         first = self._channel.receive()
         if first is None:
             return None
-        self._setup, (self._board_fd, self._listen_fd) = first
-        self._take_surroundings()
+        setup, (self._board_fd, self._listen_fd) = first
+        self._setup, self.store = self._source.enter(setup), self._source.store
+        if self.store is not None:  # It listens at a socket of its own.
+            os.close(self._listen_fd)
+            self._listen_fd = -1
         self._watch_kernel(self._setup.kernel_pid)
         self._watch_orphans()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
@@ -157,16 +154,6 @@ class _Supervisor:
                 if self._is_done:  # The next event's descriptor may belong to the parent.
                     break
         return self._start
-
-    def _take_surroundings(self) -> None:
-        if self._spare is None:
-            boot.enter_kernel_surroundings(self._setup)
-            return
-        boot.enter_folder(self._setup)
-        os.close(self._listen_fd)
-        self._listen_fd = -1
-        self._setup = dataclasses.replace(self._setup, master_port=self._spare.kind.master_port)
-        self.store = self._spare.store
 
     def _watch_kernel(self, kernel_pid: int) -> None:
         # The end of file on the channel is not enough, because a process that the user's code forked from the kernel
@@ -190,7 +177,7 @@ class _Supervisor:
         # Each orphan by its number, and never just any child: `_on_gone` reaps the ranks and reports their exit.
         with contextlib.suppress(BlockingIOError):
             os.read(self._sigchld_pipe[0], 4096)
-        for pid in set(_children()) - set(self._pids.values()) - (self._spare.pids if self._spare else set()):
+        for pid in set(children()) - set(self._pids.values()) - self._source.waiting:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -212,7 +199,7 @@ class _Supervisor:
             board_fd=self._board_fd,
         )  # fmt: skip
         try:
-            pid = self._begin_process(start)
+            pid = self._source.begin(start)
         except OSError as error:
             pid = None
             self._send(messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
@@ -237,12 +224,6 @@ class _Supervisor:
                 self.store = host_store(self._setup, self._listen_fd)
             self._oom_kills = leftovers.oom_kills()
 
-    def _begin_process(self, start: RankStart) -> int:
-        """Return the process number of a rank; 0 in the rank itself, if it was forked here."""
-        if self._spare is not None and (pid := self._spare.take(start)) is not None:
-            return pid
-        return _spawn(start) if self._setup.start_method == "spawn" else os.fork()
-
     def _close_inherited(self) -> None:
         self._channel.close()
         self._selector.close()
@@ -257,35 +238,19 @@ class _Supervisor:
             return
         with contextlib.suppress(ProcessLookupError):
             if signum == signal.SIGKILL:
-                self._kill_session(pid)
+                self._killer.kill(pid)
             else:
                 os.kill(pid, signum)
-
-    def _kill_session(self, pid: int) -> None:
-        members = leftovers.session_members(pid)
-        self._killed |= members
-        # Without the semaphores that this process has inherited: a fork of the kernel has mapped the kernel's.
-        self._left_files |= leftovers.named_semaphores(members) - leftovers.named_semaphores([os.getpid()])
-        self._left_files |= leftovers.nccl_segments(members)
-        cleaners = set(filter(leftovers.cleans_up, members))
-        for member in members - cleaners if cleaners else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member, signal.SIGKILL)
-        if not cleaners:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # A rank that was just forked has no session of its own yet.
 
     def _let_cleaners_end(self) -> None:
         """Wait a moment for helpers of ranks that have ended: they clean up, and then end by themselves."""
         until = time.monotonic() + CLEANING
         for pid in self._cleaners():
-            _wait_for_end(pid, until - time.monotonic())
+            wait_for_end(pid, until - time.monotonic())
 
     def _cleaners(self) -> list[int]:
         """Return the clean-up helpers of ended ranks, such as resource trackers; they are our children now."""
-        return [pid for pid in set(_children()) - set(self._pids.values()) if leftovers.cleans_up(pid)]
+        return [pid for pid in set(children()) - set(self._pids.values()) if leftovers.cleans_up(pid)]
 
     def _on_gone(self, rank: int) -> None:
         pid = self._pids.pop(rank)
@@ -298,15 +263,11 @@ class _Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         else:
-            self._kill_session(pid)
+            self._killer.kill(pid)
             self._let_cleaners_end()
         now = time.monotonic()
         _, status, usage = os.wait4(pid, 0)
-        leftovers.remove_shared_files(self._killed)
-        self._killed.clear()
-        while self._left_files:
-            with contextlib.suppress(OSError):  # Another process has removed it.
-                self._left_files.pop().unlink()
+        self._killer.remove_files()
         exitcode = os.waitstatus_to_exitcode(status)
         oom = exitcode == -signal.SIGKILL and leftovers.oom_kills() > self._oom_kills
         self._send(
@@ -325,48 +286,16 @@ class _Supervisor:
 
     def kill_all(self) -> None:
         for pid in self._pids.values():
-            self._kill_session(pid)
+            self._killer.kill(pid)
         for rank in list(self._pids):
             self._on_gone(rank)
         self._let_cleaners_end()
-        while orphans := [pid for pid in _children() if not leftovers.ends_by_itself(pid)]:
+        while orphans := [pid for pid in children() if not leftovers.ends_by_itself(pid)]:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
-            return [int(pid) for pid in children.read().split()]
-    except OSError:
-        return []
-
-
-def _wait_for_end(pid: int, seconds: float) -> None:
-    """Wait for a child's end, and reap it."""
-    with contextlib.suppress(OSError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            end = select.poll()
-            end.register(pidfd, select.POLLIN)
-            end.poll(max(0.0, seconds) * 1000)
-        finally:
-            os.close(pidfd)
-        os.waitpid(pid, os.WNOHANG)
-
-
-def _spawn(start: RankStart) -> int:
-    command, fds = boot.rank_command(start)
-    try:
-        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
-    finally:
-        os.close(fds[-1])
-    # The supervisor reaps by pid; Popen must not.
-    process.returncode = 0
-    return process.pid
 
 
 def main(fd: int) -> None:

@@ -231,7 +231,7 @@ def do_in_script(folder: Path) -> Iterator[Callable[[str], None]]:
 
 def test_chores_of_a_script_begin_after_its_second_launch(do_in_script: Callable[[str], None], chores: Chores) -> None:
     do_in_script("launch")
-    assert not chores.begin(within=5 * forkserver.IDLE)
+    assert not chores.begin(within=5 * forkserver.CHORES_AFTER)
     do_in_script("launch")
     assert chores.begin(within=PATIENCE)
 

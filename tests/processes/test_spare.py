@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from notebook_launcher.processes.spare import Spare
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 REQUEST = messages.StartHost(module="some.module", is_interactive=False, uses_compiler=False)
 
@@ -27,10 +26,14 @@ class Waiting:
         self.lives: list[tuple[str, int, int]] = []
         self.spare: Spare[str] = Spare(lambda *life: self.lives.append(life), keep_for=keep_for)
         self.spare.expect("some.module")
-        become, fd = self.spare.prepare()
+        self.spare.start(self._live)
+        assert self.spare.pid == os.getpid()
+
+    def _live(self, become: Callable[[], None], fd: int) -> int:
         become()
         assert self.lives == [("some.module", fd, os.getpid())]
         self.end = Channel(socket.socket(fileno=fd))
+        return os.getpid()
 
 
 @pytest.fixture
@@ -41,19 +44,23 @@ def waiting() -> Iterator[Waiting]:
     made.end.close()
 
 
-def test_spare_is_forked_after_idleness_and_dismissed_after_its_time() -> None:
-    spare: Spare[str] = Spare(lambda *_: None, keep_for=0.05)
+def test_spare_is_forked_after_idleness() -> None:
+    spare: Spare[str] = Spare(lambda *_: None, keep_for=60.0)
     assert spare.next_due(0.2) is None
     spare.expect("some.module")
     assert spare.is_missing
     assert spare.next_due(0.2) == 0.2
-    _, fd = spare.prepare()
-    assert not spare.is_missing
-    until(lambda: spare.next_due(0.2) == 0.0)
-    spare.dismiss()
-    assert spare.next_due(0.2) is None
-    with contextlib.closing(Channel(socket.socket(fileno=fd))) as end:
-        assert end.receive() is None
+
+
+def test_spare_is_stale_after_its_time_and_ends_when_it_is_dismissed() -> None:
+    waiting = Waiting(keep_for=0.05)
+    assert not waiting.spare.is_missing
+    until(lambda: waiting.spare.is_stale)
+    assert waiting.spare.next_due(0.2) == 0.0
+    waiting.spare.dismiss()
+    assert waiting.spare.next_due(0.2) is None
+    assert waiting.end.receive() is None
+    waiting.end.close()
 
 
 def test_request_goes_to_the_waiting_process_with_its_descriptor(waiting: Waiting) -> None:

@@ -23,8 +23,8 @@ from notebook_launcher import LaunchConfig, RankFailedError, Session, launch, no
 from notebook_launcher.engines.fork_server import fork_server
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine.devices import Machine
-from notebook_launcher.processes.spare_ranks import MOST, kind_of_launch
-from notebook_launcher.processes.spares import AFTER
+from notebook_launcher.processes.spare_ranks import MAX_SPARE_RANKS, kind_of_launch
+from notebook_launcher.processes.spares import SPARES_AFTER
 from tests.support.waiting import until
 
 # pytest sets the variable anew for each stage of a test, and a launch with another environment is of another kind.
@@ -82,7 +82,7 @@ def warm_up() -> Waiting:
 
 def assert_none_appear() -> None:
     """Look for three times the seconds after which spare ranks are forked."""
-    end = time.monotonic() + 3 * AFTER
+    end = time.monotonic() + 3 * SPARES_AFTER
     while time.monotonic() < end:
         assert spares() == []
         time.sleep(0.02)
@@ -295,8 +295,8 @@ def test_kind_is_the_same_for_launches_that_differ_in_seed_and_number() -> None:
 
 
 def test_launches_of_many_ranks_and_of_foreign_backends_have_no_kind() -> None:
-    assert kind_of(num_processes=MOST) is not None
-    assert kind_of(num_processes=MOST + 1) is None
+    assert kind_of(num_processes=MAX_SPARE_RANKS) is not None
+    assert kind_of(num_processes=MAX_SPARE_RANKS + 1) is None
     assert kind_of(num_processes=2, backend="mpi") is None
 
 

@@ -8,9 +8,7 @@ supervisor.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
-import importlib
 import mmap
 import os
 import resource
@@ -26,7 +24,7 @@ from notebook_launcher.context import RankContext, begin_call, current, enter
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file
-from notebook_launcher.processes import boot, inherited, libraries
+from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.failures.kept_failure import KeptFailure
 from notebook_launcher.processes.failures.report import describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
@@ -39,7 +37,7 @@ from notebook_launcher.processes.rank.user_function import call_function, exit_c
 if TYPE_CHECKING:
     from notebook_launcher.processes.rank.rank_start import RankStart
 
-__all__ = ["main", "run_rank", "run_spare_rank"]
+__all__ = ["main", "run_rank", "serve_kernel"]
 
 
 def main(fd: int) -> None:
@@ -58,40 +56,17 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
         rendezvous.replace_init_process_group()
     else:
         inherited.forget_parent(start.setup.start_method)
-    return _serve(start, Rendezvous(start.rank, start.setup), inherited_call)
+    return serve_kernel(start, Rendezvous(start.rank, start.setup), inherited_call)
 
 
-def run_spare_rank(rank: int, kind: messages.Setup, channel: Channel, name: str) -> int:
-    """Join the group ahead, wait at `channel` for the launch, and serve the kernel; return the exit status.
+def serve_kernel(start: RankStart, rendezvous: Rendezvous, inherited_call: travel.FunctionCall | None = None) -> int:
+    """Serve the kernel as this rank, with this process group; return the exit status.
 
     Args:
-        rank: The rank.
-        kind: The settings of the ranks, as far as they are known ahead.
-        channel: The channel to the supervisor, which passes the start of the rank on.
-        name: Name of the process once it has been started.
+        start: The rank's start; its descriptors of output are in place.
+        rendezvous: The rank's process group, made or to be made.
+        inherited_call: The first call, if this process is a fork of the kernel.
     """
-    rank_process.begin()
-    inherited.forget_parent(kind.start_method)
-    os.environ.update(torchrun_environment(kind, rank))
-    rendezvous = Rendezvous(rank, kind)
-    seeding.set_threads(kind.threads_per_process)
-    rendezvous.join(0)
-    received = channel.receive()
-    channel.close()
-    if received is None:
-        return 0
-    libraries.name_process(name)
-    start, (channel_fd, stdout_fd, stderr_fd, board_fd) = received
-    start = dataclasses.replace(
-        start, channel_fd=channel_fd, stdout_fd=stdout_fd, stderr_fd=stderr_fd, board_fd=board_fd
-    )
-    boot.enter_folder(start.setup)  # The folder may have been replaced by another of its name.
-    importlib.invalidate_caches()  # The user may have written modules meanwhile.
-    rank_process.redirect_output(start)
-    return _serve(start, rendezvous)
-
-
-def _serve(start: RankStart, rendezvous: Rendezvous, inherited_call: travel.FunctionCall | None = None) -> int:
     process = _RankProcess(start, rendezvous, inherited_call)
     try:
         process.serve()
@@ -111,8 +86,11 @@ class _RankProcess:
         self._rendezvous = rendezvous
         self._modules = LocalModules(start.setup.cwd) if start.setup.many_calls else None
         """The user's modules, which a rank of a session imports again after they were edited."""
+        self._stage: messages.Stage = "function"
+        """The present stage of a call, as in `messages.Raised.stage`."""
         self._is_interruptible = False
-        """True while an interrupt may raise `KeyboardInterrupt`."""
+        """True while an interrupt may raise `KeyboardInterrupt`. Set and cleared by assignments and not by a context
+        manager, whose `__exit__` an interrupt could end before the flag is cleared."""
         self._failure = KeptFailure() if start.setup.keeps_failures else None
         """Keeps the exception of the last call for a debugger."""
         if start.setup.start_method != "fork":
@@ -172,7 +150,7 @@ class _RankProcess:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(call.restart_count)
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(call.max_restarts)
         self._widgets.begin_call(call.widget_ranks)
-        stage = _Stage()
+        self._stage = "function"
         if not call.keeps_failure:
             self._forget_failure()
         begin_call(call.call_id, call.checkpoints)
@@ -180,14 +158,13 @@ class _RankProcess:
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._forget_edited_modules()
         try:
-            # Not a context manager of contextlib: those assign to the exception, which may be frozen.
             self._is_interruptible = True
             try:
-                record, fd = self._perform(call, fds, stage)
+                record, fd = self._perform(call, fds)
             finally:
                 self._is_interruptible = False
         except BaseException as error:  # noqa: BLE001 - any exception of user code is an outcome
-            record, fd = self._raised(call, stage, error)
+            record, fd = self._raised(call, error)
         if self._modules is not None:
             self._modules.remember()
         rank_process.flush()
@@ -210,20 +187,20 @@ class _RankProcess:
             )
             self._channel.send(messages.Notice(text=text))
 
-    def _perform(self, call: messages.RunCall, fds: list[int], stage: _Stage) -> tuple[object, int | None]:
+    def _perform(self, call: messages.RunCall, fds: list[int]) -> tuple[object, int | None]:
         if self._setup.use_gpu:
             # Before the call is unpacked: a captured torch.Generator("cuda") would make a context on the first GPU.
             seeding.choose_gpu(self._number, self._setup.place.local_rank(self._number))
         if call.ranks is not None and self._number not in call.ranks:
             return self._sit_out(call, fds), None
-        stage.name = "arrive"
+        self._stage = "arrive"
         function_call = self._take_call(fds)
-        stage.name = "function"
+        self._stage = "function"
         self._rendezvous.join(call.generation)
         self._channel.send(messages.CallStarted(call_id=call.call_id))
         value = self._call_function(call, function_call)
         self._rendezvous.drop_destroyed()
-        stage.name = "return"
+        self._stage = "return"
         fd, unsent = _pack(value)
         return self._returned(call, unsent), fd
 
@@ -273,7 +250,7 @@ class _RankProcess:
             unsent=unsent,
         )
 
-    def _raised(self, call: messages.RunCall, stage: _Stage, error: BaseException) -> tuple[object, int | None]:
+    def _raised(self, call: messages.RunCall, error: BaseException) -> tuple[object, int | None]:
         now = time.monotonic()
         is_spent = cuda_work.is_broken()
         keeps = self._setup.many_calls and not is_spent
@@ -283,7 +260,7 @@ class _RankProcess:
             call_id=call.call_id,
             time=now,
             peak_rss=_peak_rss(),
-            stage=stage.name,
+            stage=self._stage,
             report=describe_exception(error),
             group=self._rendezvous.state(),
             exit_code=exit_code(error),
@@ -333,13 +310,6 @@ class _RankProcess:
     def _on_interrupt(self, _signum: int, _frame: Any) -> None:
         if self._is_interruptible:
             raise KeyboardInterrupt
-
-
-class _Stage:
-    """The present stage of a call."""
-
-    name: messages.Stage = "function"
-    """As in `messages.Raised.stage`."""
 
 
 def _pack(value: Any) -> tuple[int | None, str]:

@@ -75,7 +75,7 @@ def test_gpu_is_chosen_before_the_call_is_unpacked(monkeypatch: pytest.MonkeyPat
     place = SimpleNamespace(local_rank=lambda rank: rank - 4)
     one: Any = SimpleNamespace(_setup=SimpleNamespace(use_gpu=True, place=place), _number=5, _take_call=unpack)
     with pytest.raises(InterruptedError):
-        rank._RankProcess._perform(one, SimpleNamespace(ranks=None), [], rank._Stage())  # type: ignore[arg-type]
+        rank._RankProcess._perform(one, SimpleNamespace(ranks=None), [])  # type: ignore[arg-type]
     assert done == [(5, 1), "unpack"]
 
 
