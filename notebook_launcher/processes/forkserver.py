@@ -43,7 +43,7 @@ __all__ = ["main"]
 
 CHORES_AFTER = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
-row that each make an optimizer took 13 s with CHORES_AFTER = 2, because every rank imported torch's compiler, and take 3 s."""
+row that each make an optimizer took 13 s with 2 s here, because every rank imported torch's compiler, and take 3 s."""
 
 
 def main(fd: int) -> None:

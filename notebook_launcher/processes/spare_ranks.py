@@ -36,7 +36,8 @@ def kind_of_launch(setup: messages.Setup) -> messages.Setup | None:
 
     Ranks take the others (the run's number, the seed, and whether a session's calls follow) from the launch itself.
     """
-    if setup.use_gpu or setup.place.num_nodes > 1 or setup.backend not in BACKENDS or setup.num_processes > MAX_SPARE_RANKS:
+    is_small = setup.num_processes <= MAX_SPARE_RANKS and setup.place.num_nodes == 1
+    if setup.use_gpu or setup.backend not in BACKENDS or not is_small:
         return None
     return dataclasses.replace(setup, run_id="", seed=0, many_calls=False, keeps_failures=False, master_port=0)
 
