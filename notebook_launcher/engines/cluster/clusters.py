@@ -15,6 +15,7 @@ from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
 from notebook_launcher.engines.cluster.greeting import Greeting, version_difference, versions
 from notebook_launcher.engines.cluster.networks import choose_networks
 from notebook_launcher.engines.cluster.node import Node
+from notebook_launcher.engines.cluster.receiver import Receiver
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Cluster:
 
     def __init__(self, key: ClusterKey) -> None:
         self._key = key
+        self._receiver = Receiver()
         self.nodes: list[Node] = []
         self.taken = threading.Event()
         """Set when a launch takes the nodes, or they are closed; a new event each time that they become idle."""
@@ -74,10 +76,10 @@ class Cluster:
         """Start the agents that are not up, and have all join; raises `ConfigError` if one cannot."""
         for number in range(self._key.num_nodes):
             if number == len(self.nodes):
-                self.nodes.append(Node(number, self._key.connect(number)))
+                self.nodes.append(Node(number, self._key.connect(number), self._receiver))
             elif self.nodes[number].lost:
                 self.nodes[number].close()
-                self.nodes[number] = Node(number, self._key.connect(number))
+                self.nodes[number] = Node(number, self._key.connect(number), self._receiver)
         until = time.monotonic() + self._key.patience
         self._await_greetings(until)
         self._join(until)
@@ -162,6 +164,7 @@ class Cluster:
         while self.nodes:
             self.nodes[-1].close()
             self.nodes.pop()
+        self._receiver.close()
 
 
 class Clusters:
