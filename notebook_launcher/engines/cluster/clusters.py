@@ -61,6 +61,10 @@ class ClusterKey(Protocol):
         """Raise `ConfigError` if an agent is not what was asked for."""
         ...
 
+    def note_idle(self) -> None:
+        """Prepare the next launch, now that the nodes are idle; never waits."""
+        ...
+
 
 class Cluster:
     """One set of nodes, which serves one tree at a time."""
@@ -221,7 +225,9 @@ class Clusters:
                 cluster.taken = threading.Event()
         if not is_kept:
             cluster.close()
-        elif key.keep is not None:
+            return
+        key.note_idle()
+        if key.keep is not None:
             args = key, key.keep, cluster.taken
             threading.Thread(target=self._expire, args=args, name="notebook-launcher idle nodes", daemon=True).start()
 
