@@ -52,7 +52,7 @@ def test_record_that_arrives_in_parts_is_taken_once_it_is_whole(ends: tuple[Link
     assert num_reads > 3
 
 
-def test_line_and_record_behind_it_are_told_apart(ends: tuple[Link, Link]) -> None:
+def test_record_behind_a_line_is_not_part_of_it(ends: tuple[Link, Link]) -> None:
     sender, receiver = ends
     os.write(sender._write_fd, b"half")
     receiver.read()

@@ -182,7 +182,7 @@ class Node:
     def read(self) -> list[Any]:
         """Read what has arrived, and return what is whole of it: `Greeting` first, then records.
 
-        The receiver calls this, and the next two methods, when the link is readable.
+        The receiver calls this when the link is readable, then `take` for each record, and `lose` at the end.
 
         Raises:
             LinkError: The link has ended.

@@ -62,7 +62,7 @@ class LiveValues:
         self._samples: dict[int, SamplePace] = {}
         """By rank: the rate of samples, as its Accelerator counts them."""
         self._folds = (self._fold_metrics, self._fold_progress, self._fold_phases)
-        """What adds a record, by the place of its kind in `LIVE`."""
+        """By the place of a kind in `LIVE`: the method that adds a record of this kind."""
 
     def fold(self, rank: int, record: LiveRecord) -> None:
         """Add a record of a rank."""
