@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from notebook_launcher.machine.node_allocation import NodeInfo
     from notebook_launcher.messaging import messages
 
-__all__ = ["Engine", "ReducibleEngine"]
+__all__ = ["Engine", "ReducibleEngine", "RememberingEngine"]
 
 
 class Engine(Protocol):
@@ -23,6 +23,15 @@ class Engine(Protocol):
 
     def start(self, setup: messages.Setup) -> Tree:
         """Start ranks; `setup.environ` holds what is added to each machine's own environment."""
+        ...
+
+
+@runtime_checkable
+class RememberingEngine(Engine, Protocol):
+    """Engine whose machines need not be looked at for each launch."""
+
+    def nodes_for_launch(self) -> tuple[NodeInfo, ...]:
+        """Return what `look` returns, or what it returned a short time ago."""
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from notebook_launcher.engines.live_records import LiveRecords
 from notebook_launcher.messaging import messages
 
 __all__ = ["Event", "FromRank", "NodeLost", "Output", "RankLost", "Stream", "SupervisorLost", "Woken"]
@@ -61,5 +62,13 @@ class Woken:
 
 
 Event = (
-    Output | FromRank | RankLost | SupervisorLost | NodeLost | Woken | messages.RankStarted | messages.RankNotStarted
+    Output
+    | FromRank
+    | LiveRecords
+    | RankLost
+    | SupervisorLost
+    | NodeLost
+    | Woken
+    | messages.RankStarted
+    | messages.RankNotStarted
 )

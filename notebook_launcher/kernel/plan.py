@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -9,6 +10,7 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
+from notebook_launcher.engines.engine import RememberingEngine
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.machine import devices
@@ -125,6 +127,10 @@ def _argv() -> list[str]:
 def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
     """Resolve the options against a machine (default: this one). Raise `ConfigError` if it has too few resources."""
     if config.engine is not None:
+        if isinstance(config.engine, RememberingEngine):
+            nodes = config.engine.nodes_for_launch()
+            with contextlib.suppress(ConfigError):  # What is missing may have joined since.
+                return _plan_of_nodes(config, nodes)
         return _plan_of_nodes(config, config.engine.look())
     machine = machine or devices.detect()
     asked = config.num_processes or config.processes_per_node

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Link", "LinkError"]
 
 HEAD = struct.Struct("<Q")
-READ_SIZE = 1 << 20
+READ_SIZE = 1 << 16
+"""Bytes that are read at once: as many as a pipe holds. For more, each read would map fresh memory."""
 MAX_PARTS = 512
 """Parts in one write; the system takes 1,024."""
 LOOK_EVERY = 0.25
@@ -38,6 +39,9 @@ class LinkError(OSError):
 
 class Link:
     """One end of a link. Any thread may send; one thread receives.
+
+    `receive` waits for the next record. A thread that has several links waits for all of them by itself, and calls
+    `read` and `whole_records` for each that is readable.
 
     Args:
         read_fd: Descriptor to read from.
@@ -87,34 +91,69 @@ class Link:
 
     def receive(self, patience: float | None = None) -> Any:
         """Return the next record; raises `LinkError` at the end, and after `patience` seconds without a byte."""
-        (size,) = HEAD.unpack(self._take(HEAD.size, patience))
-        return pickle.loads(self._take(size, patience))
+        while (end := self._end_of_record(0)) is None:
+            self._fill(patience)
+        return self._take_record(end)
 
     def read_line(self, patience: float | None = None) -> bytes:
         """Return the next line of text, before the first record; raises as `receive` does."""
-        while (end := self._unread.find(b"\n")) < 0:
+        while (line := self.next_line()) is None:
             self._fill(patience)
-        return self._take(end + 1, patience)
+        return line
 
-    def _take(self, size: int, patience: float | None) -> bytes:
-        while len(self._unread) < size:
-            self._fill(patience)
-        taken = bytes(memoryview(self._unread)[:size])
-        del self._unread[:size]
-        return taken
+    def read(self) -> None:
+        """Read once what has arrived, for `next_line` and `whole_records`; waits only if nothing has.
 
-    def _fill(self, patience: float | None) -> None:
+        Raises:
+            LinkError: The link has ended.
+        """
         try:
-            # Silence: no byte arrives while this thread watches. A thread that was held up finds the bytes.
-            is_readable = _wait_for(self._read_fd, select.POLLIN, patience)
-            data = os.read(self._read_fd, READ_SIZE) if is_readable else None
-        except (OSError, ValueError) as error:
+            data = os.read(self._read_fd, READ_SIZE)
+        except OSError as error:
             raise LinkError(str(error)) from error
-        if data is None:
-            raise LinkError(f"no message arrived for {patience:g} s")
         if not data:
             raise LinkError("the link has ended")
         self._unread += data
+
+    def next_line(self) -> bytes | None:
+        """Return the next line of text, as far as it has been read; None: not all of it has."""
+        if (end := self._unread.find(b"\n")) < 0:
+            return None
+        line = bytes(memoryview(self._unread)[: end + 1])
+        del self._unread[: end + 1]
+        return line
+
+    def whole_records(self) -> list[Any]:
+        """Return the records that have been read to their end."""
+        at, records = 0, []
+        with memoryview(self._unread) as unread:
+            while (end := self._end_of_record(at)) is not None:
+                records.append(pickle.loads(unread[at + HEAD.size : end]))
+                at = end
+        del self._unread[:at]
+        return records
+
+    def _end_of_record(self, start: int) -> int | None:
+        """Return the end of the record that begins at this byte; None: it has not been read yet."""
+        if len(self._unread) < start + HEAD.size:
+            return None
+        end = start + HEAD.size + int(HEAD.unpack_from(self._unread, start)[0])
+        return end if end <= len(self._unread) else None
+
+    def _take_record(self, end: int) -> Any:
+        payload = bytes(memoryview(self._unread)[HEAD.size : end])
+        del self._unread[:end]
+        return pickle.loads(payload)
+
+    def _fill(self, patience: float | None) -> None:
+        # Silence: no byte arrives while this thread watches. A thread that was held up finds the bytes.
+        try:
+            is_readable = _wait_for(self._read_fd, select.POLLIN, patience)
+        except (OSError, ValueError) as error:
+            raise LinkError(str(error)) from error
+        if not is_readable:
+            raise LinkError(f"no message arrived for {patience:g} s")
+        self.read()
 
     def close_sending(self) -> None:
         """Announce to the other end that nothing more comes; idempotent."""

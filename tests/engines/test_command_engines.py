@@ -295,6 +295,10 @@ def test_greeting_names_versions_that_differ() -> None:
             ["bash", "-c", "echo no such host >&2; exit 7"],
             r"node 0 did not come up: its command ended with 7(.|\n)*no such host",
         ),
+        (
+            ["bash", "-c", "yes | head -n 1000; exec cat > /dev/null"],
+            r"node 0 did not come up: the first lines of its output hold no greeting of an agent",
+        ),
     ],
 )
 def test_command_that_fails_is_shown_with_its_last_words(command: list[str], message: str) -> None:

@@ -122,8 +122,9 @@ def test_killed_raylet_costs_its_node_at_once_and_the_next_launch_does_without_i
 ) -> None:
     lose_a_raylet(engine, is_head=False)
     cluster.add_node()
+    # The launch before has asked for the nodes, and now there is one more.
+    assert list(notebook_launch(sum_up, 8, engine=engine, nodes=2, **QUIET)) == [8.0] * 8
     assert len(engine.look()) == 2
-    assert list(notebook_launch(sum_up, 8, engine=engine, **QUIET)) == [8.0] * 8
 
 
 def test_killed_raylet_of_the_kernel_costs_its_node_at_once_and_the_next_launch_does_without_it(engine: Ray) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
 from notebook_launcher import Commands, Session
-from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
-from notebook_launcher.engines.cluster.packed_events import MAX_HOLD, MIN_HOLD, HeldEvents, pack_event, unpack_event
+from notebook_launcher.engines.cluster.packed_events import MAX_HOLD, MIN_HOLD, HeldEvents, unpack_event
 from notebook_launcher.engines.events import FromRank, Output, RankLost, Woken
+from notebook_launcher.engines.live_records import LiveRecords, pack_record
+from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.messaging import messages
 from tests.support.run_state import tree_of
 
@@ -23,21 +25,53 @@ STARTED = FromRank(2, messages.CallStarted(call_id=1), [])
 EXITED = RankLost(messages.RankExited(rank=2, pid=1, exitcode=0, time=5.0, peak_rss=0, oom=False))
 
 
-@pytest.mark.parametrize(
-    "event", [FromRank(2, METRICS, []), FromRank(2, PROGRESS, []), FromRank(2, PHASES, []), Output(2, "stderr", b"x")]
-)
-def test_event_that_comes_often_travels_as_a_tuple(event: FromRank | Output) -> None:
-    packed = pack_event(event)
-    assert isinstance(packed, tuple)
-    assert unpack_event(packed, 0.0) == event
+def taken_from(*events: Any) -> list[Any]:
+    """Return what a kernel makes of events that an agent has held, if its clock is 100 s ahead."""
+    held = HeldEvents()
+    held.add(events, 10.0)
+    return [
+        unpack_event(event, 100.0) if isinstance(event, (bytes, tuple)) else event
+        for event in pickle.loads(pickle.dumps(held.take()))
+    ]
 
 
-def test_times_are_shifted_to_the_clock_of_the_kernel() -> None:
-    shifted: Any = unpack_event(pack_event(FromRank(2, PHASES, [])), 100.0)
-    assert shifted.record.time == 105.0
-    assert shifted.record.since == 103.0
-    assert shifted.record.spans == (("sync", 104.0, 0.1),)
-    assert in_time_of_kernel(PHASES, 100.0) == shifted.record
+def test_output_and_records_that_come_often_are_the_same_at_the_other_end() -> None:
+    events = [FromRank(2, METRICS, []), FromRank(3, PROGRESS, []), Output(2, "stderr", b"x"), FromRank(2, PHASES, [])]
+    first, output, second = taken_from(*events)
+    assert output == events[2]
+    assert list(first) == [pack_record(2, METRICS), pack_record(3, PROGRESS)]
+    assert list(second) == [pack_record(2, PHASES)]
+    assert first.offset == second.offset == 100.0
+
+
+def test_other_events_stay_as_they_are_and_where_they_are() -> None:
+    before, started, after = taken_from(FromRank(2, METRICS, []), STARTED, FromRank(2, METRICS, []))
+    assert list(before) == list(after)
+    assert started is not STARTED
+    assert started == STARTED
+
+
+def test_packed_records_add_up_to_the_same_with_times_by_the_clock_of_the_kernel() -> None:
+    here, there = LiveValues(launched=0.0), LiveValues(launched=100.0)
+    for record in (METRICS, PROGRESS, PHASES, PHASES):
+        here.fold(2, record)
+    events = [FromRank(2, record, []) for record in (METRICS, PROGRESS, PHASES, PHASES)]
+    for records in taken_from(*events):
+        there.fold_all(records)
+    assert here.metrics == there.metrics
+    assert here.phases == there.phases
+    assert here.phases[2].spans[0].start == 4.0
+    assert here.progress == there.progress
+    assert here.settings.present() == there.settings.present()
+    assert here.samples_per_second(2) == pytest.approx(there.samples_per_second(2))
+
+
+def test_spans_keep_their_times_when_the_clock_of_their_machine_is_measured_again() -> None:
+    live = LiveValues(launched=0.0)
+    pickled = LiveRecords.pickle([pack_record(2, PHASES) or ()])
+    for offset in (0.0, 0.0, 7.0):
+        live.fold_all(LiveRecords(pickled, offset))
+    assert [span.start for span in live.phases[2].spans] == [4.0, 4.0, 11.0]
 
 
 def test_calm_events_wait_for_others_and_urgent_ones_take_them_along() -> None:
@@ -51,7 +85,7 @@ def test_calm_events_wait_for_others_and_urgent_ones_take_them_along() -> None:
     held.add([EXITED], 10.0)
     assert held.next_due(10.0) == 0
     taken = held.take()
-    assert [type(event) for event in taken] == [tuple, tuple, RankLost]
+    assert [type(event) for event in taken] == [bytes, tuple, RankLost]
     assert held.take() == ()
 
 

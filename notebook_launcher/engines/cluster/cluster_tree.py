@@ -171,7 +171,7 @@ class ClusterTree:
         if record.state is not None:
             self._note_state(node, record.state)
         return [
-            unpack_event(event, node.offset) if isinstance(event, tuple) else self._translate(event, node)
+            unpack_event(event, node.offset) if isinstance(event, (bytes, tuple)) else self._translate(event, node)
             for event in record.events
         ]
 

@@ -15,6 +15,7 @@ from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
 from notebook_launcher.engines.cluster.greeting import Greeting, version_difference, versions
 from notebook_launcher.engines.cluster.networks import choose_networks
 from notebook_launcher.engines.cluster.node import Node
+from notebook_launcher.engines.cluster.receiver import Receiver
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,12 +61,17 @@ class ClusterKey(Protocol):
         """Raise `ConfigError` if an agent is not what was asked for."""
         ...
 
+    def note_idle(self) -> None:
+        """Prepare the next launch, now that the nodes are idle; never waits."""
+        ...
+
 
 class Cluster:
     """One set of nodes, which serves one tree at a time."""
 
     def __init__(self, key: ClusterKey) -> None:
         self._key = key
+        self._receiver = Receiver()
         self.nodes: list[Node] = []
         self.taken = threading.Event()
         """Set when a launch takes the nodes, or they are closed; a new event each time that they become idle."""
@@ -74,10 +80,10 @@ class Cluster:
         """Start the agents that are not up, and have all join; raises `ConfigError` if one cannot."""
         for number in range(self._key.num_nodes):
             if number == len(self.nodes):
-                self.nodes.append(Node(number, self._key.connect(number)))
+                self.nodes.append(Node(number, self._key.connect(number), self._receiver))
             elif self.nodes[number].lost:
                 self.nodes[number].close()
-                self.nodes[number] = Node(number, self._key.connect(number))
+                self.nodes[number] = Node(number, self._key.connect(number), self._receiver)
         until = time.monotonic() + self._key.patience
         self._await_greetings(until)
         self._join(until)
@@ -162,6 +168,7 @@ class Cluster:
         while self.nodes:
             self.nodes[-1].close()
             self.nodes.pop()
+        self._receiver.close()
 
 
 class Clusters:
@@ -218,7 +225,9 @@ class Clusters:
                 cluster.taken = threading.Event()
         if not is_kept:
             cluster.close()
-        elif key.keep is not None:
+            return
+        key.note_idle()
+        if key.keep is not None:
             args = key, key.keep, cluster.taken
             threading.Thread(target=self._expire, args=args, name="notebook-launcher idle nodes", daemon=True).start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.engines.cluster.connections import Connection
+    from notebook_launcher.engines.cluster.receiver import Receiver
 
 __all__ = ["Node"]
 
@@ -40,9 +42,10 @@ class Node:
     Args:
         number: The node's number among the nodes of the engine.
         connection: The way to the agent, which this node ends.
+        receiver: Reads what the agent sends, in its thread.
     """
 
-    def __init__(self, number: int, connection: Connection) -> None:
+    def __init__(self, number: int, connection: Connection, receiver: Receiver) -> None:
         self.number = number
         self.greeting: Greeting | None = None
         """The agent's first line; None before it, and if the agent never came up."""
@@ -66,18 +69,21 @@ class Node:
         """Seconds by which the kernel's monotonic clock is ahead of the node's."""
         self._round_trip = float("inf")
         """The shortest time that a ping took, from which `offset` was measured."""
+        self._num_lines = 0
+        """Lines that arrived before the greeting."""
+        self._has_greeted = False
         self._connection = connection
+        self.read_fd = connection.read_fd
+        """Descriptor at which the agent's records arrive."""
         self._link = Link(connection.read_fd, connection.write_fd)
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Records, parcels and, as None, the end."""
         self._urgent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Records that go between two chunks of a parcel."""
-        self._threads = [
-            threading.Thread(target=target, name=f"notebook-launcher node {number}", daemon=True)
-            for target in (self._receive, self._deliver)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [threading.Thread(target=self._deliver, name=f"notebook-launcher node {number}", daemon=True)]
+        self._threads[0].start()
+        self._receiver = receiver
+        receiver.add(self)
 
     def __str__(self) -> str:
         host = "" if self.greeting is None else f" ({self.greeting.host}, {self.address or 'no address yet'})"
@@ -168,28 +174,38 @@ class Node:
                 records.append(node_records.ParcelChunk(data, is_first=not at))
                 at += max(1, len(data))
 
-    def _receive(self) -> None:
-        try:
-            self._await_greeting()
-            while True:
-                self._take(self._link.receive(PATIENCE))
-        except OSError as error:
-            self._lose(error)
-        except Exception as error:  # noqa: BLE001 - a record that this kernel cannot unpickle: an agent of another kind
-            self._lose(LinkError(f"{type(error).__name__}: {error}"))
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which the node counts as lost. A command may take long until its agent is up."""
+        return PATIENCE if self._has_greeted else math.inf
 
-    def _await_greeting(self) -> None:
-        for _ in range(GREETING_LINES):
-            line = self._link.read_line()
+    def read(self) -> list[Any]:
+        """Read what has arrived, and return what is whole of it: `Greeting` first, then records.
+
+        The receiver calls this when the link is readable, then `take` for each record, and `lose` at the end.
+
+        Raises:
+            LinkError: The link has ended.
+        """
+        self._link.read()
+        greeting = [] if self._has_greeted else self._find_greeting()
+        return greeting + self._link.whole_records() if self._has_greeted else []
+
+    def _find_greeting(self) -> list[Any]:
+        while (line := self._link.next_line()) is not None:
             if line.startswith(MARK):
-                self.replies.put(Greeting.from_line(line))
-                return
-        raise LinkError("the first lines of its output hold no greeting of an agent")
+                self._has_greeted = True
+                return [Greeting.from_line(line)]
+            self._num_lines += 1
+            if self._num_lines == GREETING_LINES:
+                raise LinkError("the first lines of its output hold no greeting of an agent")
+        return []
 
-    def _take(self, record: Any) -> None:
+    def take(self, record: Any, now: float) -> None:
+        """Take a record that arrived at the time `now`."""
         match record:
             case node_records.Pong(sent, there):
-                self._note_clock(sent, there, time.monotonic())
+                self._note_clock(sent, there, now)
             case node_records.Beat():
                 pass
             case node_records.Happened() | node_records.BoardWritten():
@@ -209,6 +225,16 @@ class Node:
             self._round_trip = min(self._round_trip, now - sent)
             self.offset = (sent + now) / 2 - there
 
+    def lose(self, error: OSError) -> None:
+        """Note that the link has ended, or that the agent is silent; never waits."""
+        if self.lost:
+            self._lose(error)
+            return
+        name = f"notebook-launcher node {self.number}"
+        thread = threading.Thread(target=self._lose, args=(error,), name=name, daemon=True)
+        thread.start()  # Because a command may take a second to end.
+        self._threads.append(thread)
+
     def _lose(self, error: OSError) -> None:
         self.lost = self.lost or self._connection.why() or str(error)
         self.send(None)
@@ -226,6 +252,7 @@ class Node:
         self.lost = self.lost or "it was closed"
         self.send(None)
         self._connection.end(patience)
+        self._receiver.remove(self)
         for thread in self._threads:
             thread.join()
         while not self._outbox.empty():

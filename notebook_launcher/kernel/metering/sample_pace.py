@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from notebook_launcher.kernel.metering.pace import Pace
 
-if TYPE_CHECKING:
-    from notebook_launcher.messaging import messages
-
 __all__ = ["SamplePace"]
+
+Spans = tuple[tuple[str, float, float], ...]
 
 
 class SamplePace:
@@ -20,16 +17,24 @@ class SamplePace:
         self._num_samples = 0.0
         self._has_records = False
 
-    def note(self, record: messages.Phases) -> None:
-        """Add the samples of a record."""
-        end = record.time
-        if record.spans:
-            (_, start, _), (_, last, seconds) = record.spans[0], record.spans[-1]
-            end = last + seconds  # A rank sends the last record at the end of its function.
+    def note(self, time: float, num_samples: float, spans: Spans, since: float, offset: float = 0.0) -> None:
+        """Add the samples of one record of phases.
+
+        Args:
+            time: Time of the record, by CLOCK_MONOTONIC of this machine.
+            num_samples: Number of samples.
+            spans: As `Phases.spans` and, as the next argument, `Phases.since`: by the clock of the rank's machine.
+            since: Time at which the first span began.
+            offset: Seconds by which the clock of this machine is ahead of that one.
+        """
+        end = time
+        if spans:
+            (_, start, _), (_, last, seconds) = spans[0], spans[-1]
+            end = last + seconds + offset  # A rank sends the last record at the end of its function.
             if not self._has_records:
-                self._pace.note(min(start, record.since), 0.0)
+                self._pace.note(min(start, since) + offset, 0.0)
         self._has_records = True
-        self._num_samples += record.samples
+        self._num_samples += num_samples
         self._pace.note(end, self._num_samples)
 
     def rate(self) -> float | None:

@@ -11,8 +11,8 @@ from notebook_launcher.kernel.run.phase_sums import PhaseSums
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from notebook_launcher.engines.live_records import Packed
     from notebook_launcher.history.schema import RankPhases
-    from notebook_launcher.messaging import messages
 
 __all__ = ["LivePhases"]
 
@@ -36,12 +36,12 @@ class LivePhases:
         self._launched = launched
         self._max_spans = min(MAX_SPANS, max(MIN_SPANS, ALL_SPANS // num_ranks))
 
-    def add(self, rank: int, record: messages.Phases) -> None:
-        """Add a record of a rank."""
+    def add(self, rank: int, packed: Packed, offset: float) -> None:
+        """Add a packed record of a rank; `offset`: seconds by which this machine's clock is ahead of the rank's."""
         with self._lock:
             if (sums := self._sums.get(rank)) is None:
                 sums = self._sums[rank] = PhaseSums(self._launched, self._max_spans)
-            sums.add(record)
+            sums.add(packed, offset)
 
     def read(self) -> dict[int, RankPhases]:
         """Return the sums by rank."""

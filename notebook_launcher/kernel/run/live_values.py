@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from notebook_launcher.engines.live_records import pack_record
 from notebook_launcher.history.schema import MetricPoint, RunChange, RunPicture
 from notebook_launcher.kernel.metering.pace import Pace
 from notebook_launcher.kernel.metering.sample_pace import SamplePace
@@ -15,6 +15,7 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.wording.units import describe_values
 
 if TYPE_CHECKING:
+    from notebook_launcher.engines.live_records import LiveRecords, Packed
     from notebook_launcher.history.schema import RankPhases
 
 __all__ = ["LiveRecord", "LiveValues", "describe_change"]
@@ -28,11 +29,19 @@ MAX_PICTURE_BYTES = 64_000_000
 """Bytes of pictures that are kept; beyond this number the oldest are dropped."""
 
 
+class LoopProgress(NamedTuple):
+    """Progress of the loop that a rank has reported last; `total` is None if it is unknown."""
+
+    done: int
+    total: int | None
+    description: str
+
+
 class LiveValues:
     """The values that the ranks of one run have reported. The run's thread writes them, any thread may read them."""
 
     def __init__(self, launched: float, num_ranks: int = 1) -> None:
-        self.progress: dict[int, messages.Progress] = {}
+        self.progress: dict[int, LoopProgress] = {}
         """By rank: the latest progress of a loop."""
         self.last_values: dict[int, dict[str, float]] = {}
         """By rank: the latest value of each metric."""
@@ -46,32 +55,54 @@ class LiveValues:
         self._pictures = BoundedSeries[RunPicture](MAX_PICTURE_BYTES, lambda picture: len(picture.data))
         self._phases = LivePhases(launched, num_ranks)
         self._launched = launched
-        self._num_reported: Counter[int] = Counter()
+        self._num_reported: dict[int, int] = {}
         """By rank: the number of `report(...)` calls, which stands in for a missing step."""
         self._item_rates: dict[int, Pace] = {}
         """By rank: the rate of its loop."""
         self._sample_rates: dict[int, SamplePace] = {}
         """By rank: the rate of samples, as its Accelerator counts them."""
+        self._folds = (self._fold_metrics, self._fold_progress, self._fold_phases)
+        """By the place of a kind in `LIVE`: the method that adds a record of this kind."""
 
     def fold(self, rank: int, record: LiveRecord) -> None:
         """Add a record of a rank."""
-        match record:
-            case messages.Metrics():
-                self._keep(rank, record)
-            case messages.ReportedPicture():
-                self._keep_picture(rank, record)
-            case messages.Progress():
-                self.progress[rank] = record
-                if (rate := self._item_rates.get(rank)) is None:
-                    rate = self._item_rates[rank] = Pace()
-                rate.note(record.time, record.items, record.loops)
-            case messages.Phases():
-                if (sample_rate := self._sample_rates.get(rank)) is None:
-                    sample_rate = self._sample_rates[rank] = SamplePace()
-                sample_rate.note(record)
-                self._phases.add(rank, record)
-                if record.settings:
-                    self.settings.take_reported(record.settings)
+        if isinstance(record, messages.ReportedPicture):
+            self._keep_picture(rank, record)
+        elif (packed := pack_record(rank, record)) is not None:
+            self._folds[packed[0]](packed, 0.0)
+
+    def fold_all(self, records: LiveRecords) -> None:
+        """Add records of several ranks."""
+        folds, offset = self._folds, records.offset
+        for packed in records:
+            folds[packed[0]](packed, offset)
+
+    def _fold_metrics(self, packed: Packed, offset: float) -> None:
+        _, rank, time, step, values = packed
+        num_reported = self._num_reported.get(rank, 0)
+        self._num_reported[rank] = num_reported + 1
+        step = num_reported if step is None else step
+        self._metrics.append(MetricPoint(rank=rank, step=step, time=time + offset - self._launched, values=values))
+        self.last_steps[rank] = step
+        if (last := self.last_values.get(rank)) is None:
+            last = self.last_values[rank] = {}
+        last.update(values)
+
+    def _fold_progress(self, packed: Packed, offset: float) -> None:
+        _, rank, time, done, total, description, loops, num_items = packed
+        self.progress[rank] = LoopProgress(done, total, description)
+        if (rate := self._item_rates.get(rank)) is None:
+            rate = self._item_rates[rank] = Pace()
+        rate.note(time + offset, num_items, loops)
+
+    def _fold_phases(self, packed: Packed, offset: float) -> None:
+        _, rank, time, _, _, num_samples, _, _, _, _, spans, settings, since = packed
+        if (rate := self._sample_rates.get(rank)) is None:
+            rate = self._sample_rates[rank] = SamplePace()
+        rate.note(time + offset, num_samples, spans, since, offset)
+        self._phases.add(rank, packed, offset)
+        if settings:
+            self.settings.take_reported(settings)
 
     @property
     def phases(self) -> dict[int, RankPhases]:
@@ -156,14 +187,6 @@ class LiveValues:
         if pace is None:
             return None
         return pace.mean() if is_over else pace.rate()
-
-    def _keep(self, rank: int, record: messages.Metrics) -> None:
-        step = self._num_reported[rank] if record.step is None else record.step
-        self._num_reported[rank] += 1
-        seconds = record.time - self._launched
-        self._metrics.append(MetricPoint(rank=rank, step=step, time=seconds, values=record.values))
-        self.last_steps[rank] = step
-        self.last_values.setdefault(rank, {}).update(record.values)
 
     def _keep_picture(self, rank: int, record: messages.ReportedPicture) -> None:
         step = self.last_steps.get(rank, 0) if record.step is None else record.step

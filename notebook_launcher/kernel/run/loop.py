@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from notebook_launcher.engines.events import FromRank, Output, RankLost
+from notebook_launcher.engines.live_records import LiveRecords
 from notebook_launcher.kernel.display.formatting import error_line
 from notebook_launcher.kernel.display.questions import Question
 from notebook_launcher.kernel.inspection.inspector import RankInspector
@@ -198,13 +199,15 @@ class RunLoop:
                         os.close(fd)
 
     def _handle(self, event: Event, attempt: Attempt) -> None:
-        # Before all others, and past `Attempt.fold`: a thousand ranks send tens of thousands per second.
-        if isinstance(event, FromRank) and isinstance(event.record, LiveRecord):
-            self._data.live.fold(event.rank, event.record)
-            self._has_live = True
-            self._recorder.note()
-            return
         match event:
+            case LiveRecords():
+                self._data.live.fold_all(event)
+                self._note_live()
+                return
+            case FromRank(rank, record, _) if isinstance(record, LiveRecord):
+                self._data.live.fold(rank, record)
+                self._note_live()
+                return
             case Output():
                 self._data.output.feed(event)
                 self._recorder.note()
@@ -215,6 +218,10 @@ class RunLoop:
             case FromRank(rank, record, _):
                 self._show_or_note(rank, record, attempt)
         attempt.fold(event)
+
+    def _note_live(self) -> None:
+        self._has_live = True
+        self._recorder.note()
 
     def _show_or_note(self, rank: int, record: object, attempt: Attempt) -> None:
         """Show, pass on or note a record of a rank that is not about the call itself.

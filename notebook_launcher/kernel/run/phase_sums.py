@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.history.schema import PhaseSpan, RankPhases
 
 if TYPE_CHECKING:
-    from notebook_launcher.messaging import messages
+    from notebook_launcher.engines.live_records import Packed
 
 __all__ = ["PhaseSums"]
 
@@ -32,33 +32,40 @@ class PhaseSums:
         # passes over tuples of plain values.
         self._new_spans: collections.deque[tuple[str, float, float]] = collections.deque(maxlen=max_spans)
         """Spans since the last reading: phase, time of the start, seconds."""
+        self._offset = 0.0
+        """Seconds to add to the times of these spans."""
         self._max_spans = max_spans
         self._read: RankPhases | None = RankPhases()
         """The sums as they were last read; None: records have been added since."""
         self._read_spans: tuple[PhaseSpan, ...] = ()
 
-    def add(self, record: messages.Phases) -> None:
-        """Add a record."""
+    def add(self, packed: Packed, offset: float) -> None:
+        """Add a packed record; `offset`: seconds by which the clock of this machine is ahead of the rank's."""
+        _, _, _, num_windows, num_micro_batches, samples, fullest, num_fullest, more, numbers, spans, _, _ = packed
+        if offset != self._offset:
+            self.read()  # The spans that wait have the times of another clock, or are shifted by the old measurement.
+            self._offset = offset
         self._read = None
-        self._num_windows += record.windows
-        self._num_micro_batches += record.micro_batches
-        self._samples += record.samples
+        self._num_windows += num_windows
+        self._num_micro_batches += num_micro_batches
+        self._samples += samples
         seconds, counts = self._seconds, self._counts
-        for phase, more in record.seconds.items():
-            seconds[phase] = seconds.get(phase, 0.0) + more
-        for phase, number in record.counts.items():
+        for phase, length in more.items():
+            seconds[phase] = seconds.get(phase, 0.0) + length
+        for phase, number in numbers.items():
             counts[phase] = counts.get(phase, 0) + number
-        if record.fullest >= self._fullest:
-            self._num_fullest = record.num_fullest + (self._num_fullest if record.fullest == self._fullest else 0)
-            self._fullest = record.fullest
-        self._new_spans.extend(record.spans)
+        if fullest >= self._fullest:
+            self._num_fullest = num_fullest + (self._num_fullest if fullest == self._fullest else 0)
+            self._fullest = fullest
+        self._new_spans.extend(spans)
 
     def read(self) -> RankPhases:
         """Return the sums."""
         if self._read is None:
+            shift = self._offset - self._launched
             new = tuple(
                 [
-                    PhaseSpan(phase=phase, start=start - self._launched, seconds=length)
+                    PhaseSpan(phase=phase, start=start + shift, seconds=length)
                     for phase, start, length in self._new_spans
                 ]
             )
