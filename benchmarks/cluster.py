@@ -3,8 +3,8 @@
 The nodes are on this machine, so the figures are what the agents and their links cost, and not what a network does. In
 turns: 4 ranks on one machine; 2 ranks on each of two agents, started by commands or by Ray; two torchruns that are
 started as the agents are, by the same commands; and Ray Train. The program starts and ends a Ray cluster of two nodes.
-Ratios are those of medians, to launches on one machine that start their ranks anew, as those on nodes do; another row has
-launches that find spare ranks.
+Ratios are those of medians, to launches on one machine that start their ranks anew, as those on nodes do. Another row
+has launches that find spare ranks.
 """
 
 from __future__ import annotations
