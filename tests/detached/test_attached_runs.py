@@ -435,11 +435,11 @@ def test_a_debugger_waits_for_a_client(home: Path, tmp_path: Path) -> None:
 
 def test_answers_without_a_waiting_question_are_dropped() -> None:
     asked: list[Any] = []
-    questions = HostQuestions(asked.append)
+    questions = HostQuestions()
     questions.put(Question(1, InputRequest(prompt="ok? "), 7))
     assert not questions.pending()
     answers: list[Answer] = []
-    questions.connect(answers.append, lambda question: question.call_id == 7)
+    questions.connect(asked.append, answers.append, lambda question: question.call_id == 7)
     questions.put(Question(1, InputRequest(prompt="ok? ", number=3), 7))
     (pending,) = questions.pending()
     assert (pending.rank, pending.prompt) == (1, "ok? ")
