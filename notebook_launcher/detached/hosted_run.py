@@ -79,7 +79,9 @@ class HostedRun:
             scope = dataclasses.replace(scope, displays=functools.partial(self._journal.divert, scope.displays))
         ranks.start()
         hosting = self._hosting(source, environment)
-        thread = RunThread(RunConduct(ranks, OutgoingCall(None, parcel), scope, hosting, Latch()))
+        conduct = RunConduct(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
+        conduct.announce()
+        thread = RunThread(conduct)
         thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
         self._questions.connect(self._journal.asked, thread.command, thread.waits_for)
         self.folder = thread.make_folder()
