@@ -100,10 +100,8 @@ class RunConduct:
 
     def is_over_within(self, seconds: float) -> bool:
         """Carry out the run for so long, or until it fails; return True if it is over."""
-        is_new, steps, end = self._steps is None, self._begun(), time.monotonic() + seconds
+        steps, end = self._begun(), time.monotonic() + seconds
         try:
-            if is_new:
-                next(steps)  # A generator takes no value before its first step.
             while not self._has_failed and (left := end - time.monotonic()) > 0:
                 steps.send(left)
         except StopIteration:
@@ -112,15 +110,14 @@ class RunConduct:
 
     def give_up(self, error: Exception) -> None:
         """End the run with an error, whether it has begun or not."""
-        if self._steps is None:
-            self._finish(self._fail(error))
-            return
         with contextlib.suppress(StopIteration):
-            self._steps.throw(error)
+            self._begun().throw(error)
 
     def _begun(self) -> Steps[None]:
+        """Return the steps of the run, begun far enough to take a value or an error."""
         if self._steps is None:
             self._steps = self._carry_out_in_steps()
+            next(self._steps)
         return self._steps
 
     @property
@@ -129,6 +126,7 @@ class RunConduct:
 
     def _carry_out_in_steps(self) -> Steps[None]:
         try:
+            yield  # A generator takes no value before it has stopped once.
             outcome = yield from self._run_loop()
         except BaseException as fault:  # noqa: BLE001 - our own fault must reach the cell, not vanish with the thread
             outcome = self._fail(fault)
