@@ -16,6 +16,7 @@ from notebook_launcher.errors import ResourceError
 ADVICE = {
     errno.EMFILE: "6 descriptors for each rank while it starts, and `ulimit -n` shows the limit: use fewer ranks, or",
     errno.ENFILE: "`ulimit -n` shows the limit",
+    errno.EAGAIN: "The limit on processes may be reached (`ulimit -u`, or the container's pids limit). Use fewer ranks",
     errno.ENOSPC: "Use fewer ranks, or free what is used up; doctor() shows the limits of this machine.",
 }
 

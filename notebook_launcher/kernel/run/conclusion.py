@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,11 +14,11 @@ from notebook_launcher.errors import (
 )
 from notebook_launcher.kernel.failures import culprit, failure_display, rank_errors
 from notebook_launcher.kernel.inspection.mismatches import suggestion
-from notebook_launcher.kernel.process_limit import describe_process_limit
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.tracebacks import without_locals
 from notebook_launcher.wording.counts import rank_list
+from notebook_launcher.wording.machine_limits import describe_limit
 from notebook_launcher.wording.text import name_rank
 
 if TYPE_CHECKING:
@@ -218,9 +217,6 @@ def _evidence(stacks: Stacks | None, plan: Plan) -> str:
 
 def _not_started_error(failed: messages.RankNotStarted, plan: Plan) -> ResourceError:
     who = name_rank(failed.rank, plan.node_names[failed.rank] if plan.node_names else "", of=plan.num_processes)
-    msg = f"{who} could not be started: {failed.message}."
-    if failed.errno in (errno.EAGAIN, errno.ENOMEM):
-        msg += f" {describe_process_limit()}"
-    if failed.errno == errno.E2BIG:
-        msg += " The environment is too large for a new process: see os.environ and env=."
+    advice = describe_limit(failed.errno, on_node=bool(plan.node_names))
+    msg = f"{who} could not be started: {failed.message}. {advice}".rstrip()
     return ResourceError(failed.errno, msg)

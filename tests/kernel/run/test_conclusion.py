@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import time
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from notebook_launcher import LaunchConfig, RankFailedError, RunStoppedError, RunTimeoutError
 from notebook_launcher.engines.events import SupervisorLost
-from notebook_launcher.errors import InternalError
+from notebook_launcher.errors import InternalError, ResourceError
 from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.display.stream_sink import StreamSink
 from notebook_launcher.kernel.hosting import Hosting
@@ -141,4 +142,31 @@ def test_lost_supervisor_is_a_fault_of_the_launcher() -> None:
     ending = Ending()
     ending.state.note_loss(SupervisorLost("killed"))
     with pytest.raises(InternalError, match=r"the supervisor of this run is gone \(killed\)"):
+        raise ending.conclude().error or AssertionError
+
+
+LIMITS = {
+    errno.EMFILE: " .* 6 descriptors for each rank .*`ulimit -n` .*: use fewer ranks, or raise it in the shell",
+    errno.EAGAIN: " The limit on processes may be reached .*`ulimit -u`, .* Use fewer ranks, or stop other processes",
+    errno.E2BIG: " The environment is too large for a new process: see os.environ and env=",
+    errno.ENOEXEC: "$",
+}
+
+
+@pytest.mark.parametrize("number", LIMITS)
+def test_rank_that_the_machine_cannot_hold_comes_with_the_limit_to_look_at(number: int) -> None:
+    ending, reason = Ending(), os.strerror(number)
+    ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=number, message=reason))
+    with pytest.raises(ResourceError, match=rf"rank 0 of 1 could not be started: {reason}\.{LIMITS[number]}") as caught:
+        raise ending.conclude().error or AssertionError
+    assert caught.value.errno == number
+
+
+def test_limit_of_another_machine_is_raised_there() -> None:
+    ending = Ending()
+    ending.data.plan = dataclasses.replace(ending.data.plan, node_names=("gpu2",))
+    ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=errno.EMFILE, message="Too many open files"))
+    with pytest.raises(
+        ResourceError, match=r"rank 0 of 1 \(gpu2\) .*: Too many open files\. .* raise it on that machine"
+    ):
         raise ending.conclude().error or AssertionError
