@@ -162,11 +162,16 @@ def test_rank_that_the_machine_cannot_hold_comes_with_the_limit_to_look_at(numbe
     assert caught.value.errno == number
 
 
-def test_limit_of_another_machine_is_raised_there() -> None:
+def test_rank_that_could_not_be_started_comes_before_the_supervisor_that_is_killed_for_it() -> None:
     ending = Ending()
-    ending.data.plan = dataclasses.replace(ending.data.plan, node_names=("gpu2",))
     ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=errno.EMFILE, message="Too many open files"))
-    with pytest.raises(
-        ResourceError, match=r"rank 0 of 1 \(gpu2\) .*: Too many open files\. .* raise it on that machine"
-    ):
+    ending.state.note_loss(SupervisorLost("killed"))
+    with pytest.raises(ResourceError, match="rank 0 of 1 could not be started: Too many open files"):
+        raise ending.conclude().error or AssertionError
+
+
+def test_reason_that_is_a_sentence_gets_no_second_full_stop() -> None:
+    ending = Ending()
+    ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=0, message="the fork server did not start."))
+    with pytest.raises(ResourceError, match=r"could not be started: the fork server did not start\.$"):
         raise ending.conclude().error or AssertionError
