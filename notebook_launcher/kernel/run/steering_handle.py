@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SteeringHandle"]
 
-TOO_LATE = "the run has just ended: its ranks are gone"
+TOO_LATE = "the run has just ended: its ranks are gone. run.result() and run.logs(rank) have what it left."
 
 T = TypeVar("T")
 
