@@ -12,7 +12,7 @@ def describe_limit(number: int | None, *, on_node: bool = False) -> str:
 
     Args:
         number: `OSError.errno`.
-        on_node: True if the limit is that of another machine than the notebook's.
+        on_node: True if another machine than the notebook's has the limit.
     """
     match number:
         case errno.EMFILE | errno.ENFILE:
