@@ -11,7 +11,7 @@ import pytest
 
 from notebook_launcher import Commands, notebook_launch
 from notebook_launcher.engines import process_tree
-from notebook_launcher.engines.fork_server import ForkServer
+from notebook_launcher.engines.fork_server_handle import ForkServer
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.errors import ResourceError
 from tests.engines.calls import sum_up

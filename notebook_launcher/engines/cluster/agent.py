@@ -29,7 +29,7 @@ from notebook_launcher.engines.cluster.greeting import Greeting
 from notebook_launcher.engines.cluster.module_archive import path_of_archive
 from notebook_launcher.engines.cluster.packed_events import HeldEvents
 from notebook_launcher.engines.events import FromRank, RankLost, SupervisorLost
-from notebook_launcher.engines.fork_server import fork_server
+from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import start_by_spawn
 from notebook_launcher.errors import ResourceError
