@@ -32,7 +32,7 @@ InReach: TypeAlias = "tuple[PreparedModel, list[int] | None]"
 """A model that a backward may reach, and the versions of its gradients before."""
 LOSS_REDUCTIONS = ("mean", "sum")
 """Ways in which a loss combines its samples."""
-MOST_BLOCKS = 16
+MAX_BLOCKS = 16
 """Blocks that are kept: a loop that makes a new container for each micro-batch asks for a new one each time."""
 
 
@@ -112,7 +112,7 @@ class MicroBatches:
             safepoint=self._safepoint,
             warn_once=self._warn_once,
         )
-        if len(self._blocks) >= MOST_BLOCKS:
+        if len(self._blocks) >= MAX_BLOCKS:
             self._blocks.clear()
         self._blocks[tuple(map(id, targets))] = targets, block
         return block
