@@ -1,7 +1,7 @@
 """Runs the tests: `make test`. Tests that failed run once more, alone, as in CPython's `regrtest --rerun`.
 
 The tests start real kernels, processes and browsers. On a busy machine, one of some 5,400 meets a race now and then.
-A test that passes the second time is named as unsteady at the end and does not fail the run. More than `MOST_AGAIN`
+A test that passes the second time is named as unsteady at the end and does not fail the run. More than `MAX_AGAIN`
 failures are not chance: then nothing runs again.
 
     python tests/everything.py              # the tests of this project, without the slow ones
@@ -23,7 +23,7 @@ ALONE = frozenset({"chores", "deaths", "forking", "hangs", "leaks", "monitor", "
 """Test files that need the machine alone: they measure time, or look at processes and memory of the whole machine."""
 FAILED = 1
 """Exit status of pytest if it ran all tests and some of them failed."""
-MOST_AGAIN = 3
+MAX_AGAIN = 3
 """Failed tests that run again; more than these are no chance."""
 
 
@@ -55,7 +55,7 @@ def main(folder: Path, *, has_slow: bool) -> int:
         return 0
     failed = failed_tests(folder)
     has_unread_files = any("::" not in name for name in failed)
-    if not {0, FAILED}.issuperset(statuses) or has_unread_files or not 0 < len(failed) <= MOST_AGAIN:
+    if not {0, FAILED}.issuperset(statuses) or has_unread_files or not 0 < len(failed) <= MAX_AGAIN:
         return 1
     if run(f"tests that failed, again and alone: {len(failed)}", ("--last-failed",), folder):
         return 1

@@ -197,7 +197,10 @@ class AskingHandle(RunReader):
         try:
             return self._call(method, *args, **kwargs)
         except OSError:
-            raise CallOrderError(f"the run is over ({self._recorded.state}): its ranks are gone") from None
+            raise CallOrderError(
+                f"the run is over ({self._recorded.state}): its ranks are gone. run.result() and run.logs(rank) have "
+                "what it left."
+            ) from None
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._request(Ask(name=method, args=args, kwargs=kwargs))

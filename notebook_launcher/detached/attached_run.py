@@ -44,6 +44,9 @@ class AttachedRun(AskingHandle, AnyRun):
     """A run that its host conducts; `attach(...)` and `launch(..., detached=True)` return it.
 
     It has the attributes and methods of a `Run`. Each asks the host; after the end of the run they read its folder.
+
+    Args:
+        folder: The run's folder, in which the host listens.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -82,10 +82,10 @@ class Ending:
 
 
 class KeptParcels:
-    """Moves parcels to a run's folder. The folder is known only once the run has begun."""
+    """Moves parcels to a run's folder."""
 
-    def __init__(self) -> None:
-        self.folder: Path | None = None
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._num_values = 0
 
     def keep_value(self, fd: int) -> KeptValue:
@@ -103,8 +103,7 @@ class KeptParcels:
         return stand_in
 
     def _move(self, fd: int, name: str) -> int:
-        assert self.folder is not None
-        path = self.folder / name
+        path = self._folder / name
         try:
             size, done = os.fstat(fd).st_size, 0
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:

@@ -19,24 +19,31 @@ __all__ = ["HostQuestions"]
 
 
 class HostQuestions:
-    """The unanswered questions of one run.
+    """The unanswered questions of one run."""
 
-    Args:
-        asked: Called with each new question, and with None after an answer.
-    """
-
-    def __init__(self, asked: Callable[[PendingQuestion | None], object]) -> None:
-        self._asked = asked
+    def __init__(self) -> None:
         self._keys = itertools.count(1)
         self._open: dict[int, Question] = {}
         """By key, in the order in which they were asked."""
         self._lock = threading.Lock()
+        self._asked: Callable[[PendingQuestion | None], object] = lambda _: None
         self._reply: Callable[[Answer], object] | None = None
         self._waits_for: Callable[[Question], bool] = lambda _: False
 
-    def connect(self, reply: Callable[[Answer], object], waits_for: Callable[[Question], bool]) -> None:
-        """Set the receiver of answers, and the test if a rank still waits for one; call it before the run begins."""
-        self._reply, self._waits_for = reply, waits_for
+    def connect(
+        self,
+        asked: Callable[[PendingQuestion | None], object],
+        reply: Callable[[Answer], object],
+        waits_for: Callable[[Question], bool],
+    ) -> None:
+        """Connect the questions with the run and its journal, before the run begins.
+
+        Args:
+            asked: Called with each new question, and with None after an answer.
+            reply: Called with each answer.
+            waits_for: Returns True if a rank still waits for the answer to a question.
+        """
+        self._asked, self._reply, self._waits_for = asked, reply, waits_for
 
     def put(self, question: Question) -> None:
         """Keep a question until a client answers it."""

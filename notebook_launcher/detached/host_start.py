@@ -104,4 +104,6 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionC
         ours.close()
         if errors >= 0:
             os.close(errors)
-    raise ResourceError(f"the run's host did not start: {reason}")
+    raise ResourceError(
+        f"the run's host did not start: {reason}. notebook-launcher's doctor() shows the limits of this machine."
+    )

@@ -28,11 +28,10 @@ class HostedDebugger:
 
     def __init__(self, ranks: Ranks, data: RunData, rank: int) -> None:
         self.rank = rank
-        self._journal = Journal()
-        self._questions = HostQuestions(self._journal.asked)
-        self._journal.pending = self._questions.pending
+        self._questions = HostQuestions()
+        self._journal = Journal(self._questions.pending)
         self._debugger = PostMortem(ranks, data, rank, self._journal)
-        self._questions.connect(self._debugger.reply, self._debugger.waits_for)
+        self._questions.connect(self._journal.asked, self._debugger.reply, self._debugger.waits_for)
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="notebook-launcher debugger", daemon=True)
         self._thread.start()

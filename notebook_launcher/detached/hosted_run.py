@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached import host_socket
@@ -69,24 +68,27 @@ class HostedRun:
         source: str,
         environment: Mapping[str, Any] | None = None,
     ) -> None:
-        self._journal = Journal()
-        self._questions = HostQuestions(self._journal.asked)
-        self._journal.pending = self._questions.pending
-        self._kept = KeptParcels()
+        self._questions = HostQuestions()
+        self._journal = Journal(self._questions.pending)
         self.is_taken = False
         """True once a client has opened the results."""
         self._released = threading.Event()
         """Set once no client is expected to come for the results."""
-        self.folder = Path()
         self.began = time.time()
         if scope.displays is not None:
             scope = dataclasses.replace(scope, displays=functools.partial(self._journal.divert, scope.displays))
         ranks.start()
         hosting = self._hosting(source, environment)
-        thread = RunThread(RunConduct(ranks, OutgoingCall(None, parcel), scope, hosting, Latch()))
+        conduct = RunConduct(ranks, OutgoingCall(None, parcel), scope, hosting, Latch())
+        conduct.announce()
+        thread = RunThread(conduct)
         thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
-        self._questions.connect(thread.command, thread.waits_for)
-        self._open_socket(thread.make_folder())
+        self._questions.connect(self._journal.asked, thread.command, thread.waits_for)
+        self.folder = thread.make_folder()
+        """The run's folder, with the socket."""
+        self._kept = KeptParcels(self.folder)
+        self._clients = Clients(host_socket.listen(self.folder), self._answer)
+        self._socket_watch = host_socket.SocketWatch(self.folder)
         thread.begin()
         self.run = Run(thread)
 
@@ -94,19 +96,15 @@ class HostedRun:
         """Return the hosting of a run whose function only its ranks unpack."""
         return Hosting(
             sink=self._journal,
-            take_value=self._kept.keep_value,
-            take_exception=self._kept.keep_exception,
+            # `_kept` comes later, with the folder; parcels come at the end of the run.
+            take_value=lambda fd: self._kept.keep_value(fd),  # noqa: PLW0108
+            take_exception=lambda fd, report: self._kept.keep_exception(fd, report),  # noqa: PLW0108
             questions=self._questions,
             can_ask=True,
             is_raised=False,
             make_origin=lambda: Origin(source, describe_environment() if environment is None else environment),
             logs_at="attach({id!r}).logs(rank)",
         )
-
-    def _open_socket(self, folder: Path) -> None:
-        self.folder = self._kept.folder = folder
-        self._clients = Clients(host_socket.listen(folder), self._answer)
-        self._socket_watch = host_socket.SocketWatch(folder)
 
     def serve(self) -> None:
         """Begin to serve clients."""

@@ -28,16 +28,19 @@ COMPANY = 2.0
 
 
 class Journal:
-    """A sink for the output of a run to which any number of clients attach, from the beginning."""
+    """A sink for the output of a run to which any number of clients attach, from the beginning.
+
+    Args:
+        pending: Returns the questions that wait for an answer.
+    """
 
     is_cell = True
     """True: the output is cut as for a cell, because a cell shows it in the end."""
     has_audience = takes_comms = False
     message = None
 
-    def __init__(self) -> None:
-        self.pending: Callable[[], tuple[PendingQuestion, ...]] = tuple
-        """Returns the questions that wait for an answer."""
+    def __init__(self, pending: Callable[[], tuple[PendingQuestion, ...]] = tuple) -> None:
+        self._pending = pending
         self._answerable_at = -math.inf
         """Time, by `time.monotonic()`, at which a client asked for news where a person can answer questions."""
         self._changed = threading.Condition()
@@ -137,12 +140,12 @@ class Journal:
                 position=self._end,
                 num_left_out=max(0, self._num_dropped - position),
                 status=self._status,
-                questions=self.pending(),
+                questions=self._pending(),
                 is_over=self._is_over,
             )
 
     def _keys(self) -> tuple[int, ...]:
-        return tuple(question.key for question in self.pending())
+        return tuple(question.key for question in self._pending())
 
     @property
     def _end(self) -> int:

@@ -23,7 +23,7 @@ WORDS = frozenset(
     | {"Accelerator", "Fabric", "Trainer"}
 )
 """Names whose use makes an optimizer or a distributed model."""
-MOST_LOOKED_AT = 100
+MAX_LOOKED_AT = 100
 """Functions and classes that are looked at: a few microseconds each."""
 
 
@@ -34,7 +34,7 @@ def uses_compiler(call: FunctionCall) -> bool:
     """
     waiting = [inner for value in (call.fn, *call.args, *call.kwargs.values()) for inner in _inside(value)]
     homes, seen = {"__main__", getattr(waiting[0], "__module__", None)}, set[int]()
-    while waiting and len(seen) < MOST_LOOKED_AT:
+    while waiting and len(seen) < MAX_LOOKED_AT:
         value = waiting.pop()
         if id(value) in seen or not isinstance(value, types.FunctionType | type):
             continue

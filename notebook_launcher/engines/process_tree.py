@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import mmap
 import os
 import selectors
@@ -29,6 +28,7 @@ from notebook_launcher.errors import LaunchError, ResourceError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import AnonymousFile, channel_pair
 from notebook_launcher.processes.store import bind_and_listen
+from notebook_launcher.wording.machine_limits import describe_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -332,9 +332,5 @@ class ProcessTree:
 
 def _advice(error: OSError) -> str:
     """Return what to do where the system refuses what a rank needs."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return (
-            "The kernel needs 6 descriptors for each rank while it starts, and `ulimit -n` shows the limit: use fewer "
-            "ranks, or raise it in the shell that starts Jupyter."
-        )
-    return "Use fewer ranks, or free what is used up; doctor() shows the limits of this machine."
+    general = "Use fewer ranks, or free what is used up; doctor() shows the limits of this machine."
+    return describe_limit(error.errno) or general

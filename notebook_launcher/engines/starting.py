@@ -1,6 +1,7 @@
 """The three ways to start a supervisor; everything after the start is the same.
 
-* `forkserver` (`fork_server.py`): forked from a clean helper that has imported torch. Works whatever the kernel did.
+* `forkserver` (`fork_server_handle.py`): forked from a clean helper that has imported torch. Works whatever the kernel
+  did.
 * `fork`: forked from the kernel. Captured data is shared and nothing is pickled.
 * `spawn`: a fresh interpreter.
 """
@@ -18,7 +19,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING
 
-from notebook_launcher.engines.fork_server import fork_server_of
+from notebook_launcher.engines.fork_server_handle import fork_server_of
 from notebook_launcher.engines.supervisor_handle import LAST_WORDS, SupervisorHandle, popen, reaper
 from notebook_launcher.messaging.channel import anonymous_file, read_tail
 from notebook_launcher.processes.rank import forking

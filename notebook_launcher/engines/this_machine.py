@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.compiler_use import uses_compiler
-from notebook_launcher.engines.fork_server import fork_server
+from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_starter, start_by_spawn
 

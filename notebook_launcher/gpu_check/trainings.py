@@ -27,7 +27,7 @@ TIMED_UPDATES = {"cpu": 20, "cuda": 30}
 SHORTEST_PHASE = 0.1
 SLACK = 0.01
 """Seconds for which another process may have taken the CPU between two looks at the clock."""
-MOST_SYNCHRONISATIONS = 2
+MAX_SYNCHRONISATIONS = 2
 """Waits of the host for the GPU that one full window may need; each costs the time in which the GPU runs dry."""
 
 
@@ -146,7 +146,7 @@ def _synchronisations(hardware: Hardware) -> str:
         count_them = functools.partial(_count_synchronisations, weighted=weighted)
         (count,) = notebook_launch(count_them, **hardware.ranks(1))
         reported = f"a {'weighted ' * weighted}window waited {count} times for the GPU"
-        assert count <= MOST_SYNCHRONISATIONS, f"{reported}, {MOST_SYNCHRONISATIONS} are due"
+        assert count <= MAX_SYNCHRONISATIONS, f"{reported}, {MAX_SYNCHRONISATIONS} are due"
         counts.append(count)
     return f"{counts[0]} in a window of 4, {counts[1]} with weights from the GPU"
 

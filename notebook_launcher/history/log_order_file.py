@@ -21,7 +21,7 @@ __all__ = ["LogOrderFile", "read_log_order"]
 
 MAX_BYTES = 1_000_000
 """About 70,000 changes from one rank to another; later output counts as the end of the last one."""
-MOST_PIECES = 5_000
+MAX_PIECES = 5_000
 """Pieces that are read at a time, as many as a run knows."""
 LONGEST_LINE = 32
 
@@ -40,7 +40,7 @@ class LogOrderFile:
         """Append the pieces of output since the last call; raises `OSError`."""
         if self.size > MAX_BYTES:
             return
-        news = [(rank, end) for rank, end in reader.log_order(MOST_PIECES) if end > self._ends.get(rank, 0)]
+        news = [(rank, end) for rank, end in reader.log_order(MAX_PIECES) if end > self._ends.get(rank, 0)]
         if not news:
             return
         data = "".join(f"{rank} {end}\n" for rank, end in news).encode("ascii")

@@ -46,6 +46,16 @@ class Results(Sequence[Any]):
     A rank that failed has no value, and `results[rank]` raises `MissingResultError` for it; `ReturnValueError` if the
     value could not travel to the notebook, with the exception that prevented this as its cause. `results.returned` maps
     the other ranks to their values.
+
+    Runs make results. The arguments that are not described here are properties of the same name.
+
+    Args:
+        values: By rank that returned: its value.
+        num_processes: Number of ranks of the run, those without a value included.
+        ranks: A summary of each rank.
+        called_ranks: The ranks that the call was for, in order; None: all of them.
+        unsent: By rank that returned and has no value: the reason in words, or the exception that its value raised
+            here.
     """
 
     def __init__(
@@ -65,7 +75,6 @@ class Results(Sequence[Any]):
         folder: Path | None = None,
     ) -> None:
         self._values = dict(values)
-        """By rank that returned: its value."""
         self._num_processes = num_processes
         self._ranks = tuple(ranks)
         self._failures = tuple(failures)
@@ -75,9 +84,7 @@ class Results(Sequence[Any]):
         self._stopped_by = stopped_by
         self._timed_out = timed_out
         self._called_ranks = tuple(range(num_processes) if called_ranks is None else called_ranks)
-        """The ranks that the call was for, in order; with `called_ranks=None`, all of them."""
         self._unsent = dict(unsent or {})
-        """By rank that returned and has no value: the reason in words, or the exception that its value raised here."""
         self.folder = folder
         """The run's folder with its curves, logs and settings, for `open_run(results.folder)`; None: there is none."""
 

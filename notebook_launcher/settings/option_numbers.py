@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["MAX_SEED", "NUMBERS", "OptionNumber"]
+__all__ = ["DEFAULT_STEPS", "MAX_SEED", "NUMBERS", "OptionNumber"]
+
+DEFAULT_STEPS = 1
+"""Accumulation steps if nobody gives them: each micro-batch is an update."""
 
 MAX_SEED = 2**32 - 1
 """Largest seed that NumPy's legacy generator takes."""
@@ -35,7 +38,7 @@ NUMBERS = {
     "num_processes": OptionNumber(least=1, none="one for each GPU, else 4, or fewer on fewer cores"),
     "nodes": OptionNumber(least=1, none="all machines"),
     "processes_per_node": OptionNumber(least=1, none="spread evenly"),
-    "gradient_accumulation_steps": OptionNumber(least=1, none="1"),
+    "gradient_accumulation_steps": OptionNumber(least=1, none=str(DEFAULT_STEPS)),
     "shard": OptionNumber(least=1, none="no sharding"),
     "threads_per_process": OptionNumber(least=1, none="the cores, divided among the ranks"),
     "seed": OptionNumber(most=MAX_SEED, none="random"),

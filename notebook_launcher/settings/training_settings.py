@@ -10,6 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.settings.option_choices import CHOICES
+from notebook_launcher.settings.option_numbers import DEFAULT_STEPS
 from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.wording.choices import unknown
 
@@ -81,13 +82,19 @@ def read_precision(name: str, value: object) -> str:
 
 
 def steps_of(launched: int | None, environ: Mapping[str, str]) -> int:
-    """Return the accumulation steps of a launch, else the variable's, else 1; raise ValueError if it has no number."""
+    """Return the accumulation steps of a launch, else the variable's, else DEFAULT_STEPS.
+
+    Raises:
+        ValueError: The variable has no number.
+    """
     if launched is not None:
         return launched
-    return accumulation_steps(STEPS_VARIABLE, read_variable(environ, STEPS_VARIABLE), hint=OF_ENVIRONMENT)
+    return accumulation_steps(
+        STEPS_VARIABLE, read_variable(environ, STEPS_VARIABLE, DEFAULT_STEPS), hint=OF_ENVIRONMENT
+    )
 
 
-def read_variable(environ: Mapping[str, str], variable: str) -> int | str:
-    """Return the number that a variable holds, by default 1; its text if that is no whole number."""
-    text = environ.get(variable, "1").strip()
+def read_variable(environ: Mapping[str, str], variable: str, default: int) -> int | str:
+    """Return the number that a variable holds; its text if that is no whole number, the default if it is not set."""
+    text = environ.get(variable, str(default)).strip()
     return int(text) if text.lstrip("-").isdecimal() else text

@@ -137,7 +137,8 @@ def unpack_value(fd: int) -> Any:
         return _unpack(fd)
     except Exception as error:
         raise ReturnValueError(
-            f"the return value cannot be rebuilt in the notebook: {type(error).__name__}: {error}"
+            f"the return value cannot be rebuilt in the notebook: {type(error).__name__}: {error}. Return plain "
+            "data, or import the class in the notebook."
         ) from error
 
 

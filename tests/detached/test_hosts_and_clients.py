@@ -178,5 +178,8 @@ def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path)
 
 def test_error_of_a_host_that_does_not_start_has_the_reason() -> None:
     order: Any = Unreadable(make_plan(LaunchConfig(num_processes=1)).setup(many_calls=False))
-    with pytest.raises(ResourceError, match=r"(?s)the run's host did not start: Traceback.*'Unreadable' object"):
+    with pytest.raises(
+        ResourceError,
+        match=r"(?s)the run's host did not start: Traceback.*'Unreadable' object.*doctor\(\) shows the limits",
+    ):
         hand_over(order)

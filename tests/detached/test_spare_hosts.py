@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from notebook_launcher import attach, launch, notebook_launch
-from notebook_launcher.engines.fork_server import fork_server
+from notebook_launcher.engines.fork_server_handle import fork_server
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

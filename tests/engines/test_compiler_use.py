@@ -10,7 +10,7 @@ import torch
 
 from notebook_launcher import notebook_launch
 from notebook_launcher.engines.compiler_use import uses_compiler
-from notebook_launcher.engines.fork_server import fork_server
+from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.travel import FunctionCall
 
 Wrapped = torch.nn.parallel.DistributedDataParallel

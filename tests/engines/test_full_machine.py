@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
+from notebook_launcher import Commands, notebook_launch
 from notebook_launcher.engines import process_tree
+from notebook_launcher.engines.fork_server_handle import ForkServer
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.errors import ResourceError
+from tests.engines.calls import sum_up
+from tests.engines.options import QUIET
 
 ADVICE = {
     errno.EMFILE: "6 descriptors for each rank while it starts, and `ulimit -n` shows the limit: use fewer ranks, or",
     errno.ENFILE: "`ulimit -n` shows the limit",
+    errno.EAGAIN: "The limit on processes may be reached (`ulimit -u`, or the container's pids limit). Use fewer ranks",
     errno.ENOSPC: "Use fewer ranks, or free what is used up; doctor() shows the limits of this machine.",
 }
 
@@ -49,3 +54,25 @@ def test_refused_restart_names_the_rank_and_the_limit(monkeypatch: pytest.Monkey
     expected = f"cannot restart rank 2 of 4, whose process has ended: {os.strerror(number)}. "
     assert expected in str(caught.value)
     assert ADVICE[number] in str(caught.value)
+
+
+def test_fork_server_that_cannot_be_asked_is_named_with_the_reason() -> None:
+    server = ForkServer()
+    with pytest.raises(
+        ResourceError, match=r"the fork server did not start: Bad file.*doctor\(\) shows the limits of this"
+    ):
+        server.start_host("none", -1, os.environ)
+    server.stop()
+
+
+def test_node_that_cannot_hold_its_ranks_is_named_with_the_reason_once() -> None:
+    """The ranks of the other node, which has room, end, and the next launch has both nodes."""
+    expected = (
+        r"\[Errno 24\] rank 8 of 16 \(.*\) could not be started: Too many open files\. "
+        r"A launch needs 6 descriptors for each rank while it starts, and `ulimit -n` shows the limit: "
+        r"use fewer ranks, or raise it on that machine\."
+    )
+    with Commands([[], ["bash", "-c", 'ulimit -n 45; exec "$@"', "bash"]]) as engine:
+        with pytest.raises(ResourceError, match=f"^{expected}$"):
+            notebook_launch(sum_up, 16, engine=engine, **QUIET)
+        assert list(notebook_launch(sum_up, 2, engine=engine, **QUIET)) == [2.0, 2.0]

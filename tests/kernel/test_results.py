@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import traceback
 
 import numpy as np
@@ -224,8 +225,11 @@ def return_picky(rank_without: int) -> object:
 
 def test_value_that_cannot_be_rebuilt_keeps_the_exception_and_its_line() -> None:
     results = notebook_launch(return_picky, 2, args=(0,), output="none")
-    words = "rank 1: the return value cannot be rebuilt in the notebook: LookupError: not in this process"
-    with pytest.raises(ReturnValueError, match=words) as refusal:
+    words = (
+        "rank 1: the return value cannot be rebuilt in the notebook: LookupError: not in this process. "
+        "Return plain data, or import the class in the notebook."
+    )
+    with pytest.raises(ReturnValueError, match=re.escape(words)) as refusal:
         results[1]
     cause = refusal.value.__cause__
     assert isinstance(cause, LookupError)

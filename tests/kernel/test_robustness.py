@@ -140,7 +140,7 @@ def test_variables_that_torch_reads_at_its_import_reach_the_ranks(kernel: Kernel
 
 def test_variables_that_torchs_compiler_reads_at_its_import_reach_the_ranks(kernel: Kernel) -> None:
     outcome = kernel.execute(
-        "from notebook_launcher.engines.fork_server import fork_server\n"
+        "from notebook_launcher.engines.fork_server_handle import fork_server\n"
         "def compiler():\n"
         "    prepared = 'torch._dynamo' in sys.modules\n"
         "    import torch._dynamo.config as config\n"

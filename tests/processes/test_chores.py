@@ -41,7 +41,7 @@ if "forkserver" in sys.orig_argv[-1]:
 DEFINITIONS = (
     FIRST
     + """
-from notebook_launcher.engines.fork_server import fork_server
+from notebook_launcher.engines.fork_server_handle import fork_server
 fork_server().stop()
 
 def is_prepared():

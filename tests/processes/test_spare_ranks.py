@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from notebook_launcher import LaunchConfig, RankFailedError, Session, launch, notebook_launch
-from notebook_launcher.engines.fork_server import fork_server
+from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine.devices import Machine
 from notebook_launcher.processes.spare_ranks import MAX_SPARE_RANKS, kind_of_launch

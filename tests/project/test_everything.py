@@ -103,7 +103,7 @@ def test_test_that_fails_twice_fails_the_run(outcome_of: Callable[..., tuple[int
 
 
 def test_many_failures_do_not_run_again(outcome_of: Callable[..., tuple[int, str]]) -> None:
-    status, output = outcome_of(*(UNSTEADY.format(number=number) for number in range(everything.MOST_AGAIN + 1)))
+    status, output = outcome_of(*(UNSTEADY.format(number=number) for number in range(everything.MAX_AGAIN + 1)))
     assert status == 1
     assert "again and alone" not in output
 

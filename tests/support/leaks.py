@@ -26,7 +26,7 @@ import psutil
 import pytest
 import zmq
 
-from notebook_launcher.engines.fork_server import fork_server
+from notebook_launcher.engines.fork_server_handle import fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -256,5 +256,7 @@ def _refuse() -> None:
 
 
 def test_value_that_cannot_be_rebuilt_is_an_error() -> None:
-    with pytest.raises(ReturnValueError, match="cannot be rebuilt in the notebook: OSError: no such thing here"):
+    with pytest.raises(
+        ReturnValueError, match=r"OSError: no such thing here\. Return plain data, or import the class in"
+    ):
         travel.unpack_value(travel.pack_value(Unbuildable()))

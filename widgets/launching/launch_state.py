@@ -55,6 +55,12 @@ class LaunchState(traitlets.HasTraits):
 
     `config` is always valid in itself. `mistakes` holds what to type where a text is not a value; `problems` also holds
     the other reasons against a launch. The keys of both are options, `arguments.<name>`, and `""` for the rest.
+
+    Args:
+        function: The function to launch.
+        config: The options to begin with.
+        arguments: Arguments of the function to begin with, by name.
+        holder: The panel that shows the launch, which the code of the call may name; None: there is none.
     """
 
     config = traitlets.Instance(LaunchConfig)

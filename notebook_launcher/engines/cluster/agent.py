@@ -29,7 +29,7 @@ from notebook_launcher.engines.cluster.greeting import Greeting
 from notebook_launcher.engines.cluster.module_archive import path_of_archive
 from notebook_launcher.engines.cluster.packed_events import HeldEvents
 from notebook_launcher.engines.events import FromRank, RankLost, SupervisorLost
-from notebook_launcher.engines.fork_server import fork_server
+from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import start_by_spawn
 from notebook_launcher.errors import ResourceError
@@ -204,15 +204,15 @@ class Agent:
         try:
             self._tree = ProcessTree(setup, starter, listener)
         except ResourceError as error:
-            failed = messages.RankNotStarted(rank=setup.place.ranks[0], errno=error.errno or 0, message=str(error))
-            self._tell(node_records.Happened(number, (failed,)))
+            # All of them: the run waits for the outcome of each rank.
+            failed = tuple(_not_started(rank, error) for rank in setup.place.ranks)
+            self._tell(node_records.Happened(number, failed))
 
     def _replace(self, rank: int, tree: ProcessTree) -> None:
         try:
             tree.replace(rank)
         except ResourceError as error:
-            failed = messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=str(error))
-            self._tell(node_records.Happened(self._number, (failed,)))
+            self._tell(node_records.Happened(self._number, (_not_started(rank, error),)))
 
     def _add_to_parcel(self, data: bytes, *, is_first: bool) -> None:
         if is_first or self._parcel is None:
@@ -277,6 +277,14 @@ class Agent:
         if self._modules is not None:
             self._modules.close()
             self._modules = None
+
+
+def _not_started(rank: int, error: ResourceError) -> messages.RankNotStarted:
+    """Return the record of a rank that could not be started, with the reason alone: the kernel names rank and limit."""
+    cause = error.__cause__
+    # The end of a fork server's channel tells no reason; the error has the server's last words.
+    refusal = cause if isinstance(cause, OSError) and not isinstance(cause, ConnectionError) else error
+    return messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=refusal.strerror or str(refusal))
 
 
 def _carried(event: Event) -> Any:

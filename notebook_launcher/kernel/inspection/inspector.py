@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.hangs import HangWatch
-from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.inspection.stacks import Stacks
 
 if TYPE_CHECKING:
+    from notebook_launcher.kernel.inspection.hangs import Hang
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.data import RunData
 
@@ -20,7 +20,7 @@ class RankInspector:
     """Reads the stacks of a run's ranks and notices hangs; used in the run's thread alone.
 
     Args:
-        data: The run data, to which stacks and hangs are written.
+        data: The run data, which the inspector only reads.
     """
 
     def __init__(self, data: RunData) -> None:
@@ -31,38 +31,35 @@ class RankInspector:
     def begin(self) -> None:
         """Forget the ranks of an earlier attempt."""
         data = self._data
-        data.stacks = None
         # A single rank has no other rank to wait for.
         notice_after = data.scope.notice_after(data.plan.config.hang_notice) if data.plan.num_processes > 1 else None
         self._hangs = HangWatch(notice_after, time.monotonic(), uses_gpu=data.plan.use_gpu)
+
+    @property
+    def hang(self) -> Hang | None:
+        """The ranks that wait in a collective which others have not entered; None if there are none."""
+        return self._hangs.hang
 
     def next_due(self, now: float) -> float | None:
         """Return the seconds until `watch` has something to do; None if it has nothing to do."""
         return self._hangs.next_due(now)
 
-    def watch(self, attempt: Attempt) -> None:
-        """Look for ranks that wait in a collective which others have not entered, if a look is due."""
+    def watch(self, attempt: Attempt) -> str:
+        """Look for a hang, if that is due, and bring `hang` up to date; return a line for the cell, or nothing."""
         now = time.monotonic()
         if attempt.is_ending or self._data.asking or attempt.requests.paused_after is not None:
             self.forget_hang()
-            return
-        if self._hangs.next_due(now) != 0:
-            return
+            return ""
         tree = attempt.tree
-        line = self._hangs.poll(now, lambda: tree.pulses(attempt.state.running), attempt.state.absent, tree.stacks.dump)
-        self._data.hang = self._hangs.hang
-        if line:
-            self._data.output.notice(line)
+        return self._hangs.poll(now, lambda: tree.pulses(attempt.state.running), attempt.state.absent, tree.stacks.dump)
 
     def forget_hang(self) -> None:
         """Forget the hang, because the ranks are about to end or have a reason to wait."""
         self._hangs.reset()
-        self._data.hang = None
 
     def read_stacks(self, attempt: Attempt) -> Stacks:
         """Have all ranks write their stacks; wait for the stacks and return them."""
-        dumps = attempt.tree.stacks.dump()
-        self._data.stacks = stacks = Stacks.parse(dumps, uses_gpu=self._data.plan.use_gpu)
+        stacks = Stacks.parse(attempt.tree.stacks.dump(), uses_gpu=self._data.plan.use_gpu)
         self._hangs.forgive()
         return stacks
 
@@ -72,13 +69,3 @@ class RankInspector:
         attempt.tree.stacks.request()
         self._hangs.forgive()
         return positions
-
-    def show_waits(self, attempt: Attempt) -> None:
-        """Show a notice about the ranks that wait in a collective, before a stop ends the wait."""
-        stacks = self.read_stacks(attempt)
-        if any(stack.waiting_in for stack in stacks):
-            self._data.stopped_in = stacks.past_verdict
-            self._data.output.notice(stacks.in_past_tense)
-            plan = self._data.plan
-            if hint := suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend):
-                self._data.output.notice(hint)

@@ -233,12 +233,6 @@ class Attempt:
         """Schedule that the other ranks are stopped, so that they can report failures of their own until then."""
         self._fail_at = _earlier(self._fail_at, self._clock() + seconds)
 
-    def _leave(self) -> None:
-        self._leave_at = None
-        if self.state.unsettled:
-            for rank in self.state.leave_group():
-                self.tree.send(rank, messages.LeaveGroup())
-
     def _send_signal(self) -> None:
         assert self.ladder is not None
         ranks, signum = self.state.unsettled, self.ladder.rung.signum
@@ -282,21 +276,41 @@ class Attempt:
     def act(self, before_stop: Callable[[], Any]) -> None:
         """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
         now = self._clock()
-        is_debugging = self.state.debugged is not None and self.ladder is None
-        if self._leave_at is not None and now >= self._leave_at and not is_debugging:
-            self._leave()
+        self._leave_if_due(now)
         if self.ladder is not None:
-            if now >= self.ladder.deadline:
-                self.ladder.climb(now)
-                self._send_signal()
-        elif self._fail_at is not None and now >= self._fail_at and not self._may_debug:
-            if all(_is_victim(outcome) for outcome in self.state.failures):
-                before_stop()
-            self._climb_onto(Ladder.start(self._clock(), FAILURE_BUDGETS))
-        elif now >= self._limits.next_at(has_begun=self._has_begun):
-            self.timed_out, self.went_idle = True, self._limits.is_idle(now, has_begun=self._has_begun)
+            self._climb_if_due(now, self.ladder)
+        elif not self._stop_if_failed(now, before_stop):
+            self._stop_if_over_limit(now, before_stop)
+
+    def _leave_if_due(self, now: float) -> None:
+        is_debugging = self.state.debugged is not None and self.ladder is None
+        if self._leave_at is None or now < self._leave_at or is_debugging:
+            return
+        self._leave_at = None
+        if self.state.unsettled:
+            for rank in self.state.leave_group():
+                self.tree.send(rank, messages.LeaveGroup())
+
+    def _climb_if_due(self, now: float, ladder: Ladder) -> None:
+        if now >= ladder.deadline:
+            ladder.climb(now)
+            self._send_signal()
+
+    def _stop_if_failed(self, now: float, before_stop: Callable[[], Any]) -> bool:
+        """Stop the ranks once the grace period of a failure is over; return True if that is done here."""
+        if self._fail_at is None or now < self._fail_at or self._may_debug:
+            return False
+        if all(_is_victim(outcome) for outcome in self.state.failures):
             before_stop()
-            self._climb_onto(Ladder.start(self._clock(), USER_BUDGETS))
+        self._climb_onto(Ladder.start(self._clock(), FAILURE_BUDGETS))
+        return True
+
+    def _stop_if_over_limit(self, now: float, before_stop: Callable[[], Any]) -> None:
+        if now < self._limits.next_at(has_begun=self._has_begun):
+            return
+        self.timed_out, self.went_idle = True, self._limits.is_idle(now, has_begun=self._has_begun)
+        before_stop()
+        self._climb_onto(Ladder.start(self._clock(), USER_BUDGETS))
 
     @property
     def rung(self) -> Rung | None:

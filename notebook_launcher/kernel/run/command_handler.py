@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.display.questions import Answer
+from notebook_launcher.kernel.inspection.mismatches import suggestion
 from notebook_launcher.kernel.run.commands import (
     ChangeCommand,
     EndSamplingCommand,
@@ -18,6 +19,7 @@ from notebook_launcher.kernel.run.commands import (
 if TYPE_CHECKING:
     from notebook_launcher.kernel.inspection.inspector import RankInspector
     from notebook_launcher.kernel.inspection.profile_requests import ProfileRequests
+    from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.data import RunData
@@ -53,7 +55,7 @@ class CommandHandler:
             case ChangeCommand(action, values, source):
                 command.answer.set(attempt.requests.ask_to_change(action, values, source))
             case StacksCommand():
-                command.answer.set(self._inspector.read_stacks(attempt))
+                command.answer.set(self._read_stacks(attempt))
             case SampleCommand():
                 command.answer.set(self._inspector.take_sample(attempt))
             case EndSamplingCommand(starts):
@@ -68,13 +70,29 @@ class CommandHandler:
         if command.after_step and is_first and attempt.requests.ask_to_stop(attempt.state.unsettled):
             return
         if is_first and not command.at_once and attempt.state.debugged is None:
-            self._inspector.show_waits(attempt)
+            self._show_waits(attempt)
         attempt.stop(at_once=command.at_once)
+
+    def _show_waits(self, attempt: Attempt) -> None:
+        """Show a notice about the ranks that wait in a collective, before a stop ends the wait."""
+        data, stacks = self._data, self._read_stacks(attempt)
+        if not any(stack.waiting_in for stack in stacks):
+            return
+        data.stopped_in = stacks.past_verdict
+        data.output.notice(stacks.in_past_tense)
+        plan = data.plan
+        if hint := suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend):
+            data.output.notice(hint)
+
+    def _read_stacks(self, attempt: Attempt) -> Stacks:
+        stacks = self._inspector.read_stacks(attempt)
+        self._data.note_stacks(stacks)
+        return stacks
 
     def _answer(self, answer: Answer, attempt: Attempt) -> None:
         if answer.call_id != attempt.call_id:
             return  # The rank that asked has been started again since.
         attempt.tree.send(answer.rank, answer.reply)
-        self._data.asking.discard(answer.rank)
+        self._data.note_answer(answer.rank)
         if not self._data.asking:
             attempt.release_clock()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,11 +14,11 @@ from notebook_launcher.errors import (
 )
 from notebook_launcher.kernel.failures import culprit, failure_display, rank_errors
 from notebook_launcher.kernel.inspection.mismatches import suggestion
-from notebook_launcher.kernel.process_limit import describe_process_limit
 from notebook_launcher.kernel.results import RankSummary, Results
 from notebook_launcher.kernel.run.outcome import RunOutcome
 from notebook_launcher.tracebacks import without_locals
 from notebook_launcher.wording.counts import rank_list
+from notebook_launcher.wording.machine_limits import describe_limit
 from notebook_launcher.wording.text import name_rank
 
 if TYPE_CHECKING:
@@ -172,11 +171,11 @@ def _error_of_attempt(
     *,
     asked_to_stop: bool,
 ) -> BaseException | None:
-    # A run that times out before it has a rank is ended by killing its supervisor.
-    if attempt.state.tree_lost and not attempt.timed_out:
-        return _lost_tree_error(attempt, asked_to_stop=asked_to_stop)
+    # First: a run that lacks a rank, or times out, before it has any rank is ended by killing its supervisor.
     if attempt.state.not_started is not None:
         return _not_started_error(attempt.state.not_started, plan)
+    if attempt.state.tree_lost and not attempt.timed_out:
+        return _lost_tree_error(attempt, asked_to_stop=asked_to_stop)
     if attempt.timed_out:
         return RunTimeoutError("\n".join(filter(None, (_describe_timeout(attempt, plan), _evidence(stacks, plan)))))
     real = [failure for failure in failures if not attempt.state.outcomes[failure.rank].after_stop]
@@ -218,9 +217,7 @@ def _evidence(stacks: Stacks | None, plan: Plan) -> str:
 
 def _not_started_error(failed: messages.RankNotStarted, plan: Plan) -> ResourceError:
     who = name_rank(failed.rank, plan.node_names[failed.rank] if plan.node_names else "", of=plan.num_processes)
-    msg = f"{who} could not be started: {failed.message}."
-    if failed.errno in (errno.EAGAIN, errno.ENOMEM):
-        msg += f" {describe_process_limit()}"
-    if failed.errno == errno.E2BIG:
-        msg += " The environment is too large for a new process: see os.environ and env=."
+    advice = describe_limit(failed.errno, on_node=plan.config.engine is not None)
+    reason = failed.message if failed.message.endswith(".") else f"{failed.message}."
+    msg = f"{who} could not be started: {reason} {advice}".rstrip()
     return ResourceError(failed.errno, msg)

@@ -58,8 +58,6 @@ class RunConduct:
         """The ranks that serve the run."""
         self._call = call
         self._hosting = hosting
-        if ranks.announce_once():
-            data.output.headline(f"{data.name}: {data.plan.summary}")
         self._recorder = Recorder(
             LiveRunReader(data),
             None if scope.is_widget_call else data.plan.config.runs_folder,
@@ -67,12 +65,23 @@ class RunConduct:
             data.output.warn,
             origin=_begin_folder(data, hosting),
         )
-        _announce(data, call)
         self._steps: Steps[None] | None = None
         """The rest of the run, once it has begun: until then nothing else may keep this object from being forgotten."""
         self._forgotten = weakref.finalize(self, _close_unless_shared, ranks)
         """Closes the ranks when this object is forgotten, in case an interrupt prevents the run from beginning."""
         self._forgotten.atexit = False
+
+    def announce(self) -> None:
+        """Show the run's first lines: ranks and devices, and notices about what the call takes along."""
+        data, call = self.data, self._call
+        if self.ranks.announce_once():
+            data.output.headline(f"{data.name}: {data.plan.summary}")
+        if data.plan.num_processes > 1 and (notice := call.describe_generators()):
+            data.output.headline(notice)
+        if stale := call.stale_modules():
+            forked = data.plan.config.start_method == "fork"
+            version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
+            data.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
 
     def make_folder(self) -> Path:
         """Make the run's folder now, and not only after a second; return it.
@@ -91,10 +100,8 @@ class RunConduct:
 
     def is_over_within(self, seconds: float) -> bool:
         """Carry out the run for so long, or until it fails; return True if it is over."""
-        is_new, steps, end = self._steps is None, self._begun(), time.monotonic() + seconds
+        steps, end = self._begun(), time.monotonic() + seconds
         try:
-            if is_new:
-                next(steps)  # A generator takes no value before its first step.
             while not self._has_failed and (left := end - time.monotonic()) > 0:
                 steps.send(left)
         except StopIteration:
@@ -103,15 +110,14 @@ class RunConduct:
 
     def give_up(self, error: Exception) -> None:
         """End the run with an error, whether it has begun or not."""
-        if self._steps is None:
-            self._finish(self._fail(error))
-            return
         with contextlib.suppress(StopIteration):
-            self._steps.throw(error)
+            self._begun().throw(error)
 
     def _begun(self) -> Steps[None]:
+        """Return the steps of the run, begun far enough to take a value or an error."""
         if self._steps is None:
             self._steps = self._carry_out_in_steps()
+            next(self._steps)
         return self._steps
 
     @property
@@ -120,6 +126,7 @@ class RunConduct:
 
     def _carry_out_in_steps(self) -> Steps[None]:
         try:
+            yield  # A generator takes no value before it has stopped once.
             outcome = yield from self._run_loop()
         except BaseException as fault:  # noqa: BLE001 - our own fault must reach the cell, not vanish with the thread
             outcome = self._fail(fault)
@@ -172,16 +179,6 @@ def _begin_folder(data: RunData, hosting: Hosting) -> Callable[[Path], Origin]:
         return hosting.make_origin()
 
     return begin
-
-
-def _announce(data: RunData, call: OutgoingCall) -> None:
-    """Show the notices about what the call takes along: random number generators, and modules that changed."""
-    if data.plan.num_processes > 1 and (notice := call.describe_generators()):
-        data.output.headline(notice)
-    if stale := call.stale_modules():
-        forked = data.plan.config.start_method == "fork"
-        version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
-        data.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
 
 
 def _close_unless_shared(ranks: Ranks) -> None:

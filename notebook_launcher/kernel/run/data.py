@@ -32,6 +32,8 @@ __all__ = ["RunData"]
 class RunData:
     """Everything that is known of one run.
 
+    A field that several modules write, or that changes together with others, is written by a method.
+
     The run's thread alone writes it, except `commands`, `edits` and the view's part of `output`. `Run`, snapshots,
     the line of progress and the conclusion read it, from any thread.
     """
@@ -112,6 +114,28 @@ class RunData:
             usage=UsageMeter(launched, plan.num_processes),
             over=over,
         )
+
+    def begin_attempt(self, attempt: Attempt) -> None:
+        """Take the next attempt at the call; nothing is known of its ranks yet."""
+        self.attempt = attempt
+        self.stacks = None
+        self.asking.clear()
+
+    def note_question(self, rank: int) -> None:
+        """Note that a rank waits for the user's input."""
+        self.asking.add(rank)
+
+    def note_answer(self, rank: int) -> None:
+        """Note that a rank has got the user's input."""
+        self.asking.discard(rank)
+
+    def note_stacks(self, stacks: Stacks) -> None:
+        """Keep stacks that were read just now."""
+        self.stacks = stacks
+
+    def note_checkpoint(self, folder: str) -> None:
+        """Note that the ranks have saved a checkpoint, perhaps once more in the same folder."""
+        self.checkpoints = [*(saved for saved in self.checkpoints if saved != folder), folder]
 
     @property
     def name(self) -> str:

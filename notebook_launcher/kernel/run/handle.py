@@ -80,6 +80,7 @@ class Run(SteeringHandle, AnyRun):
             config = ranks.plan.config
             hosting = Hosting.of_kernel(call.fn, config, questions, in_cell=in_cell)
             conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over)
+            conduct.announce()
         except BaseException:
             outgoing.close()
             if not ranks.many_calls:

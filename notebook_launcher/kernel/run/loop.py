@@ -79,7 +79,7 @@ class RunLoop:
         """Return the parts that have work between events, in the order in which they do it."""
         data, comms, inspector, recorder = self._data, self._ranks.comms, self._inspector, self._recorder
         return (
-            Periodic(inspector.next_due, lambda _, attempt: inspector.watch(attempt)),
+            Periodic(inspector.next_due, lambda _, attempt: self._watch(attempt)),
             Periodic(data.output.next_due, lambda *_: data.output.publish()),
             Periodic(comms.next_due, lambda now, attempt: comms.tick(now, attempt.tree)),
             Periodic(data.usage.next_due, lambda now, attempt: data.usage.tick(now, attempt.tree, data.gpus)),
@@ -131,10 +131,11 @@ class RunLoop:
             self._commands.carry_out_all(attempt)
             if (failure := attempt.failure_to_debug()) is not None:
                 self._debug(failure, attempt)
-            attempt.act(lambda: self._inspector.read_stacks(attempt))
+            attempt.act(lambda: self._data.note_stacks(self._inspector.read_stacks(attempt)))
             for part in self._periodic:
                 part.tick(time.monotonic(), attempt)
         self._inspector.forget_hang()
+        self._data.hang = None
         if attempt.state.failed:
             yield  # To mend a session takes up to a second.
         self._settle(attempt)
@@ -152,7 +153,7 @@ class RunLoop:
             checkpoints=tuple(data.checkpoints),
         )
         deadline = None if config.timeout is None else data.launched + config.timeout
-        data.attempt = Attempt(
+        attempt = Attempt(
             tree,
             run_call,
             self._call.fds,
@@ -160,11 +161,18 @@ class RunLoop:
             idle_timeout=config.idle_timeout,
             debug=config.debug,
         )
-        data.asking.clear()
+        data.begin_attempt(attempt)
         self._profiles.give_up()
         data.live.settings.forget()  # Ranks that were started again have their first ones.
         self._inspector.begin()
-        return data.attempt
+        return attempt
+
+    def _watch(self, attempt: Attempt) -> None:
+        """Look for ranks that wait in a collective which others have not entered, if a look is due."""
+        line = self._inspector.watch(attempt)
+        self._data.hang = self._inspector.hang
+        if line:
+            self._data.output.notice(line)
 
     def _patience(self, attempt: Attempt, longest: float | None) -> float | None:
         """Return the seconds until something is due even if nothing happens, at most `longest`; None: nothing is."""
@@ -241,7 +249,7 @@ class RunLoop:
             case messages.Notice(text=text):
                 data.output.notice(text)
             case messages.CheckpointSaved(folder=folder):
-                data.checkpoints = [*(saved for saved in data.checkpoints if saved != folder), folder]
+                data.note_checkpoint(folder)
             case messages.Offered(name=name, value=value):
                 data.live.settings.offer(name, value)
             case messages.Changed():
@@ -277,7 +285,7 @@ class RunLoop:
             reply = messages.InputReply(text=None, reason="the run was stopped", number=request.number)
             attempt.tree.send(rank, reply)
             return
-        self._data.asking.add(rank)
+        self._data.note_question(rank)
         attempt.hold_clock()
         self._data.output.publish(force=True)
         self._hosting.questions.put(Question(rank, request, attempt.call_id))

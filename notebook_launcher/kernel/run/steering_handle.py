@@ -27,18 +27,21 @@ if TYPE_CHECKING:
 
 __all__ = ["SteeringHandle"]
 
-TOO_LATE = "the run has just ended: its ranks are gone"
+TOO_LATE = "the run has just ended: its ranks are gone. run.result() and run.logs(rank) have what it left."
 
 T = TypeVar("T")
 
 
 class SteeringHandle(LiveRunReader):
-    """Reads a run of this process, looks into its ranks, and changes what they do."""
+    """Reads a run of this process, looks into its ranks, and changes what they do.
+
+    Args:
+        thread: The run's thread, which takes commands.
+    """
 
     def __init__(self, thread: RunThread) -> None:
         super().__init__(thread.data)
         self._thread = thread
-        """Takes commands."""
 
     def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
         """Change the run's name, tags or notes, even after its end; None leaves each as it is.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.kernel.held_interrupts import can_hold_interrupts, held_interrupts
-from notebook_launcher.kernel.process_limit import describe_process_limit
+from notebook_launcher.wording.machine_limits import describe_process_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

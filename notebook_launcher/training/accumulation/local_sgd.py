@@ -62,7 +62,7 @@ class LocalSGD:
         if self.enabled:
             self._alone = self._accelerator.no_sync(self._model)
             self._alone.__enter__()
-            self._allow_unsynced(True)
+            self._micro_batches.note_local_training(self._model, is_on=True)
         return self
 
     def __exit__(
@@ -70,7 +70,7 @@ class LocalSGD:
     ) -> None:
         if self._alone is None:
             return
-        self._allow_unsynced(False)
+        self._micro_batches.note_local_training(self._model, is_on=False)
         alone, self._alone = self._alone, None
         alone.__exit__(kind, error, trace)
         if kind is None:  # after an error the other ranks may never come to the average
@@ -82,17 +82,8 @@ class LocalSGD:
         if self.enabled and self.num_steps % self.local_sgd_steps == 0:
             self._average()
 
-    def _allow_unsynced(self, allowed: bool) -> None:  # noqa: FBT001 - a switch
-        for member in self._micro_batches.members.inside(self._model):
-            if member.notes is not None:
-                member.notes.trains_alone = allowed
-                member.notes.own_state = "LocalSGD"
-        self._micro_batches.weighing.note_local_training()
-
     def _average(self) -> None:
         for parameter in self._model.parameters():
             # Optimizers and DDP refer to this memory, so it stays; `data`, because autograd must not record the copy.
             parameter.data.copy_(operations.reduce(parameter.data, reduction="mean"))
-        safepoint = self._micro_batches.safepoint
-        if safepoint is not None:  # Only here have all ranks made the same number of steps.
-            safepoint.count(updated=True)
+        self._micro_batches.note_average()

@@ -154,4 +154,4 @@ def _size(name: str, value: Any) -> int:
     if value is not None:
         return whole_number(name, value)
     variable = PREFIX + name.upper()
-    return whole_number(variable, read_variable(os.environ, variable), hint=OF_ENVIRONMENT)
+    return whole_number(variable, read_variable(os.environ, variable, 1), hint=OF_ENVIRONMENT)

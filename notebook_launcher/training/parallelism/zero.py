@@ -26,7 +26,7 @@ STAGES = {
 """Effect of each stage, in words."""
 PRECISIONS = {"fp16": ("fp16.enabled",), "bf16": ("bf16.enabled", "bfloat16.enabled")}
 DTYPES = {"float16": "fp16", "fp16": "fp16", "half": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class ZeroSettings:
 
     def describe(self) -> str:
         """Return one line about what happens to DeepSpeed's settings."""
-        names = ", ".join(self.left_out[:MOST_NAMED])
-        more = len(self.left_out) - MOST_NAMED
+        names = ", ".join(self.left_out[:MAX_NAMED])
+        more = len(self.left_out) - MAX_NAMED
         names += f" and {more} more" if more > 0 else ""
         tuned = f" Without effect: {names}." if names else ""
         outcome = f"{STAGES[self.stage]}{', all of it on the CPU' if self.offloads else ''}"

@@ -45,7 +45,16 @@ SAME_INPUTS = 3
 
 
 class RankCheck:
-    """Compares between ranks the parameters that an Accelerator keeps equal, and their optimizer states."""
+    """Compares between ranks the parameters that an Accelerator keeps equal, and their optimizer states.
+
+    Args:
+        members: Models and tensors that are trained.
+        optimizers: The prepared optimizers that are in use.
+        gradient_state: The state of accumulation.
+        rank: This process's rank.
+        num_processes: Ranks that train together.
+        fence: Has a rank on a GPU wait for its work before it reads what other ranks have written.
+    """
 
     def __init__(
         self,

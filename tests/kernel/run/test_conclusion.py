@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import time
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from notebook_launcher import LaunchConfig, RankFailedError, RunStoppedError, RunTimeoutError
 from notebook_launcher.engines.events import SupervisorLost
-from notebook_launcher.errors import InternalError
+from notebook_launcher.errors import InternalError, ResourceError
 from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.display.stream_sink import StreamSink
 from notebook_launcher.kernel.hosting import Hosting
@@ -141,4 +142,36 @@ def test_lost_supervisor_is_a_fault_of_the_launcher() -> None:
     ending = Ending()
     ending.state.note_loss(SupervisorLost("killed"))
     with pytest.raises(InternalError, match=r"the supervisor of this run is gone \(killed\)"):
+        raise ending.conclude().error or AssertionError
+
+
+LIMITS = {
+    errno.EMFILE: " .* 6 descriptors for each rank .*`ulimit -n` .*: use fewer ranks, or raise it in the shell",
+    errno.EAGAIN: " The limit on processes may be reached .*`ulimit -u`, .* Use fewer ranks, or stop other processes",
+    errno.E2BIG: " The environment is too large for a new process: see os.environ and env=",
+    errno.ENOEXEC: "$",
+}
+
+
+@pytest.mark.parametrize("number", LIMITS)
+def test_rank_that_the_machine_cannot_hold_comes_with_the_limit_to_look_at(number: int) -> None:
+    ending, reason = Ending(), os.strerror(number)
+    ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=number, message=reason))
+    with pytest.raises(ResourceError, match=rf"rank 0 of 1 could not be started: {reason}\.{LIMITS[number]}") as caught:
+        raise ending.conclude().error or AssertionError
+    assert caught.value.errno == number
+
+
+def test_rank_that_could_not_be_started_comes_before_the_supervisor_that_is_killed_for_it() -> None:
+    ending = Ending()
+    ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=errno.EMFILE, message="Too many open files"))
+    ending.state.note_loss(SupervisorLost("killed"))
+    with pytest.raises(ResourceError, match="rank 0 of 1 could not be started: Too many open files"):
+        raise ending.conclude().error or AssertionError
+
+
+def test_reason_that_is_a_sentence_gets_no_second_full_stop() -> None:
+    ending = Ending()
+    ending.state.note_not_started(messages.RankNotStarted(rank=0, errno=0, message="the fork server did not start."))
+    with pytest.raises(ResourceError, match=r"could not be started: the fork server did not start\.$"):
         raise ending.conclude().error or AssertionError

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import launch, live_runs
+from notebook_launcher import CallOrderError, launch, live_runs
+from notebook_launcher.kernel.run.commands import StacksCommand
 from tests.support.interrupts import interrupt_at
 from tests.support.waiting import until
 from tests.support.warm_kernels import takes_less_than, unchanged
@@ -211,6 +212,15 @@ def test_interrupt_at_any_bytecode_of_a_wait_does_not_hang_the_run(wait: Callabl
             thread.join(5)
             assert not thread.is_alive()
     assert run.wait(0)
+
+
+def test_command_that_comes_just_after_the_end_is_refused() -> None:
+    run = launch(int, 1, output="none", monitor=False)
+    run.wait()
+    with pytest.raises(
+        CallOrderError, match=r"has just ended: .*\. run\.result\(\) and run\.logs\(rank\) have what it left"
+    ):
+        run._ask(StacksCommand())
 
 
 def test_interrupt_shows_the_ranks_that_wait_and_their_stacks(kernel: Kernel) -> None:

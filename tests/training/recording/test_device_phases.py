@@ -301,7 +301,7 @@ def test_reduction_that_ends_after_the_backward_counts_as_a_wait(late_group: Lat
     accelerator = Accelerator(cpu=True, check_ranks=False)
     leaf: Any = accelerator.prepare(torch.zeros(4, requires_grad=True))
     sent: list[Any] = []
-    clock = accelerator._micro_batches.clock = DevicePhaseClock(sent.append, late_group.stream.record)
+    clock = accelerator._micro_batches._clock = DevicePhaseClock(sent.append, late_group.stream.record)
     for _ in range(UPDATES):
         clock.mark("data")
         accelerator.backward(leaf.sum())

@@ -3,7 +3,7 @@
  * tests/drawing/test_curve_vectors.py compares the two.
  */
 
-const MOST_TICKS = 21;
+const MAX_TICKS = 21;
 
 /**
  * Return about `count` equidistant round numbers within [low, high].
@@ -19,7 +19,7 @@ export function linearTicks(low, high, count) {
   const [, factor] = FACTORS.find(([limit]) => raw < limit * power) ?? [0, 10];
   const spacing = power * factor;
   const [first, last] = [Math.ceil(low / spacing - 1e-9), Math.floor(high / spacing + 1e-9)];
-  const length = Math.max(0, Math.min(last - first + 1, MOST_TICKS));
+  const length = Math.max(0, Math.min(last - first + 1, MAX_TICKS));
   return Array.from({ length }, (_, at) => tidy((first + at) * spacing));
 }
 

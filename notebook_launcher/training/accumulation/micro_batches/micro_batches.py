@@ -32,7 +32,7 @@ InReach: TypeAlias = "tuple[PreparedModel, list[int] | None]"
 """A model that a backward may reach, and the versions of its gradients before."""
 LOSS_REDUCTIONS = ("mean", "sum")
 """Ways in which a loss combines its samples."""
-MOST_BLOCKS = 16
+MAX_BLOCKS = 16
 """Blocks that are kept: a loop that makes a new container for each micro-batch asks for a new one each time."""
 
 
@@ -66,13 +66,13 @@ class MicroBatches:
         rank_check: RankCheck | None,
         warn_once: Warner,
     ) -> None:
-        self.gradient_state = gradient_state
-        self.members = members
+        self._gradient_state = gradient_state
+        self._members = members
         self.scaler = scaler
-        self.clock = clock
-        self.safepoint = safepoint
-        self.rank_check = rank_check
-        self.weighing = weighing
+        self._clock = clock
+        self._safepoint = safepoint
+        self._rank_check = rank_check
+        self._weighing = weighing
         self._warn_once = warn_once
         self._has_stepped = False
         """True if an optimizer has stepped since the last backward outside any block."""
@@ -91,7 +91,7 @@ class MicroBatches:
 
     def block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
         """Return the context in which one micro-batch of these models is computed."""
-        if self._members_version != self.members.version:
+        if self._members_version != self._members.version:
             self.forget_blocks()
         known = self._blocks.get(tuple(map(id, targets)))
         block = self._make_block(targets) if known is None else known[1]
@@ -100,19 +100,19 @@ class MicroBatches:
     def forget_blocks(self) -> None:
         """Forget the blocks, which hold the members that they were made for."""
         self._blocks.clear()
-        self._members_version = self.members.version
+        self._members_version = self._members.version
 
     def _make_block(self, targets: tuple[Any, ...]) -> MicroBatchBlock:
-        members = self.members.find(targets)
+        members = self._members.find(targets)
         block = MicroBatchBlock(
             members,
-            self.gradient_state,
+            self._gradient_state,
             self._rules,
-            clock=self.clock,
-            safepoint=self.safepoint,
+            clock=self._clock,
+            safepoint=self._safepoint,
             warn_once=self._warn_once,
         )
-        if len(self._blocks) >= MOST_BLOCKS:
+        if len(self._blocks) >= MAX_BLOCKS:
             self._blocks.clear()
         self._blocks[tuple(map(id, targets))] = targets, block
         return block
@@ -121,43 +121,56 @@ class MicroBatches:
         """Compute gradients; at the end of a window they belong to the mean over the whole window."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or reduction != "mean":
             _check_loss(loss, reduction, weight)
-        block = self.gradient_state.block
+        block = self._gradient_state.block
         window: Window | None = None if block is None else block.window  # As `gradient_state.current`, without a call.
         factor, ends = self._weigh(window, weight, reduction)
-        syncs = waits_for_ranks(window, self.members, ends=ends, num_processes=self._num_processes)
-        is_timed = self.clock is not None and self.clock.begin_backward(syncs=syncs)
-        in_reach, check = self._models_in_reach(), self.rank_check
+        syncs = waits_for_ranks(window, self._members, ends=ends, num_processes=self._num_processes)
+        is_timed = self._clock is not None and self._clock.begin_backward(syncs=syncs)
+        in_reach, check = self._models_in_reach(), self._rank_check
         written = () if check is None else check.write(in_reach, window, syncs=syncs)
         ending = window if ends else None  # The window that ends with this micro-batch.
-        pending = None if ending is None else self.weighing.sum_weights(ending)
+        pending = None if ending is None else self._weighing.sum_weights(ending)
         self._run(loss, factor, kwargs, window, is_timed=is_timed)
         self._note_gradients(window, in_reach, ends=ends)
         if check is not None:
             check.compare(written)
         if ending is not None:
-            self.weighing.correct(ending, pending)
+            self._weighing.correct(ending, pending)
         self._report_end(ends=ends, syncs=syncs)
 
     def note_step(self) -> None:
         """Note that an optimizer has stepped: its phase ends, and a backward outside blocks is of the next update."""
         self._has_stepped = True
-        if self.clock is not None:
-            self.clock.mark("step")
+        if self._clock is not None:
+            self._clock.mark("step")
+
+    def note_local_training(self, model: Any, *, is_on: bool) -> None:
+        """Note that `LocalSGD` has begun or ended: each rank steps with its own gradients of a model in between."""
+        for member in self._members.inside(model):
+            if member.notes is not None:
+                member.notes.trains_alone = is_on
+                member.notes.own_state = "LocalSGD"
+        self._weighing.note_local_training()
+
+    def note_average(self) -> None:
+        """Note that `LocalSGD` has averaged: only there have all ranks made the same number of steps."""
+        if self._safepoint is not None:
+            self._safepoint.count(updated=True)
 
     def _weigh(self, window: Window | None, weight: Any, reduction: str) -> tuple[float | torch.Tensor, bool]:
         """Return the factor of the loss, and True if an update may follow; count the micro-batch in its window."""
-        weight = self.weighing.own_weight(window, weight)
+        weight = self._weighing.own_weight(window, weight)
         if window is not None:
-            return self.weighing.count_and_weigh(window, weight, reduction), self.gradient_state.sync_gradients
+            return self._weighing.count_and_weigh(window, weight, reduction), self._gradient_state.sync_gradients
         self._act_between_updates()
-        return self.weighing.factor_outside_blocks(weight, reduction), True
+        return self._weighing.factor_outside_blocks(weight, reduction), True
 
     def _act_between_updates(self) -> None:
         """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
-        due = self._has_stepped and self.safepoint is not None and self.safepoint.is_due
+        due = self._has_stepped and self._safepoint is not None and self._safepoint.is_due
         self._has_stepped = False
-        if due and self.safepoint is not None and not self.gradient_state.in_dataloader:
-            self.safepoint.act()
+        if due and self._safepoint is not None and not self._gradient_state.in_dataloader:
+            self._safepoint.act()
 
     def _models_in_reach(self) -> Sequence[InReach]:
         """Return the models that this backward may reach, for ranks that watch which ones it does reach.
@@ -165,9 +178,9 @@ class MicroBatches:
         The versions show which of several models a backward has reached. For a single model they are None: it has
         reached that one, and reading all versions would take time.
         """
-        if self._num_processes == 1 or not (self._rules.guards or self.rank_check is not None):
+        if self._num_processes == 1 or not (self._rules.guards or self._rank_check is not None):
             return ()
-        synced_models = self.members.synced_models
+        synced_models = self._members.synced_models
         if len(synced_models) == 1 and synced_models[0].notes.forwards:
             return [(synced_models[0], None)]
         return [(member, member.module.grad_versions()) for member in synced_models if member.may_be_reached]
@@ -201,7 +214,7 @@ class MicroBatches:
             gradients.backward(loss, gradient, kwargs)
             return
         with gradients.without_sparse_rows(
-            parameter for member in self.members.models_and_leaves for parameter in member.parameters()
+            parameter for member in self._members.models_and_leaves for parameter in member.parameters()
         ):
             gradients.backward(loss, gradient, kwargs)
 
@@ -224,12 +237,12 @@ class MicroBatches:
 
     def _mark_computed(self, _: torch.Tensor) -> None:
         # Callbacks run in the order in which they were queued, and DDP queues its wait for the ranks later.
-        assert self.clock is not None
-        torch.autograd.Variable._execution_engine.queue_callback(self.clock.mark_computed)  # noqa: SLF001
+        assert self._clock is not None
+        torch.autograd.Variable._execution_engine.queue_callback(self._clock.mark_computed)  # noqa: SLF001
 
     def _note_gradients(self, window: Window | None, in_reach: Sequence[InReach], *, ends: bool) -> None:
         """Note what this backward has gathered, and which gradients are the same on all ranks."""
-        block = self.gradient_state.block
+        block = self._gradient_state.block
         if window is not None and block is not None and not ends:
             window.note_gathered(block.members)
         if self._num_processes > 1:
@@ -240,24 +253,24 @@ class MicroBatches:
         """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
         for member, versions in in_reach:
             member.note_backward(versions, self._warn_once)
-        if self.members.leaves and reduce_leaves(self.members.leaves):
-            self.members.leaf_notes.num_synced += 1
+        if self._members.leaves and reduce_leaves(self._members.leaves):
+            self._members.leaf_notes.num_synced += 1
 
     def _broadcast_buffers(self, *, ends: bool) -> None:
         """Copy the buffers of sharded models from rank 0 to all ranks if the window ends."""
         if not ends:
             return
-        block = self.gradient_state.block
-        for buffers in self.members.shared_buffers:
+        block = self._gradient_state.block
+        for buffers in self._members.shared_buffers:
             if block is None or buffers.member in block.members:
                 buffers.broadcast()
 
     def _report_end(self, *, ends: bool, syncs: bool) -> None:
         """Tell the launcher's parts that the backward is over."""
-        if self.safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
-            self.safepoint.count(updated=ends and (syncs or self._num_processes == 1))
-        if self.clock is not None:
-            self.clock.end_backward(synced=syncs)
+        if self._safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
+            self._safepoint.count(updated=ends and (syncs or self._num_processes == 1))
+        if self._clock is not None:
+            self._clock.end_backward(synced=syncs)
 
 
 def _check_loss(loss: Any, reduction: str, weight: Any) -> None:

@@ -21,7 +21,14 @@ __all__ = ["StepChecks"]
 
 
 class StepChecks:
-    """Checks the gradients of an optimizer before it steps."""
+    """Checks the gradients of an optimizer before it steps.
+
+    Args:
+        gradient_state: The state of accumulation.
+        members: Models and tensors that are trained.
+        rank_check: Compares the ranks' weights; None if they are not compared.
+        warn_once: Gives each warning once for each Accelerator.
+    """
 
     def __init__(
         self, gradient_state: GradientState, members: Members, rank_check: RankCheck | None, warn_once: Warner

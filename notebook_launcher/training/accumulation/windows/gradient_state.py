@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from notebook_launcher.settings.option_numbers import DEFAULT_STEPS
 from notebook_launcher.settings.whole_numbers import accumulation_steps
 from notebook_launcher.training.accumulation.members.synchronisation import ends_window
 from notebook_launcher.training.accumulation.windows.accelerate_names import AccelerateNames
@@ -88,7 +89,7 @@ class GradientState(AccelerateNames):
         """Take over the settings of a plugin; a window that is open keeps its number of micro-batches."""
         self.plugin = plugin
         # An Accelerator has resolved the number; a plugin that `compat`'s GradientState was given may have none.
-        self._num_steps = plugin.num_steps or 1
+        self._num_steps = plugin.num_steps or DEFAULT_STEPS
 
     @property
     def num_steps(self) -> int:

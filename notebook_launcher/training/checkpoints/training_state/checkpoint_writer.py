@@ -32,7 +32,15 @@ __all__ = ["CheckpointWriter"]
 
 
 class CheckpointWriter:
-    """The writer of one checkpoint on one rank."""
+    """The writer of one checkpoint on one rank.
+
+    Args:
+        stateful: The objects whose states are saved.
+        process: This process among its peers.
+        writers: The ranks that share the folder.
+        stage: The folder in which the files are written, before they are put in place.
+        safe: Models as safetensors; False: by `torch.save`.
+    """
 
     def __init__(
         self, stateful: StatefulObjects, process: ProcessState, writers: Writers, stage: Path, *, safe: bool

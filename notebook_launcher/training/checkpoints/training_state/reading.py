@@ -62,6 +62,13 @@ class ObjectStates:
 class Reader:
     """Reads one checkpoint on one rank.
 
+    Args:
+        folder: The checkpoint's folder.
+        rank: This process's rank.
+        num_processes: Ranks that load the checkpoint together.
+        device: The device of the tensors that are read, as `torch.load` takes it.
+        load_kwargs: Further arguments of `torch.load`.
+
     Raises:
         CheckpointError: The manifest is damaged.
     """

@@ -31,7 +31,7 @@ class LateRank:
         self.accelerator = Accelerator(cpu=True, **options)
         self.rank = self.accelerator.process_index
         self._store: Any = dist.distributed_c10d._get_default_store()
-        check = self.accelerator._micro_batches.rank_check
+        check = self.accelerator._micro_batches._rank_check
         assert check is not None
         check._fence = check.left_out._fence = UpdateFence(group.record if fenced else None)
         record = group.record

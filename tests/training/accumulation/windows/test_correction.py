@@ -72,7 +72,7 @@ def test_weighted_window_on_a_device_never_reads_a_number_from_it(
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, check_ranks=False)
     leaf: Any = accelerator.prepare(torch.zeros(4, requires_grad=True))
     torch.utils.swap_tensors(leaf, torch.zeros(4, device="meta", requires_grad=True))
-    accelerator._micro_batches.weighing._device = leaf.device
+    accelerator._micro_batches._weighing._device = leaf.device
     with pytest.raises(RuntimeError, match="cannot be called on meta"):
         leaf.sum().item()
     weights: list[Any] = [torch.empty((), device="meta") if are_tensors else weight for weight in (3.0, 1.0, 2.0)]

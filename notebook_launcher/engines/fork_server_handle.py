@@ -113,8 +113,11 @@ class ForkServer:
                 self._channel.send(record, fds)
             except OSError as error:
                 if last_try:
+                    reason = read_tail(self._errors, LAST_WORDS) or error.strerror or error
                     raise ResourceError(
-                        error.errno, f"the fork server did not start: {read_tail(self._errors, LAST_WORDS) or error}"
+                        error.errno,
+                        f"the fork server did not start: {reason}. notebook-launcher's doctor() shows the limits of "
+                        "this machine.",
                     ) from error
                 self._stop()
             else:
