@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.windows import Window
+    from notebook_launcher.training.data.active_loaders import ActiveLoader
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rules import Rules
@@ -179,18 +180,18 @@ class Weighing:
         """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
         loader = self._gradient_state.active_loaders.active
         current = None if loader is None else loader.current_round
-        weights = None if current is None else self._use_round_weights()
+        weights = None if current is None else self._weights_of_round(loader)
         if loader is None or current is None or weights is None:
             mine = window.unit if window.kind == "counted" else 1.0
             window.weigh("equal", mine, mine * self._num_data_ranks, mine)
             return mine
         if loader.counts_otherwise and self._rules.guards and (window.num_steps > 1 or self._num_data_ranks > 1):
             self._warn_once("counts otherwise", loader.counts_otherwise)
-        if self._rules.guards and any(
-            relative_weights(other) != relative_weights(loader)
-            for other in self._gradient_state.active_loaders.in_step(loader)
-        ):
-            self._warn_once("zipped", _ZIPPED)
+        others = self._gradient_state.active_loaders.in_step(loader)
+        if others and self._rules.guards:
+            expected = relative_weights(loader)
+            if any(relative_weights(other) != expected for other in others):
+                self._warn_once("zipped", _ZIPPED)
         full = float(full_rows_of(loader))
         unit = window.unit if window.kind == "counted" else full
         per_weight = full if window.kind == "equal" else 1.0
@@ -211,7 +212,9 @@ class Weighing:
 
     def _use_round_weights(self) -> tuple[int, ...] | None:
         """Return the weights of all ranks' present batches, for a backward that weighs by them; None: unknown."""
-        loader = self._gradient_state.active_loaders.active
+        return self._weights_of_round(self._gradient_state.active_loaders.active)
+
+    def _weights_of_round(self, loader: ActiveLoader | None) -> tuple[int, ...] | None:
         current = None if loader is None else loader.current_round
         if current is None or len(current.weights) != self._num_data_ranks:
             return None
