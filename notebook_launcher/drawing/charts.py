@@ -27,7 +27,7 @@ __all__ = [
 
 AxisKind = Literal["step", "time", "epoch"]
 AXES: tuple[AxisKind, ...] = ("step", "time", "epoch")
-LARGEST_STEP = 10**15
+MAX_STEP = 10**15
 """Largest step; a picture cannot show larger steps apart, so they count as this one."""
 
 _PART = "train|training|val|valid|validation|eval|evaluation|test|dev"
@@ -87,7 +87,7 @@ def places_on(axis: AxisKind, curves: Curves) -> Places:
 
 def by_step(curve: Curve) -> list[tuple[float, float]]:
     """Return the points of a curve as (step, value)."""
-    return [(min(max(step, -LARGEST_STEP), LARGEST_STEP), float(value)) for step, value in curve.points()]
+    return [(min(max(step, -MAX_STEP), MAX_STEP), float(value)) for step, value in curve.points()]
 
 
 def place_of(axis: AxisKind, curves: Curves) -> Callable[[float], float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any, Literal
 
 from notebook_launcher.engines.live_records import LiveRecords
@@ -29,6 +30,11 @@ class FromRank:
     rank: int
     record: Any
     fds: list[int]
+
+    def close(self) -> None:
+        """Close the descriptors of an event that nothing takes."""
+        for fd in self.fds:
+            os.close(fd)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

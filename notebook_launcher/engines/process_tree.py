@@ -310,8 +310,7 @@ class ProcessTree:
             while not self._supervisor_gone:
                 for event in self._on_supervisor():
                     if isinstance(event, FromRank):
-                        for fd in event.fds:
-                            os.close(fd)
+                        event.close()
             self._supervisor.wait_reaped()
             self._supervisor = None
         for pid in self.pids.values():

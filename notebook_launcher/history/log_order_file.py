@@ -23,7 +23,7 @@ MAX_BYTES = 1_000_000
 """About 70,000 changes from one rank to another; later output counts as the end of the last one."""
 MAX_PIECES = 5_000
 """Pieces that are read at a time, as many as a run knows."""
-LONGEST_LINE = 32
+MAX_LINE = 32
 
 
 class LogOrderFile:
@@ -53,7 +53,7 @@ def read_log_order(folder: Path, num_pieces: int) -> list[tuple[int, int]]:
     """Return the rank and the end of each of the newest pieces, in the order of their arrival; [] without a file."""
     data = b""
     with contextlib.suppress(OSError), open(folder / LOG_ORDER, "rb") as file:
-        start = max(0, file.seek(0, 2) - LONGEST_LINE * num_pieces)
+        start = max(0, file.seek(0, 2) - MAX_LINE * num_pieces)
         file.seek(start)
         data = file.read().partition(b"\n")[2] if start else file.read()
     pieces = []

@@ -40,7 +40,7 @@ FIRST_AFTER = 1.0
 WRITE_EVERY = 0.5
 SUMMARY_EVERY = 5.0
 """Seconds between two summaries; fewer in a run's first seconds, in which its ranks start."""
-LARGEST_SHARE = 0.02
+MAX_SHARE = 0.02
 """Share of the time that writes may take; where one takes long, as with a thousand ranks, the next comes later."""
 MUCH = 100_000
 """Fewest characters of output for which a brief run is kept, because a cell does not keep all of it."""
@@ -264,4 +264,4 @@ class _Schedule:
 
 def _pause_after(began: float, shortest: float) -> float:
     """Return the seconds until the next write, after one that began at this time."""
-    return max(shortest, (time.monotonic() - began) / LARGEST_SHARE)
+    return max(shortest, (time.monotonic() - began) / MAX_SHARE)

@@ -33,7 +33,7 @@ the first optimizer. Names alone: nothing here uses the modules, and a name that
 COURTESY = 0.1
 """Seconds for which the chores wait after a launch has begun: on two cores, two ranks take 60 ms to start, and 90 to
 103 ms beside an import."""
-MOST_COURTESY = 5.0
+MAX_COURTESY = 5.0
 """Seconds for which the chores wait in all, so that they are also done if launches never stop."""
 
 
@@ -92,7 +92,7 @@ class _CourteousFinder:
 
     def __init__(self, launches: LaunchClock) -> None:
         self._launches = launches
-        self._left = MOST_COURTESY
+        self._left = MAX_COURTESY
 
     def find_spec(self, *_: object) -> None:
         """Wait for at most `COURTESY` seconds after a launch."""

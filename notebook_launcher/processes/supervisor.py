@@ -101,6 +101,13 @@ def end_with(life: Callable[[], int]) -> NoReturn:
 
 
 class _Supervisor:
+    """Serves the kernel: starts, signals and reaps the ranks of this machine.
+
+    Args:
+        channel: The channel to the kernel, whose first record is the `Setup`.
+        source: The source of the ranks' processes.
+    """
+
     def __init__(self, channel: Channel, source: RankSource) -> None:
         self._channel = channel
         """The supervisor's end of the channel to the kernel."""
@@ -285,6 +292,7 @@ class _Supervisor:
         self._channel.close()
 
     def kill_all(self) -> None:
+        """Kill and reap every rank that is left, and every process that has lost its parent."""
         for pid in self._pids.values():
             self._killer.kill(pid)
         for rank in list(self._pids):

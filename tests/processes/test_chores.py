@@ -242,7 +242,7 @@ def test_chores_of_a_script_begin_after_prewarm(do_in_script: Callable[[str], No
 
 
 def test_chores_stand_still_while_a_launch_starts_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_chores, "MOST_COURTESY", 1.5 * server_chores.COURTESY)
+    monkeypatch.setattr(server_chores, "MAX_COURTESY", 1.5 * server_chores.COURTESY)
     launches = server_chores.LaunchClock()
     with server_chores.making_way(launches):
         waits = []

@@ -43,7 +43,7 @@ OPENING = tuple("[({'\"")
 """Characters with which a literal begins and a bare word does not."""
 _TEXT_OR_NUMBER = Sequence[str | int]
 """Stands for unions such as `int | str`."""
-LONGEST = 1000
+MAX_LITERAL = 1000
 """Characters of the longest literal that can be typed, or shown in a line of code."""
 
 
@@ -155,14 +155,14 @@ def is_literal(value: Any) -> bool:
     """Return True if the value's repr is Python code for it, and short enough for a line of code."""
     if type(value) is float:
         return math.isfinite(value)
-    if type(value) not in LITERAL_TYPES or (hasattr(value, "__len__") and len(value) > LONGEST):
+    if type(value) not in LITERAL_TYPES or (hasattr(value, "__len__") and len(value) > MAX_LITERAL):
         return False  # Asked at each stroke of a key, so no foreign repr is called.
     inside = [*value, *value.values()] if type(value) is dict else value if type(value) in LITERALS else ()
     if not all(map(is_literal, inside)):
         return False
     try:
         text = repr(value)
-        return len(text) <= LONGEST and bool(ast.literal_eval(text) == value)
+        return len(text) <= MAX_LITERAL and bool(ast.literal_eval(text) == value)
     except Exception:  # noqa: BLE001 - whatever a foreign repr or comparison does, it is not a literal
         return False
 

@@ -221,12 +221,12 @@ def mishaps(failures: tuple[Failure, ...]) -> str:
     return "".join(f"; while it stopped, {rank_list(raisers)} raised {error}" for error, raisers in ranks.items())
 
 
-def end_line(outcome: RunOutcome, *, asked_to_stop: bool, is_raised: bool) -> str:
+def end_line(outcome: RunOutcome, *, is_raised: bool) -> str:
     """Return the run's last line, without its name; short about a failure if the cell raises the exception below it."""
     seconds = outcome.results.seconds
     if outcome.state == "failed":
         return brief(outcome.error, seconds, is_raised=is_raised)
-    if not asked_to_stop:
+    if not outcome.asked_to_stop:
         return f"done in {format_seconds(seconds)}"
     ending = mishaps(outcome.results.failures) if outcome.error is not None else "; every rank had returned"
     return f"stopped after {format_seconds(seconds)}{ending}"

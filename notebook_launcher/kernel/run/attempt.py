@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -164,9 +163,8 @@ class Attempt:
                 self._note_outcome(RankOutcome(rank=event.rank, time=self._clock()))
             case SupervisorLost() | NodeLost():
                 self.state.note_loss(event)
-            case FromRank(_, _, fds):
-                for fd in fds:
-                    os.close(fd)
+            case FromRank():
+                event.close()  # No outcome has taken its descriptors.
 
     def _note_activity(self, event: Event) -> None:
         if isinstance(event, FromRank | Output):

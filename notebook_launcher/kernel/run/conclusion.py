@@ -85,10 +85,12 @@ def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> R
     for outcome in outcomes:
         outcome.close()
     if error is None:
-        return RunOutcome(state="done", results=results, error=None)
+        return RunOutcome(state="done", results=results, error=None, asked_to_stop=asked_to_stop)
     failure_display.attach_failures(error, failures, results)
     stopped = isinstance(error, RunStoppedError)
-    return RunOutcome(state="stopped" if stopped else "failed", results=results, error=error)
+    return RunOutcome(
+        state="stopped" if stopped else "failed", results=results, error=error, asked_to_stop=asked_to_stop
+    )
 
 
 def describe_failure(data: RunData) -> str:
@@ -108,7 +110,10 @@ def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float, folder: P
         # It is a ConfigError if a node that a restart needs does not come up.
         error = fault
     else:
-        error = InternalError(f"the run's thread failed: {type(fault).__name__}: {fault}")
+        error = InternalError(
+            f"the run's thread failed: {type(fault).__name__}: {fault}. The ranks were ended. This is a fault of "
+            "notebook-launcher: report it with this traceback."
+        )
         error.__cause__ = fault
     results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed, folder=folder)
     return RunOutcome(state="failed", results=results, error=error)

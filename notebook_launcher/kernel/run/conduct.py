@@ -167,8 +167,7 @@ class RunConduct:
             data.over.set()
 
     def _last_line(self, outcome: RunOutcome) -> str:
-        line = end_line(outcome, asked_to_stop=self.data.commands.asked_to_stop, is_raised=self._hosting.is_raised)
-        return f"{self.data.name}: {line}"
+        return f"{self.data.name}: {end_line(outcome, is_raised=self._hosting.is_raised)}"
 
 
 def _begin_folder(data: RunData, hosting: Hosting) -> Callable[[Path], Origin]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator
 from functools import partial
@@ -203,8 +202,7 @@ class RunLoop:
         finally:
             for event in rest:
                 if isinstance(event, FromRank):
-                    for fd in event.fds:
-                        os.close(fd)
+                    event.close()
 
     def _handle(self, event: Event, attempt: Attempt) -> None:
         match event:

@@ -21,3 +21,5 @@ class RunOutcome:
     """The values of the ranks that returned, even after a failure."""
     error: BaseException | None
     """The exception for the cell; None after a success."""
+    asked_to_stop: bool = False
+    """True if the user had asked for a stop when the ranks had settled, even if all had returned."""

@@ -116,7 +116,8 @@ class Safepoint:
         # One Accelerator of a call answers: two would count different updates.
         if context.pid != os.getpid() or context.safepoint is not None:
             return False
-        context.safepoint, self._seen, self._saves, self._stop_at, self.is_due = self, 0, False, None, False
+        context.safepoint = self
+        self._seen, self._saves, self._stop_at, self.is_due = 0, False, None, False
         self._num_changes = self._changes_due = 0
         context.board[board_layout.HAS_SAFEPOINT] = 1
         return True

@@ -16,6 +16,7 @@ from notebook_launcher.engines.events import SupervisorLost
 from notebook_launcher.errors import InternalError, ResourceError
 from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.display.stream_sink import StreamSink
+from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.plan import make_plan
@@ -130,6 +131,29 @@ def test_stop_that_was_asked_for_is_no_failure() -> None:
     assert (outcome.state, outcome.results.stopped_by) == ("stopped", Rung.INTERRUPT.value)
     with pytest.raises(RunStoppedError, match="the run was stopped before rank 1 returned"):
         raise outcome.error or AssertionError
+
+
+def test_stop_that_comes_while_values_are_unpacked_is_too_late() -> None:
+    ending = Ending(returned(0))
+    take = ending.hosting.take_value
+
+    def stop_and_take(fd: int) -> Any:
+        ending.data.commands.put(StopCommand())
+        return take(fd)
+
+    ending.hosting = dataclasses.replace(ending.hosting, take_value=stop_and_take)
+    outcome = ending.conclude()
+    assert ending.data.commands.asked_to_stop
+    assert not outcome.asked_to_stop
+    assert end_line(outcome, is_raised=False).startswith("done in ")
+
+
+def test_last_line_names_a_stop_after_which_all_ranks_returned() -> None:
+    ending = Ending(returned(0))
+    ending.data.commands.put(StopCommand())
+    outcome = ending.conclude()
+    assert outcome.state == "done"
+    assert end_line(outcome, is_raised=False).endswith("; every rank had returned")
 
 
 def test_time_that_is_up_comes_before_the_failures_that_it_causes() -> None:
