@@ -78,7 +78,8 @@ class RunLoop:
         """Return the parts that have work between events, in the order in which they do it."""
         data, comms, inspector, recorder = self._data, self._ranks.comms, self._inspector, self._recorder
         return (
-            Periodic(inspector.next_due, lambda _, attempt: self._watch(attempt)),
+            # Without `self`, which would make a cycle: a run's files are closed when the run is forgotten.
+            Periodic(inspector.next_due, lambda _, attempt: _watch(data, inspector, attempt)),
             Periodic(data.output.next_due, lambda *_: data.output.publish()),
             Periodic(comms.next_due, lambda now, attempt: comms.tick(now, attempt.tree)),
             Periodic(data.usage.next_due, lambda now, attempt: data.usage.tick(now, attempt.tree, data.gpus)),
@@ -165,13 +166,6 @@ class RunLoop:
         data.live.settings.forget()  # Ranks that were started again have their first ones.
         self._inspector.begin()
         return attempt
-
-    def _watch(self, attempt: Attempt) -> None:
-        """Look for ranks that wait in a collective which others have not entered, if a look is due."""
-        line = self._inspector.watch(attempt)
-        self._data.hang = self._inspector.hang
-        if line:
-            self._data.output.notice(line)
 
     def _patience(self, attempt: Attempt, longest: float | None) -> float | None:
         """Return the seconds until something is due even if nothing happens, at most `longest`; None: nothing is."""
@@ -287,3 +281,11 @@ class RunLoop:
         attempt.hold_clock()
         self._data.output.publish(force=True)
         self._hosting.questions.put(Question(rank, request, attempt.call_id))
+
+
+def _watch(data: RunData, inspector: RankInspector, attempt: Attempt) -> None:
+    """Look for ranks that wait in a collective which others have not entered, if a look is due."""
+    line = inspector.watch(attempt)
+    data.hang = inspector.hang
+    if line:
+        data.output.notice(line)
