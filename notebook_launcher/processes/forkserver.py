@@ -7,7 +7,7 @@ After a moment without a launch, if another one is likely, the server does its c
 waits for them: the server first forks a deputy, which serves launches in its place until the chores are done.
 
 For a minute after a detached launch the server keeps a spare host, which serves the next one. After the second of two
-launches of one kind it keeps spare ranks for as long, which have joined their group.
+launches of one kind it keeps, for as long, spare ranks that have joined their group.
 
     server ──fork──▶ imports, huge pages ──────────────▶ serves again
        └──▶ deputy   serves                        closes its channel; ends with its last supervisor
