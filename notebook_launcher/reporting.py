@@ -259,6 +259,28 @@ def progress(done: int, total: int | None = None, description: str = "") -> None
     step_boundary()
 
 
+class LoopReport:
+    """Sends the progress of a loop that counts its items in `context.num_items` itself.
+
+    Args:
+        context: The rank.
+        total: Number of all items; None: unknown.
+        description: The name of the loop.
+    """
+
+    def __init__(self, context: RankContext, total: int | None, description: str) -> None:
+        self.total = total
+        self.due = context.last_progress + PROGRESS_INTERVAL
+        """The moment, by the monotonic clock, from which on the next item is to be sent."""
+        context.num_loops += 1
+        self._context, self._description, self._loop = context, description, context.num_loops
+
+    def send(self, done: int, now: float) -> None:
+        """Send that `done` items are done now."""
+        self._context.last_progress, self.due = now, now + PROGRESS_INTERVAL
+        _send_progress(self._context, now, done, self.total, self._description, self._loop)
+
+
 def _send_progress(
     context: RankContext, now: float, done: int, total: int | None, description: str, num_loops: int
 ) -> None:

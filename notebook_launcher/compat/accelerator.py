@@ -10,8 +10,7 @@ from notebook_launcher.training.accelerator import Accelerator as _Accelerator
 from notebook_launcher.training.rules import ACCELERATE, Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from notebook_launcher.training.data.active_loaders import Requests
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
 
 __all__ = ["Accelerator"]
@@ -35,9 +34,7 @@ class Accelerator(_Accelerator):
         """Return the sum over ranks on every rank, or the `"mean"`; `scale` counts on XLA alone, as in Accelerate."""
         return super().reduce(tensor, "mean" if reduction == "mean" else "sum")
 
-    def _make_gradient_state(
-        self, plugin: GradientAccumulationPlugin, on_next: Callable[[], None] | None
-    ) -> GradientState:
-        state = GradientState(plugin, on_next=on_next)
+    def _make_gradient_state(self, plugin: GradientAccumulationPlugin, requests: Requests | None) -> GradientState:
+        state = GradientState(plugin, requests=requests)
         state.forget_windows()  # each Accelerator counts by itself
         return state

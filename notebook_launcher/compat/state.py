@@ -14,7 +14,8 @@ from notebook_launcher.training.rules import ACCELERATE
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable
+
+    from notebook_launcher.training.data.active_loaders import Requests
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]
 
@@ -95,7 +96,7 @@ class AcceleratorState(_AcceleratorState):
 class GradientState(_GradientState):
     """The state of accumulation, the same for all instances of the process.
 
-    A new plugin or `on_next` replaces the earlier one.
+    A new plugin or new `requests` replace the earlier ones.
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
@@ -104,16 +105,16 @@ class GradientState(_GradientState):
         self,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         *,
-        on_next: Callable[[], None] | None = None,
+        requests: Requests | None = None,
     ) -> None:
         self.__dict__ = self._shared_state
         if not self._shared_state:
-            super().__init__(gradient_accumulation_plugin or GradientAccumulationPlugin(), ACCELERATE, on_next)
+            super().__init__(gradient_accumulation_plugin or GradientAccumulationPlugin(), ACCELERATE, requests)
             return
         if gradient_accumulation_plugin is not None:
             self.use_plugin(gradient_accumulation_plugin)
-        if on_next is not None:
-            self.active_loaders.replace_on_next(on_next)
+        if requests is not None:
+            self.active_loaders.requests = requests
 
     @property
     def initialized(self) -> bool:

@@ -16,6 +16,8 @@ HAS_SAFEPOINT = 2
 """1 once an Accelerator has made an update, so that it can save, and stop all ranks together."""
 CHANGES_ASKED = 3
 """Number of the last `Change` that the kernel has sent to all ranks, modulo 256."""
+ASKED = slice(4)
+"""These four bytes, so that one look shows that nothing was asked for."""
 SAVE_CHOICE = slice(8, 24)
 """Rank 0's answer, two 64-bit integers: the request, and the update after which all ranks save;
 `training.requests.agreement` reads and writes it."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport
+    from notebook_launcher.training.data.active_loaders import Requests
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.parallelism.sizes import ParallelismConfig
@@ -205,8 +206,7 @@ class Accelerator:
         self.state = self._make_accelerator_state(resolved.precision, cpu=cpu)
         self._layout = lay_out(resolved, self.state)
         safepoint = make_safepoint(self.state)
-        on_next = None if safepoint is None else safepoint.act
-        self.gradient_state = self._make_gradient_state(resolved.accumulation, on_next)
+        self.gradient_state = self._make_gradient_state(resolved.accumulation, safepoint)
         parts = AcceleratorParts(
             resolved,
             self._rules,
@@ -977,10 +977,8 @@ class Accelerator:
         handler = self.init_handler
         return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
 
-    def _make_gradient_state(
-        self, plugin: GradientAccumulationPlugin, on_next: Callable[[], None] | None
-    ) -> GradientState:
-        return GradientState(plugin, self._rules, on_next)
+    def _make_gradient_state(self, plugin: GradientAccumulationPlugin, requests: Requests | None) -> GradientState:
+        return GradientState(plugin, self._rules, requests)
 
     # Accelerate's names for the lists, which ported code reads.
 

@@ -35,6 +35,17 @@ class ActiveLoader(Protocol):
         """Note that the loop leaves out a batch that a rank got again."""
 
 
+class Requests(Protocol):
+    """The part of `Safepoint` that a loop over a prepared loader uses."""
+
+    @property
+    def is_due(self) -> bool:
+        """True if `act` has something to do."""
+
+    def act(self) -> None:
+        """Save, change settings or stop."""
+
+
 class LoopListener(Protocol):
     """The part of `LoopNotes` that hears of loops over prepared loaders."""
 
@@ -73,7 +84,7 @@ class ActiveLoaders:
 
     Args:
         owner: Told when a loop begins and ends, for as long as it is in use.
-        on_next: Called when an outermost loop asks for its next batch.
+        requests: Carried out when an outermost loop asks for its next batch; None: nobody makes any.
         follows_draws: False: as in Accelerate, the active loader is the one whose iteration began last, and it
             alone says whether its data end.
     """
@@ -82,18 +93,22 @@ class ActiveLoaders:
         self,
         owner: LoopOwner | None = None,
         *,
-        on_next: Callable[[], None] | None = None,
+        requests: Requests | None = None,
         follows_draws: bool = True,
     ) -> None:
-        self._loaders: list[weakref.ref[ActiveLoader]] = []
-        """The loaders, the active one last."""
+        self._loaders: list[ActiveLoader] = []
+        """The loaders, the active one last. Their iterations hold them as long."""
+        self.active: ActiveLoader | None = None
+        """The loader that has drawn a batch last and is still iterated."""
+        self.are_several = False
+        """True if several loaders are being iterated."""
         self._follows_draws = follows_draws
         self._draws: dict[object, tuple[int, int]] = {}
         """By the iterations of the loaders: the batches drawn up to the last micro-batch, and the number of
         micro-batches in a row that drew one batch each while several loaders were iterated."""
         # Weakly: the owner holds these loaders, and only the garbage collector would free such a cycle.
         self._owner: weakref.ref[LoopOwner] | None = None if owner is None else weakref.ref(owner)
-        self.on_next = on_next
+        self.requests = requests
 
     @property
     def owner(self) -> LoopOwner | None:
@@ -104,13 +119,10 @@ class ActiveLoaders:
         """Tell another owner from now on when a loop begins and ends."""
         self._owner = weakref.ref(owner)
 
-    def replace_on_next(self, on_next: Callable[[], None]) -> None:
-        """Call another function from now on when an outermost loop asks for its next batch."""
-        self.on_next = on_next
-
     def begin(self, loader: ActiveLoader) -> None:
         """Make `loader` the active one."""
-        self._loaders.append(weakref.ref(loader))
+        self._loaders.append(loader)
+        self.active, self.are_several = loader, len(self._loaders) > 1
         if (owner := self.owner) is not None:
             owner.loop_begins()
 
@@ -121,17 +133,17 @@ class ActiveLoaders:
 
     def end(self, loader: ActiveLoader) -> None:
         """Remove `loader`, wherever it stands."""
-        kept = [ref for ref in self._loaders if ref() is not None]
-        for at in reversed(range(len(kept))):
-            if kept[at]() is loader:
-                del kept[at]
+        for at in reversed(range(len(self._loaders))):
+            if self._loaders[at] is loader:
+                del self._loaders[at]
                 break
-        self._loaders = kept
+        self.active, self.are_several = self._loaders[-1] if self._loaders else None, len(self._loaders) > 1
 
     def note_draw(self, loader: ActiveLoader) -> None:
         """Make a loader that has drawn a batch the active one."""
-        if self._follows_draws and len(self._loaders) > 1 and self._loaders[-1]() is not loader:
-            self._loaders.sort(key=lambda ref: ref() is loader)
+        if self.active is not loader and self._follows_draws and loader in self._loaders:
+            self._loaders.sort(key=lambda other: other is loader)
+            self.active = loader
 
     def note_micro_batch(self, active: ActiveLoader) -> int:
         """Note what the loaders have drawn since the last micro-batch; return the number of the active's batches."""
@@ -153,31 +165,21 @@ class ActiveLoaders:
 
         The loop around another loop draws one batch for several micro-batches of the inner one.
         """
-        if len(self._loaders) < 2:
-            return []
         others = [other for other in self.loaders if other is not loader]
         return [other for other in others if self._draws.get(other.iteration_token, NO_DRAWS)[1] >= IN_STEP]
 
     def is_at_end(self, loader: ActiveLoader | None) -> bool:
         """Return True if a loader is at its last batch, or another one that is iterated beside it, as by `zip`."""
-        if loader is None or loader.end_of_dataloader or not self._follows_draws:
-            return loader is not None and bool(loader.end_of_dataloader)
+        if loader is None or loader.end_of_dataloader:
+            return loader is not None
+        if len(self._loaders) < 2 or not self._follows_draws:
+            return False
         return any(other.end_of_dataloader for other in self.in_step(loader))
-
-    @property
-    def active(self) -> ActiveLoader | None:
-        """The loader that has drawn a batch last and is still iterated."""
-        while self._loaders:
-            loader = self._loaders[-1]()
-            if loader is not None:
-                return loader
-            self._loaders.pop()
-        return None
 
     @property
     def loaders(self) -> list[ActiveLoader]:
         """All loaders that are being iterated, the oldest first."""
-        return [loader for loader in (ref() for ref in self._loaders) if loader is not None]
+        return list(self._loaders)
 
     def __reduce__(self) -> tuple[Callable[[], ActiveLoaders], tuple[()]]:
         # Loaders at work stay where they are, and so does the safepoint; the owner's copy claims its loaders again.

@@ -6,7 +6,7 @@ or alone in one, they give back what they got.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,15 @@ from notebook_launcher.training.operations.tensors import TensorInformation
 from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.wording.choices import unknown
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = [
     "broadcast",
     "broadcast_object_list",
     "copy_tensor_to_devices",
     "gather",
+    "gather_numbers",
     "gather_object",
     "reduce",
     "world_size",
@@ -67,6 +71,17 @@ def gather(tensor: Any) -> Any:
     return map_tensors("gather", lambda part: next(gathered).to(part.device), tensor)
 
 
+@context.activity(context.WAITING)
+def gather_numbers(numbers: Sequence[int]) -> list[list[int]]:
+    """Return the numbers of every rank, in rank order; as many on each, of 64 bits."""
+    num_processes = dist.get_world_size()
+    mine = torch.tensor(numbers, dtype=torch.int64, device=collective_device(torch.device("cpu")))
+    everyone = mine.new_empty(num_processes * len(numbers))
+    _all_gather(everyone, mine)
+    by_rank: list[list[int]] = everyone.view(num_processes, len(numbers)).tolist()
+    return by_rank
+
+
 def _gather_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     wires = [wire if wire.ndim else wire[None] for wire in map(_to_wire, tensors)]
     if not wires:
@@ -82,9 +97,7 @@ def _gather_packed(wires: list[torch.Tensor]) -> list[torch.Tensor]:
     parts = [_as_bytes(wire) for wire in wires]
     mine = torch.cat(parts) if len(parts) > 1 else parts[0]
     everyone = torch.empty(num_processes * mine.numel(), dtype=mine.dtype, device=mine.device)
-    # Its name since torch 2.13, which warns of the old one.
-    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    all_gather(everyone, mine)
+    _all_gather(everyone, mine)
     columns = list(everyone.view(num_processes, mine.numel()).split_with_sizes([part.numel() for part in parts], dim=1))
     if len(columns) > 1:
         # Of its own memory, since a dtype's elements must start at a multiple of their size.
@@ -93,6 +106,12 @@ def _gather_packed(wires: list[torch.Tensor]) -> list[torch.Tensor]:
         column.reshape(-1).view(wire.dtype).view(num_processes * wire.shape[0], *wire.shape[1:])
         for column, wire in zip(columns, wires, strict=True)
     ]
+
+
+def _all_gather(everyone: torch.Tensor, mine: torch.Tensor) -> None:
+    # Its name since torch 2.13, which warns of the old one.
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    all_gather(everyone, mine)
 
 
 @context.activity(context.WAITING)

@@ -91,20 +91,31 @@ class RankCheck:
                 None outside any block.
             syncs: True if the backward reduces the gradients.
         """
+        written: list[Comparand] = []
+        for member, _ in watched:
+            if member.notes.forwards & FORWARD_SYNCED and member.notes.is_due:
+                written = self._write_due(watched)
+                break
+        else:
+            if self._members.leaves:
+                written = self._write_due(watched)
+        if window is not None and (syncs or self._gradient_state.loops.left_out is not None):
+            self.left_out.write(window, watched, syncs=syncs)
+        return written
+
+    def _write_due(self, watched: Sequence[tuple[PreparedModel, Any]]) -> list[Comparand]:
+        """Write evidence of the comparands that are due, and return these."""
         due = [member for member, _ in watched if member.notes.is_due and member.notes.forwards & FORWARD_SYNCED]
         comparands = [Comparand.of_model(member.module) for member in due if member.notes.compares]
         leaves = self._members.leaves
         if leaves and self._members.leaf_notes.is_due and any(leaf.syncs for leaf in leaves):
             comparands.append(Comparand.of_leaves(self._members))
         topics = {comparand.owner: f"comparison {comparand.notes.num_synced + 1}" for comparand in comparands}
-        written = [
+        return [
             comparand
             for comparand in comparands
             if self.bulletin.write(comparand.owner, topics[comparand.owner], self._evidence_of(comparand))
         ]
-        if window is not None:
-            self.left_out.write(window, watched, syncs=syncs)
-        return written
 
     def compare(self, written: Sequence[Comparand]) -> None:
         """After a backward: compare the evidence that the ranks have written.
@@ -114,6 +125,8 @@ class RankCheck:
                 has left a micro-batch out of its window, and others have not, on the ranks that left one out.
         """
         self.left_out.compare()
+        if not written:
+            return
         reached = [comparand for comparand in written if comparand.is_to_compare]
         if reached:
             self._fence.finish()

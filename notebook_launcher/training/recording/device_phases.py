@@ -68,6 +68,15 @@ class DevicePhaseClock(PhaseClock):
         self._moments.append(self._record())
         super().mark(phase)
 
+    def begin_wait(self) -> float:
+        """Begin a wait for data: a mark, so that the device's time is read before the next batch is copied."""
+        self.mark(None)
+        return 0.0
+
+    def end_wait(self, since: float) -> None:  # noqa: ARG002 - `begin_wait` has marked it
+        """Mark the end of a wait for data."""
+        self.mark("data")
+
     def begin_backward(self, *, syncs: bool) -> bool:
         """Mark the end of the forward; return True if the backward that begins is to call `mark_computed`."""
         self._moments.append(self._record())
@@ -93,7 +102,7 @@ class DevicePhaseClock(PhaseClock):
         super().end_window(0.0, micro_batches)
         self._windows.pop()  # It waits for its weight.
         self._weights.append((len(self._moments), micro_batches, samples))
-        self._moments.append(self._record())
+        self.mark(None)  # Its moment shows that the weight has arrived.
 
     def flush(self) -> None:
         """Send all measurements; where the device is not done, as after a failure, the program's times stand in."""

@@ -9,6 +9,7 @@ The times are the program's. On a GPU the program only queues the work: `device_
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,13 +18,15 @@ from notebook_launcher.context import COMPUTING, WAITING, RankContext, current
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["PHASES", "Phase", "PhaseClock", "make_clock", "read_clock"]
 
 Phase = Literal["data", "forward", "backward", "sync", "step"]
 
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "sync", "step")
+WAIT: tuple[None, Phase] = (None, "data")
+SYNCED_BACKWARD: tuple[Phase, Phase] = ("backward", "sync")
 WATCH_INTERVAL = 0.1
 """Seconds between two windows in which the wait for the ranks is measured."""
 SEND_INTERVAL = 0.2
@@ -77,6 +80,18 @@ class PhaseClock:
         if now > self._due:
             self._report(now)
 
+    def begin_wait(self) -> float:
+        """Begin a wait for data, for which `end_wait` gets the time that this returns."""
+        return read_clock()
+
+    def end_wait(self, since: float) -> None:
+        """Mark the end of a wait for data; the time between the last mark and its begin belongs to no phase."""
+        now = read_clock()
+        self._phases += WAIT
+        self._times += since, now
+        if now > self._due:
+            self._report(now)
+
     def begin_backward(self, *, syncs: bool) -> bool:
         """Mark the end of the forward; return True if the backward that begins is to call `mark_computed`.
 
@@ -106,35 +121,32 @@ class PhaseClock:
         Args:
             synced: True if the backward waited for the ranks: its time then belongs to two phases.
         """
-        if not synced:
-            self.mark("backward")
-            return
         now, since = read_clock(), self._times[-1] if self._times else self._since
+        if not synced:
+            self._phases.append("backward")
+            self._times.append(now)
+            if now > self._due:
+                self._report(now)
+            return
         if self._watching:
             if self._began < self._computed:
                 self._sync_share = (now - self._computed) / max(now - since, 1e-9)
             if self._set_activity is not None:
                 self._set_activity(COMPUTING)
         # `mark` twice, written out: beside a busy peer, a call costs more than its work.
-        self._phases.append("backward")
-        self._times.append(since + (now - since) * (1.0 - self._sync_share))
-        self._phases.append("sync")
-        self._times.append(now)
+        self._phases += SYNCED_BACKWARD
+        self._times += since + (now - since) * (1.0 - self._sync_share), now
         if now > self._due:
             self._report(now)
 
     def end_window(self, samples: Any, micro_batches: int = 1) -> None:
-        """Mark the end of a window.
-
-        The time since the last mark belongs to no phase.
+        """Count a window that has ended.
 
         Args:
             samples: The weight of the window's micro-batches, on all ranks together: a number, or a tensor on a GPU.
             micro_batches: Number of micro-batches.
         """
         self._windows.append((micro_batches, samples))
-        self._phases.append(None)
-        self._times.append(read_clock())
 
     def flush(self) -> None:
         """Send the remaining measurements, and stop until the next mark; a rank calls it when its function ends."""
@@ -170,20 +182,30 @@ class PhaseClock:
 
     def _sums(self) -> tuple[dict[str, float], dict[str, int], list[tuple[str, float, float]]]:
         """Take the marks; return the seconds and the number of spans of each phase, and the newest spans."""
-        seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        counts: dict[str, int] = dict.fromkeys(PHASES, 0)
-        newest: collections.deque[tuple[str, float, float]] = collections.deque(maxlen=MAX_RECORD_SPANS)
-        since = self._since
-        for phase, now in zip(self._phases, self._times, strict=True):
-            if phase is not None and since:
-                seconds[phase] += now - since
-                counts[phase] += 1
-                newest.append((phase, since, now - since))
-            since = now
-        self._since = since
-        self._phases.clear()
-        self._times.clear()
-        return seconds, counts, list(newest)
+        phases, times = self._phases, self._times
+        self._phases, self._times = [], []
+        if times and not self._since:  # The first mark only begins to measure.
+            phases[0], self._since = None, times[0]
+        begins = [self._since, *times][:-1]
+        self._since = times[-1] if times else self._since
+        # A step leaves up to 8 marks, so what is done for each of them is kept short.
+        sums: dict[Phase | None, float] = dict.fromkeys((*PHASES, None), 0.0)
+        for phase, begin, end in zip(phases, begins, times, strict=True):
+            sums[phase] += end - begin
+        found = collections.Counter(phases)
+        newest = _newest_spans(phases, begins, times)
+        return {phase: sums[phase] for phase in PHASES}, {phase: found[phase] for phase in PHASES}, newest
+
+
+def _newest_spans(
+    phases: Sequence[Phase | None], begins: Sequence[float], ends: Sequence[float]
+) -> list[tuple[str, float, float]]:
+    """Return phase, begin and duration of the last spans that belong to a phase, the oldest first."""
+    marks = zip(reversed(phases), reversed(begins), reversed(ends), strict=True)
+    spans: Iterator[tuple[str, float, float]] = (
+        (phase, begin, end - begin) for phase, begin, end in marks if phase is not None
+    )
+    return list(itertools.islice(spans, MAX_RECORD_SPANS))[::-1]
 
 
 def make_clock() -> PhaseClock | None:

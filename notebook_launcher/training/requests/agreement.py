@@ -115,6 +115,11 @@ class UpdateFence:
         """The mark of the previous update's work; None if nothing is to be waited for."""
 
     @property
+    def waits(self) -> bool:
+        """True if `pass_update` may wait."""
+        return self._record is not None
+
+    @property
     def lead(self) -> int:
         """Number of updates after which all ranks have seen what rank 0 writes while it counts an update."""
         return 1 if self._record is None else 2

@@ -79,6 +79,8 @@ class Safepoint:
         self._changes_agreed = Agreement(_slot(context, "change", board_layout.CHANGE_CHOICE), **options)
         self._num_changes = 0
         """Number of the last change that was carried out."""
+        self._carried_out: bytes | bytearray = b""
+        """What the board asked for when nothing was left to be carried out; empty: look closely."""
         self._changes_due = 0
         """Number of the last change that is due."""
         self._profile: UpdateProfile | None = None
@@ -99,17 +101,27 @@ class Safepoint:
         if not updated:
             return
         self._num_updates += 1
-        self._fence.pass_update()
+        if self._fence.waits:
+            self._fence.pass_update()
         context = self._context
         if context.safepoint is not self and not self._claim(context):
             return
-        board = context.board
-        if board[board_layout.SAVES_ASKED] != self._seen:
-            self._agree_to_save(board[board_layout.SAVES_ASKED])
-        if board[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER:
+        asked = context.board[board_layout.ASKED]
+        if asked != self._carried_out:
+            self._agree(asked)
+
+    def _agree(self, asked: bytes | bytearray) -> None:
+        """Agree with the other ranks on what the kernel has asked for."""
+        saves, num_new = asked[board_layout.SAVES_ASKED], asked[board_layout.CHANGES_ASKED] - self._num_changes
+        num_new %= 256
+        must_save, must_change = saves != self._seen, 0 < num_new < MAX_NEW_CHANGES
+        must_stop = asked[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER
+        self._carried_out = b"" if must_save or must_stop or must_change else asked
+        if must_save:
+            self._agree_to_save(saves)
+        if must_stop:
             self._agree_to_stop()
-        num_new = (board[board_layout.CHANGES_ASKED] - self._num_changes) % 256
-        if 0 < num_new < MAX_NEW_CHANGES:
+        if must_change:
             self._agree_to_change(self._num_changes + num_new)
 
     def _claim(self, context: RankContext) -> bool:
@@ -119,6 +131,7 @@ class Safepoint:
         context.safepoint = self
         self._seen, self._saves, self._stop_at, self.is_due = 0, False, None, False
         self._num_changes = self._changes_due = 0
+        self._carried_out = b""
         context.board[board_layout.HAS_SAFEPOINT] = 1
         return True
 

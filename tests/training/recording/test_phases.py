@@ -44,6 +44,7 @@ def test_spans_follow_each_other(line: Line) -> None:
     line.clock.mark(None)
     line.spend(step=0.125)
     line.now += 4  # Nobody's either.
+    line.clock.mark(None)
     line.clock.end_window(32.0, micro_batches=2)
     line.spend(sync=1.0)
     line.clock.flush()

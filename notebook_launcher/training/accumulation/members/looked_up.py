@@ -17,7 +17,7 @@ __all__ = ["LookedUp", "Owned"]
 class Owned:
     """The parameters that an optimizer updates, by member."""
 
-    sizes: tuple[int, ...]
+    sizes: list[int]
     """Number of parameters in each of the optimizer's groups when this was looked up."""
     members: list[Member]
     local: list[torch.Tensor]

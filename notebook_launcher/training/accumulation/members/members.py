@@ -170,17 +170,18 @@ class Members:
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Member]:
         """Return the members whose parameters this optimizer updates."""
-        return self._owned_by(optimizer).members
+        return self.owned_by(optimizer).members
 
     def local_parameters(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         """Return the parameters of an optimizer whose gradients nothing synchronises.
 
         Such parameters belong to no member, or to a model that was wrapped while they were frozen or not yet in it.
         """
-        return self._owned_by(optimizer).local
+        return self.owned_by(optimizer).local
 
-    def _owned_by(self, optimizer: torch.optim.Optimizer) -> Owned:
-        sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
+    def owned_by(self, optimizer: torch.optim.Optimizer) -> Owned:
+        """Return the members of `of_optimizer`, and the parameters of `local_parameters`."""
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
         known = self.looked_up.owned.get(id(optimizer))
         if known is None or known.sizes != sizes:
             parameters = parameters_of(optimizer)

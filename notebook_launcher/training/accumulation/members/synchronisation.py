@@ -37,16 +37,15 @@ if TYPE_CHECKING:
 __all__ = ["ends_window", "reduce_leaves", "switch_back", "switch_off", "sync_next", "waits_for_ranks", "without_sync"]
 
 
-def ends_window(num_batches: int, num_steps: int, *, is_last: bool, sync_with_dataloader: bool) -> bool:
+def ends_window(num_batches: int, num_steps: int, *, is_last: bool) -> bool:
     """Return True if a micro-batch is the last of its window.
 
     Args:
         num_batches: Micro-batches of the window, with this one.
         num_steps: Micro-batches of a full window.
-        is_last: True if its batch is the last of a prepared loader; False outside a loop.
-        sync_with_dataloader: True if a window ends where its loader ends.
+        is_last: True if its batch is the last of a prepared loader, and windows end where their loader ends.
     """
-    return num_batches >= num_steps or (is_last and sync_with_dataloader)
+    return num_batches >= num_steps or is_last
 
 
 def switch_off(members: Iterable[Member], *, sync_each_batch: bool | None) -> list[tuple[Member, bool]]:
@@ -103,7 +102,10 @@ def waits_for_ranks(window: Window | None, members: Members, *, ends: bool, num_
     if num_processes == 1 or not (ends or window is None):
         return False
     trained = members.models_and_leaves if window is None else window.members or members.models_and_leaves
-    return any(member.reduces_next for member in trained) or (window is not None and not trained)
+    for member in trained:  # not any(): it would make a generator at every update
+        if member.reduces_next:
+            return True
+    return window is not None and not trained
 
 
 def reduce_leaves(leaves: Sequence[LeafTensor]) -> bool:

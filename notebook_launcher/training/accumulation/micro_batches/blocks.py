@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState, OpenBlock
+    from notebook_launcher.training.data.active_loaders import ActiveLoader
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
@@ -31,6 +32,7 @@ class MicroBatchBlock:
     __slots__ = (
         "_clock",
         "_gradient_state",
+        "_num_drawn",
         "_rules",
         "_safepoint",
         "_switchable",
@@ -68,6 +70,8 @@ class MicroBatchBlock:
         ]
         """A trained parameter of each member: its version shows whether the weights were changed, and its gradient
         whether there are gradients. So no walk through the model is needed."""
+        self._num_drawn = 0
+        """Batches that the prepared loader had drawn when this block was last entered."""
         self._switched_off: list[tuple[Member, bool]] = []
         """Members that are switched off for this micro-batch, each with its state before."""
         self.outer: OpenBlock | None = None
@@ -82,12 +86,13 @@ class MicroBatchBlock:
         return twin
 
     def __enter__(self) -> None:
-        gradient_state, window = self._gradient_state, self.window
-        if self._clock is not None and gradient_state.active_loaders.active is None:
-            self._clock.mark("data")  # a prepared loader marks its waits itself
+        gradient_state, window, loaders = self._gradient_state, self.window, self._gradient_state.active_loaders
+        if loaders.active is None or loaders.are_several or loaders.active.num_drawn == self._num_drawn:
+            self._pass_boundary(loaders.active)
+        else:  # The loop over the prepared loader has passed one.
+            self._num_drawn = loaders.active.num_drawn
         if self._safepoint is not None and self._safepoint.is_due and window.num_batches == 0:
             self._safepoint.act()
-        context.step_boundary()
         for abandoned in gradient_state.enter(window, self.probes):
             self._drop(abandoned)
         if gradient_state.loops.is_out_of_step and self._rules.guards:
@@ -111,6 +116,8 @@ class MicroBatchBlock:
             if self._rules.guards and kind is None:
                 self._check_untouched()
         elif kind is None and self._clock is not None:
+            if gradient_state.active_loaders.active is None:  # A prepared loader marks the end of a step itself.
+                self._clock.mark(None)
             self._clock.end_window(window.world_weight, window.num_batches)
         is_endless = not gradient_state.leave(self, failed=kind is not None)
         self.outer = None
@@ -120,6 +127,12 @@ class MicroBatchBlock:
                 "the last micro-batch of a loader had no backward, so the window has no end: its gradients are dropped."
                 " Run its backward with weight=0, and pass weight= in all other backwards of the window, too.",
             )
+
+    def _pass_boundary(self, loader: ActiveLoader | None) -> None:
+        """Stop, if that was asked for, before a micro-batch that no prepared loader has begun."""
+        if self._clock is not None and loader is None:
+            self._clock.mark("data")  # a prepared loader marks its waits itself
+        context.step_boundary()
 
     def _drop(self, abandoned: Abandoned) -> None:
         """Drop the gradients of a window that was left before its end."""

@@ -130,8 +130,16 @@ class MicroBatches:
         written = () if check is None else check.write(in_reach, window, syncs=syncs)
         ending = window if ends else None  # The window that ends with this micro-batch.
         pending = None if ending is None else self._weighing.sum_weights(ending)
-        self._run(loss, factor, kwargs, window, is_timed=is_timed)
-        self._note_gradients(window, in_reach, ends=ends)
+        try:
+            self._compute(loss, factor, kwargs, is_timed=is_timed)
+        except BaseException:
+            if window is not None:
+                window.break_off()
+            raise
+        if block is not None and not ends:
+            block.window.note_gathered(block.members)
+        if self._num_processes > 1:
+            self._note_reduced(in_reach, ends=ends)
         if check is not None:
             check.compare(written)
         if ending is not None:
@@ -185,23 +193,6 @@ class MicroBatches:
             return [(synced_models[0], None)]
         return [(member, member.module.grad_versions()) for member in synced_models if member.may_be_reached]
 
-    def _run(
-        self,
-        loss: torch.Tensor,
-        factor: float | torch.Tensor,
-        kwargs: dict[str, Any],
-        window: Window | None,
-        *,
-        is_timed: bool,
-    ) -> None:
-        """Compute the gradients; if that fails, the window is broken off."""
-        try:
-            self._compute(loss, factor, kwargs, is_timed=is_timed)
-        except BaseException:
-            if window is not None:
-                window.break_off()
-            raise
-
     def _compute(
         self, loss: torch.Tensor, factor: float | torch.Tensor, kwargs: dict[str, Any], *, is_timed: bool
     ) -> None:
@@ -209,7 +200,10 @@ class MicroBatches:
             loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        gradient = self._initial_gradient(loss, factor, kwargs.pop("gradient", None))
+        if kwargs or loss.is_complex():
+            gradient = self._initial_gradient(loss, factor, kwargs.pop("gradient", None))
+        else:
+            gradient = self._initial.of(loss, factor)
         if isinstance(factor, torch.Tensor) or factor:
             gradients.backward(loss, gradient, kwargs)
             return
@@ -240,26 +234,17 @@ class MicroBatches:
         assert self._clock is not None
         torch.autograd.Variable._execution_engine.queue_callback(self._clock.mark_computed)  # noqa: SLF001
 
-    def _note_gradients(self, window: Window | None, in_reach: Sequence[InReach], *, ends: bool) -> None:
-        """Note what this backward has gathered, and which gradients are the same on all ranks."""
-        block = self._gradient_state.block
-        if window is not None and block is not None and not ends:
-            window.note_gathered(block.members)
-        if self._num_processes > 1:
-            self._note_reduced(in_reach)
-            self._broadcast_buffers(ends=ends)
-
-    def _note_reduced(self, in_reach: Sequence[InReach]) -> None:
-        """Note which models' gradients DDP has synchronised, and synchronise the gradients of leaf tensors."""
+    def _note_reduced(self, in_reach: Sequence[InReach], *, ends: bool) -> None:
+        """Note which models' gradients DDP has synchronised, and synchronise what it leaves to others."""
         for member, versions in in_reach:
             member.note_backward(versions, self._warn_once)
         if self._members.leaves and reduce_leaves(self._members.leaves):
             self._members.leaf_notes.num_synced += 1
+        if ends and self._members.shared_buffers:
+            self._broadcast_buffers()
 
-    def _broadcast_buffers(self, *, ends: bool) -> None:
-        """Copy the buffers of sharded models from rank 0 to all ranks if the window ends."""
-        if not ends:
-            return
+    def _broadcast_buffers(self) -> None:
+        """Copy the buffers of sharded models from rank 0 to all ranks."""
         block = self._gradient_state.block
         for buffers in self._members.shared_buffers:
             if block is None or buffers.member in block.members:

@@ -73,8 +73,8 @@ class StepChecks:
 
     def check_synced(self, prepared: AcceleratedOptimizer) -> None:
         """Raise RuntimeError if gradients of this optimizer are one rank's alone, unless `LocalSGD` wants that."""
-        members = self._members
-        for member in members.of_optimizer(prepared.optimizer):
+        owned = self._members.owned_by(prepared.optimizer)
+        for member in owned.members:
             if member.notes is not None and member.notes.trains_alone:
                 return
             if not member.is_synced and member.has_gradients():
@@ -83,9 +83,8 @@ class StepChecks:
                     f"would diverge. {member.explain_unsynced()}"
                 )
             self._check_foreign(member)
-        local = [parameter for parameter in members.local_parameters(prepared.optimizer) if parameter.grad is not None]
-        if local:
-            raise RuntimeError(_describe_local(prepared.optimizer, local, members))
+        if owned.local and (local := [parameter for parameter in owned.local if parameter.grad is not None]):
+            raise RuntimeError(_describe_local(prepared.optimizer, local, self._members))
 
     def _check_foreign(self, member: Member) -> None:
         """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""

@@ -93,11 +93,10 @@ class Updates:
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
         gradient_state = self._gradient_state
-        window = gradient_state.current
+        block = gradient_state.block
+        window = None if block is None else block.window  # As `gradient_state.current`, without a call.
         if self._rules.guards and window is not None:
-            self._checks.check_window(window, closure)
-            if window.num_backwards and not self._is_covered(prepared, window):
-                self._join(self._members.of_optimizer(prepared.optimizer), window)
+            self._check_window(prepared, window, closure)
         if not gradient_state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
         if self._rules.guards:
@@ -120,13 +119,21 @@ class Updates:
         self._note_step()
         return outcome, skipped
 
+    def _check_window(self, prepared: AcceleratedOptimizer, window: Window, closure: Callable[[], Any] | None) -> None:
+        """Check a step inside `accumulate`, and let models join its window."""
+        if closure is not None or window.backwards_in_block == 0:
+            self._checks.check_window(window, closure)
+        if window.num_backwards and not self._is_covered(prepared, window):
+            self._join(self._members.of_optimizer(prepared.optimizer), window)
+
     def _is_covered(self, prepared: AcceleratedOptimizer, window: Window) -> bool:
         """Return True if the window's `accumulate` was given all members of the optimizer."""
         members, key = self._members, (id(prepared), id(window))
         known = members.looked_up.covered.get(key)
         if known is None:
             owned = members.of_optimizer(prepared.optimizer)
-            known = members.looked_up.covered[key] = all(id(member) in window.key for member in owned)
+            known = bool(owned) and all(id(member) in window.key for member in owned)
+            members.looked_up.covered[key] = known
         return known
 
     def _join(self, members: Sequence[Member], window: Window) -> None:
@@ -148,7 +155,7 @@ class Updates:
     def _puts_off(self, window: Window | None) -> bool:
         """Put the update off, and return True, if the window has not ended: its last micro-batch was left out."""
         gradient_state = self._gradient_state
-        if window is None or not gradient_state.lacks_end(window):
+        if window is None or window.backwards_in_block or not gradient_state.lacks_end(window):
             return False
         gradient_state.put_off(window)
         return True
@@ -160,11 +167,15 @@ class Updates:
             return gradient_state.sync_gradients
         if gradient_state.loaded:
             return False
-        owned, current = self._members.of_optimizer(prepared.optimizer), gradient_state.current
+        current = gradient_state.current
+        ends = gradient_state.sync_gradients
+        if current is not None and current.num_backwards and not ends and self._is_covered(prepared, current):
+            return False
+        owned = self._members.of_optimizer(prepared.optimizer)
         for window in gradient_state.windows.values():
             if not window.num_backwards:
                 continue
-            if window is current and gradient_state.sync_gradients and window.backwards_in_block:
+            if window is current and ends and window.backwards_in_block:
                 continue
             if window.holds(owned):
                 return False

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from notebook_launcher.training.accumulation.members.member import Member
+    from notebook_launcher.training.data.active_loaders import Requests
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.rules import Rules
 
@@ -61,16 +62,14 @@ class GradientState(AccelerateNames):
     Args:
         plugin: The settings of accumulation.
         rules: The differences from Accelerate.
-        on_next: Called when an outermost loop over a prepared loader asks for its next batch.
+        requests: Carried out when an outermost loop over a prepared loader asks for its next batch.
     """
 
-    def __init__(
-        self, plugin: GradientAccumulationPlugin, rules: Rules, on_next: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, plugin: GradientAccumulationPlugin, rules: Rules, requests: Requests | None = None) -> None:
         self.use_plugin(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
-        self.active_loaders = ActiveLoaders(self, on_next=on_next, follows_draws=rules.follows_draws)
+        self.active_loaders = ActiveLoaders(self, requests=requests, follows_draws=rules.follows_draws)
         self.block: OpenBlock | None = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
@@ -118,33 +117,32 @@ class GradientState(AccelerateNames):
             self.windows[new.key] = new
         return self.windows[new.key]
 
-    def enter(self, window: Window, probes: Sequence[torch.Tensor | None]) -> list[Abandoned]:
+    def enter(self, window: Window, probes: Sequence[torch.Tensor | None]) -> Sequence[Abandoned]:
         """Begin a micro-batch; return the windows whose gradients must be dropped.
 
         Args:
             window: The window that the micro-batch belongs to.
             probes: The parameters whose versions show that weights were changed inside the window.
         """
-        loader = self.active_loaders.active
+        loader, loops = self.active_loaders.active, self.loops
         iteration = None if loader is None else loader.iteration_token
-        may_differ = self._num_steps > 1 and self.plugin.sync_with_dataloader
-        loops = self.loops
-        loops.is_out_of_step = may_differ and loops.lacks_batch(window, loader)
+        with_loader = self.plugin.sync_with_dataloader
+        loops.is_out_of_step = self._num_steps > 1 and with_loader and loops.lacks_batch(window, loader)
         if loader is not None and self.active_loaders.note_micro_batch(loader) > 1:
             loops.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
-        abandoned = self._abandoned(window, iteration)
-        if window.num_batches == 0:
-            self._check_alone(window)
+        abandoned: Sequence[Abandoned] = ()
+        # Calls that have nothing to do are left out here: a tenth of a microsecond each, in every micro-batch.
+        is_continued = not window.num_batches or iteration is window.iteration
+        if len(self.windows) > 1 or window.is_broken or not is_continued:
+            abandoned = self._abandoned(window, iteration)
+            if window.num_batches == 0:
+                self._check_alone(window)
         window.begin_micro_batch(self._num_steps, iteration, probes)
         loops.num_blocks += 1
         # A number of steps that is set inside a window holds from the next one on.
         num_steps = self._num_steps if self._rules.nominal_divisor else window.num_steps
-        self.sync_gradients = ends_window(
-            window.num_batches,
-            num_steps,
-            is_last=self.active_loaders.is_at_end(loader),
-            sync_with_dataloader=self.plugin.sync_with_dataloader,
-        )
+        is_last = with_loader and self.active_loaders.is_at_end(loader)
+        self.sync_gradients = ends_window(window.num_batches, num_steps, is_last=is_last)
         self._last = window
         return abandoned
 
@@ -196,7 +194,7 @@ class GradientState(AccelerateNames):
             self.loops.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
         if failed and window.backwards_in_block == 0:
             window.drop_micro_batch()
-        elif window.is_deferred or self.lacks_end(window):
+        elif window.is_deferred or (window.backwards_in_block == 0 and self.lacks_end(window)):
             return window.extend(is_exhausted=self.end_of_dataloader and self.plugin.sync_with_dataloader)
         elif failed and self.sync_gradients:
             window.break_off()

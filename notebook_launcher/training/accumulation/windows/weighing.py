@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.data.active_loaders import ActiveLoader
+    from notebook_launcher.training.data.rounds import Round
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rules import Rules
@@ -56,6 +57,21 @@ class PendingSum(NamedTuple):
     total: torch.Tensor
     """The sum, once the work is done."""
     work: dist.Work
+
+
+class CountedRound(NamedTuple):
+    """A round of a loader, by which its micro-batches are weighed."""
+
+    round: Round
+    """The counts of all ranks."""
+    iteration: object | None
+    """The loader's iteration that the round belongs to."""
+    mine: int
+    """This rank's weight."""
+    total: int
+    """All ranks' weights."""
+    full: float
+    """The weight of a full micro-batch."""
 
 
 class Weighing:
@@ -86,6 +102,8 @@ class Weighing:
         """True while an optimizer calls its closure, which may compute the gradients several times."""
         self._is_local = False
         """True if every rank trains by itself (`LocalSGD`), so that its windows are means over its own samples."""
+        self._newest_round: CountedRound | None = None
+        """The round of the last micro-batch: neighbouring batches share one, so it is seldom another."""
         self._gradient_state = gradient_state
         self._members = members
         self._rules = rules
@@ -110,6 +128,7 @@ class Weighing:
         self._is_local = all(
             member.notes is not None and member.notes.trains_alone for member in self._members.models_and_leaves
         )
+        self._newest_round = None
 
     def own_weight(self, window: Window | None, weight: Any) -> Any:
         """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None without one."""
@@ -147,7 +166,7 @@ class Weighing:
         # An earlier backward of this block has ended the window.
         is_corrected = is_last and window.backwards_in_block > 0
         self._check_gradients(window)
-        mine = self._weigh(window, weight, reduction)
+        mine = self._weigh_counted(window) if weight is None else self._weigh_given(window, weight, reduction)
         if is_last and window.knows_its_weight:
             # No gradient needs the correction yet, but a second backward of this block will.
             window.close(self._num_data_ranks)
@@ -161,43 +180,58 @@ class Weighing:
         Raises:
             RuntimeError: The gradients of the window's earlier micro-batches were cleared.
         """
-        if not window.check_gathered() and self._rules.guards:
+        if window.gathered is not None and not window.check_gathered() and self._rules.guards:
             self._warn_of_changed_gradients()
         if window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
             self._warn_of_old_gradients()
         if window.backwards_in_block > 0:
             self._warn_of_second_backward(window)
 
-    def _weigh(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
+    def _weigh_given(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
         """Count a backward and its weight in its window; return the weight by which the loss is multiplied."""
-        if weight is None:
-            return self._weigh_counted(window)
         mine = self._given_weight(weight)
         window.weigh("given", mine, 0.0, self._unit_of_given(mine))
         return mine if reduction == "mean" else one_if_used(mine)
 
     def _weigh_counted(self, window: Window) -> float:
         """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
-        loader = self._gradient_state.active_loaders.active
-        current = None if loader is None else loader.current_round
-        weights = None if current is None else self._weights_of_round(loader)
-        if loader is None or current is None or weights is None:
+        loaders = self._gradient_state.active_loaders
+        loader = loaders.active
+        counted = None if loader is None else self._counted_round(loader)
+        if loader is None or counted is None:
             mine = window.unit if window.kind == "counted" else 1.0
             window.weigh("equal", mine, mine * self._num_data_ranks, mine)
             return mine
-        if loader.counts_otherwise and self._rules.guards and (window.num_steps > 1 or self._num_data_ranks > 1):
-            self._warn_once("counts otherwise", loader.counts_otherwise)
-        others = self._gradient_state.active_loaders.in_step(loader)
-        if others and self._rules.guards:
-            expected = relative_weights(loader)
-            if any(relative_weights(other) != expected for other in others):
-                self._warn_once("zipped", _ZIPPED)
-        full = float(full_rows_of(loader))
-        unit = window.unit if window.kind == "counted" else full
-        per_weight = full if window.kind == "equal" else 1.0
-        mine = weights[self._data_rank] / per_weight
-        window.weigh("counted", mine, sum(weights) / per_weight, unit)
+        if loader.counts_otherwise or loaders.are_several:
+            self._check_counts(window, loader)
+        unit = window.unit if window.kind == "counted" else counted.full
+        per_weight = counted.full if window.kind == "equal" else 1.0
+        mine = counted.mine / per_weight
+        window.weigh("counted", mine, counted.total / per_weight, unit)
         return mine
+
+    def _counted_round(self, loader: ActiveLoader) -> CountedRound | None:
+        """Return the present round of a loader; None if it is unknown, or of other ranks."""
+        known, current = self._newest_round, loader.current_round
+        if known is not None and known.round is current and known.iteration is loader.iteration_token:
+            return known
+        weights = self._weights_of_round(loader)
+        if current is None or weights is None:
+            return None
+        full = float(full_rows_of(loader))
+        known = CountedRound(current, loader.iteration_token, weights[self._data_rank], sum(weights), full)
+        self._newest_round = known
+        return known
+
+    def _check_counts(self, window: Window, loader: ActiveLoader) -> None:
+        """Warn if the samples that the loader counts may not be the weight of the loss."""
+        if not self._rules.guards:
+            return
+        if loader.counts_otherwise and (window.num_steps > 1 or self._num_data_ranks > 1):
+            self._warn_once("counts otherwise", loader.counts_otherwise)
+        expected = relative_weights(loader)
+        if any(relative_weights(other) != expected for other in self._gradient_state.active_loaders.in_step(loader)):
+            self._warn_once("zipped", _ZIPPED)
 
     def _given_weight(self, weight: Any) -> float | torch.Tensor:
         """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
-from notebook_launcher.training.operations import gather
+from notebook_launcher.training.operations.collectives import gather_numbers
 from notebook_launcher.training.process.arrivals import meet
 
 __all__ = ["EpochPlan", "agree_on_plan"]
@@ -40,7 +38,7 @@ def agree_on_plan(mine: EpochPlan) -> EpochPlan:
     numbers = [UNKNOWN if number is None else number for number in mine]
     # A seed may have 64 bits without a sign.
     numbers[-1] = mine.seed % 2**64 - 2**63
-    by_rank: list[list[int]] = gather(torch.tensor([numbers], dtype=torch.int64)).tolist()
+    by_rank = gather_numbers(numbers)
     first = by_rank[0]
     for rank, plan in enumerate(by_rank):
         for at, explanation in enumerate(EXPLANATIONS):

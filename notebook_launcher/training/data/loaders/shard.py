@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -93,7 +94,7 @@ class DataLoaderShard(PreparedLoader):
             **kwargs,
         )
 
-    @property
+    @functools.cached_property  # torch's loaders refuse another data set or batch sampler once they are made
     def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
         """The object that cuts this rank's share out; None: the rank has everything."""
         if isinstance(self.dataset, IterableDatasetShard):

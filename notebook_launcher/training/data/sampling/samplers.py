@@ -96,7 +96,9 @@ def sampler_chain(dataloader: Any) -> list[Any]:
 def links_of(link: Any) -> list[Any]:
     """Return a batch sampler or sampler with all samplers inside it, the outermost first."""
     links: list[Any] = []
-    while link is not None and not any(link is known for known in links):
+    known: set[int] = set()  # A sampler may refer to itself.
+    while link is not None and id(link) not in known:
+        known.add(id(link))
         links.append(link)
         inner = getattr(link, "batch_sampler", None)
         link = getattr(link, "sampler", None) if inner is None else inner

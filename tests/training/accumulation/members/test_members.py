@@ -100,11 +100,10 @@ def test_without_sync_switches_every_member_off_and_restores_nested_states():
 
 
 @pytest.mark.parametrize(
-    ("num_batches", "at_end", "with_loader", "expected"),
-    [(1, False, True, False), (4, False, True, True), (1, True, True, True), (1, True, False, False)],
+    ("num_batches", "at_end", "expected"), [(1, False, False), (4, False, True), (1, True, True), (4, True, True)]
 )
-def test_window_ends_when_full_or_at_the_end_of_its_loader(num_batches, at_end, with_loader, expected):
-    assert ends_window(num_batches, 4, is_last=at_end, sync_with_dataloader=with_loader) is expected
+def test_window_ends_when_full_or_at_the_end_of_its_loader(num_batches, at_end, expected):
+    assert ends_window(num_batches, 4, is_last=at_end) is expected
 
 
 def test_prepared_model_is_switched_off_and_a_model_that_the_user_wrapped_is_not():
