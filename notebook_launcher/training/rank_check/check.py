@@ -79,6 +79,8 @@ class RankCheck:
         """Comparisons in a row at which all ranks had the same inputs."""
         self._notified: set[str] = set()
         """The notices that were shown, each once."""
+        self.is_pending = False
+        """True between a `write` that has written something and its `compare`."""
 
     def write(
         self, watched: Sequence[tuple[PreparedModel, Any]], window: Window | None, *, syncs: bool
@@ -101,6 +103,7 @@ class RankCheck:
                 written = self._write_due(watched)
         if window is not None and (syncs or self._gradient_state.loops.left_out is not None):
             self.left_out.write(window, watched, syncs=syncs)
+        self.is_pending = bool(written) or self.left_out.has_written
         return written
 
     def _write_due(self, watched: Sequence[tuple[PreparedModel, Any]]) -> list[Comparand]:
@@ -124,9 +127,8 @@ class RankCheck:
             RuntimeError: The ranks' weights, optimizer states or learning rates differ, on every rank; or this rank
                 has left a micro-batch out of its window, and others have not, on the ranks that left one out.
         """
+        self.is_pending = False
         self.left_out.compare()
-        if not written:
-            return
         reached = [comparand for comparand in written if comparand.is_to_compare]
         if reached:
             self._fence.finish()

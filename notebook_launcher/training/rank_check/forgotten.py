@@ -13,7 +13,8 @@ from notebook_launcher.training.accumulation.members.targets import parameters_o
 from notebook_launcher.training.fingerprints import is_comparable
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.accumulation.members.ddp import Notes
+    from collections.abc import Callable
+
     from notebook_launcher.training.accumulation.members.members import Members
 
 __all__ = ["ForgottenOptimizers"]
@@ -33,6 +34,8 @@ class ForgottenOptimizers:
         self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         """Optimizers in the order of their first steps since members were added last: True for those that update
         nothing that was prepared."""
+        self._newest: Callable[[], torch.optim.Optimizer | None] = lambda: None
+        """Returns the optimizer that was noted last, which is held weakly."""
         hooks = register_optimizer_step_pre_hook(_StepCheck(self)).hooks_dict_ref() or {}
         # Not by a finalizer: the garbage collector may run it while torch goes through the hooks of a step.
         for key, hook in list(hooks.items()):
@@ -44,7 +47,11 @@ class ForgottenOptimizers:
 
         An optimizer inside a prepared one, as `ZeroRedundancyOptimizer` has it, passes: the outer one was checked.
         """
-        local = [member.module for member in self._members.synced_models if _is_local(member.notes)]
+        local = []
+        for member in self._members.synced_models:  # no comprehension: its call would take longer than its work
+            notes = member.notes
+            if not ((notes.answered | notes.forwards) & FORWARD_SYNCED or notes.trains_alone):
+                local.append(member.module)
         if not local:
             return
         mine = {id(parameter) for parameter in parameters_of(optimizer)}
@@ -62,9 +69,12 @@ class ForgottenOptimizers:
         if self._version != self._members.version:
             self._version = self._members.version
             self._stepped.clear()
-        if optimizer not in self._stepped:
+        elif self._newest() is optimizer:
+            return
+        if optimizer not in self._stepped:  # This look takes 3 µs.
             prepared = self._members.contains_any(parameters_of(optimizer))
             self._stepped[optimizer] = bool(self._members.synced_models) and not prepared
+        self._newest = weakref.ref(optimizer)
 
     @property
     def outside(self) -> list[torch.optim.Optimizer]:
@@ -93,8 +103,3 @@ class _StepCheck:
         if forgotten is not None and not torch.compiler.is_compiling():
             forgotten.check(optimizer)
             forgotten.note(optimizer)
-
-
-def _is_local(notes: Notes) -> bool:
-    """Return True if a model's gradients, if it has any, are this rank's own."""
-    return not (notes.trains_alone or (notes.answered | notes.forwards) & FORWARD_SYNCED)

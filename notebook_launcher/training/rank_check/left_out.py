@@ -66,6 +66,11 @@ class LeftOut:
                 self._held = held
 
     @property
+    def has_written(self) -> bool:
+        """True if this rank has written, and `compare` has to follow."""
+        return self._held is not None
+
+    @property
     def _topic(self) -> str:
         return f"window {self._num_reductions}"
 

@@ -111,13 +111,10 @@ class UpdateFence:
 
     def __init__(self, record: Callable[[], QueuedWork | None] | None) -> None:
         self._record = record
+        self.waits = record is not None
+        """True if `pass_update` may wait."""
         self._previous: QueuedWork | None = None
         """The mark of the previous update's work; None if nothing is to be waited for."""
-
-    @property
-    def waits(self) -> bool:
-        """True if `pass_update` may wait."""
-        return self._record is not None
 
     @property
     def lead(self) -> int:

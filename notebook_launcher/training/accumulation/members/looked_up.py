@@ -33,8 +33,8 @@ class LookedUp:
 
     owned: dict[int, Owned] = dataclasses.field(default_factory=dict)
     """By the id of an optimizer."""
-    covered: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)
-    """By the ids of an optimizer and a window: True if the window's `accumulate` was given all of the optimizer's
-    members. Looking it up takes 2 µs."""
+    covered: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+    """The ids of an optimizer and a window, if the window's `accumulate` was given all of the optimizer's members.
+    Looking it up takes 2 µs."""
     has_sparse_gradients: bool | None = None
     """True if members have sparse gradients; None if nobody has asked yet."""

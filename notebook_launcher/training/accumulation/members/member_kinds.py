@@ -190,7 +190,11 @@ class PreparedModel(DDPModel):
             warn_once: Warns of a `no_sync` that was around the backward only.
         """
         model, notes = self.module, self.notes
-        if not (model.has_gradients() if versions is None else model.grad_versions() != versions):
+        if versions is not None:
+            has_written = model.grad_versions() != versions
+        else:  # Nearly always the first parameter has a gradient, and no call is needed.
+            has_written = (model.trained and model.trained[0].grad is not None) or model.has_gradients()
+        if not has_written:
             return
         if notes.forwards == FORWARD_SYNCED and not model.require_backward_grad_sync:
             warn_once(

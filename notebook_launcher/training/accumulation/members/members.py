@@ -181,8 +181,10 @@ class Members:
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> Owned:
         """Return the members of `of_optimizer`, and the parameters of `local_parameters`."""
-        sizes = [len(group["params"]) for group in optimizer.param_groups]
-        known = self.looked_up.owned.get(id(optimizer))
+        groups, known = optimizer.param_groups, self.looked_up.owned.get(id(optimizer))
+        if known is not None and len(groups) == 1 and [len(groups[0]["params"])] == known.sizes:
+            return known
+        sizes = [len(group["params"]) for group in groups]
         if known is None or known.sizes != sizes:
             parameters = parameters_of(optimizer)
             mine = {id(parameter) for parameter in parameters}

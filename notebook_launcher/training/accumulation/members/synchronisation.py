@@ -88,19 +88,15 @@ def sync_next(members: Iterable[Member]) -> Iterator[None]:
         yield
 
 
-def waits_for_ranks(window: Window | None, members: Members, *, ends: bool, num_processes: int) -> bool:
-    """Return True if the backward that is about to run may reduce gradients, and so wait for the other ranks.
+def waits_for_ranks(window: Window | None, members: Members) -> bool:
+    """Return True if the last backward of a window, or one outside any, may reduce gradients: it waits for all ranks.
 
-    Inside `no_sync` and `LocalSGD` a backward reduces nothing, even where a window ends.
+    Inside `no_sync` and `LocalSGD` such a backward reduces nothing.
 
     Args:
         window: The window of the block; None outside any.
         members: Models and tensors that an Accelerator trains.
-        ends: True if the micro-batch is the last of its window, and outside any window.
-        num_processes: Ranks that train together.
     """
-    if num_processes == 1 or not (ends or window is None):
-        return False
     trained = members.models_and_leaves if window is None else window.members or members.models_and_leaves
     for member in trained:  # not any(): it would make a generator at every update
         if member.reduces_next:

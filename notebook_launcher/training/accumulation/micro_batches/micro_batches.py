@@ -123,28 +123,28 @@ class MicroBatches:
             _check_loss(loss, reduction, weight)
         block = self._gradient_state.block
         window: Window | None = None if block is None else block.window  # As `gradient_state.current`, without a call.
-        factor, ends = self._weigh(window, weight, reduction)
-        syncs = waits_for_ranks(window, self._members, ends=ends, num_processes=self._num_processes)
+        factor, ends, syncs = self._weigh(window, weight, reduction)
         is_timed = self._clock is not None and self._clock.begin_backward(syncs=syncs)
         in_reach, check = self._models_in_reach(), self._rank_check
         written = () if check is None else check.write(in_reach, window, syncs=syncs)
         ending = window if ends else None  # The window that ends with this micro-batch.
-        pending = None if ending is None else self._weighing.sum_weights(ending)
-        try:
-            self._compute(loss, factor, kwargs, is_timed=is_timed)
-        except BaseException:
-            if window is not None:
-                window.break_off()
-            raise
+        pending = None if ending is None or ending.kind != "given" else self._weighing.sum_weights(ending)
+        self._compute(loss, factor, kwargs, window, is_timed=is_timed)
         if block is not None and not ends:
             block.window.note_gathered(block.members)
-        if self._num_processes > 1:
-            self._note_reduced(in_reach, ends=ends)
-        if check is not None:
+        # A call that comes after the wait for the other ranks takes about 1 µs: the processor has forgotten the code.
+        for member, versions in in_reach:
+            member.note_backward(versions, self._warn_once)
+        if self._num_processes > 1 and (self._members.leaves or self._members.shared_buffers):
+            self._synchronise_others(ends=ends)
+        if check is not None and check.is_pending:
             check.compare(written)
-        if ending is not None:
+        if ending is not None and not ending.knows_its_weight:
             self._weighing.correct(ending, pending)
-        self._report_end(ends=ends, syncs=syncs)
+        if self._safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
+            self._safepoint.count(updated=ends and (syncs or self._num_processes == 1))
+        if self._clock is not None:
+            self._clock.end_backward(synced=syncs)
 
     def note_step(self) -> None:
         """Note that an optimizer has stepped: its phase ends, and a backward outside blocks is of the next update."""
@@ -165,13 +165,17 @@ class MicroBatches:
         if self._safepoint is not None:
             self._safepoint.count(updated=True)
 
-    def _weigh(self, window: Window | None, weight: Any, reduction: str) -> tuple[float | torch.Tensor, bool]:
-        """Return the factor of the loss, and True if an update may follow; count the micro-batch in its window."""
-        weight = self._weighing.own_weight(window, weight)
-        if window is not None:
-            return self._weighing.count_and_weigh(window, weight, reduction), self._gradient_state.sync_gradients
-        self._act_between_updates()
-        return self._weighing.factor_outside_blocks(weight, reduction), True
+    def _weigh(self, window: Window | None, weight: Any, reduction: str) -> tuple[float | torch.Tensor, bool, bool]:
+        """Return the factor of the loss, True if an update may follow, and True if the backward waits for the ranks."""
+        if window is None:
+            self._act_between_updates()
+            factor, ends = self._weighing.factor_outside_blocks(weight, reduction), True
+        else:
+            factor = self._weighing.count_and_weigh(window, weight, reduction)
+            ends = self._gradient_state.sync_gradients
+        if not ends or self._num_processes == 1:
+            return factor, ends, False
+        return factor, ends, waits_for_ranks(window, self._members)
 
     def _act_between_updates(self) -> None:
         """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
@@ -194,23 +198,34 @@ class MicroBatches:
         return [(member, member.module.grad_versions()) for member in synced_models if member.may_be_reached]
 
     def _compute(
-        self, loss: torch.Tensor, factor: float | torch.Tensor, kwargs: dict[str, Any], *, is_timed: bool
+        self,
+        loss: torch.Tensor,
+        factor: float | torch.Tensor,
+        kwargs: dict[str, Any],
+        window: Window | None,
+        *,
+        is_timed: bool,
     ) -> None:
-        if is_timed and loss.requires_grad:
-            loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        if kwargs or loss.is_complex():
-            gradient = self._initial_gradient(loss, factor, kwargs.pop("gradient", None))
-        else:
-            gradient = self._initial.of(loss, factor)
-        if isinstance(factor, torch.Tensor) or factor:
-            gradients.backward(loss, gradient, kwargs)
-            return
-        with gradients.without_sparse_rows(
-            parameter for member in self._members.models_and_leaves for parameter in member.parameters()
-        ):
-            gradients.backward(loss, gradient, kwargs)
+        """Compute the gradients; if that fails, the window is broken off."""
+        try:
+            if is_timed and loss.requires_grad:
+                loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
+            if self.scaler is not None:
+                loss = self.scaler.scale(loss)
+            if kwargs or loss.is_complex():
+                gradient = self._initial_gradient(loss, factor, kwargs.pop("gradient", None))
+            else:
+                gradient = self._initial.of(loss, factor)
+            if isinstance(factor, torch.Tensor) or factor:
+                gradients.backward(loss, gradient, kwargs)
+                return
+            trained = (parameter for member in self._members.models_and_leaves for parameter in member.parameters())
+            with gradients.without_sparse_rows(trained):
+                gradients.backward(loss, gradient, kwargs)
+        except BaseException:
+            if window is not None:
+                window.break_off()
+            raise
 
     def _initial_gradient(self, loss: torch.Tensor, factor: float | torch.Tensor, given: Any) -> torch.Tensor:
         """Return the factor as the initial gradient, which saves the two kernels of a multiplication in the graph.
@@ -234,28 +249,16 @@ class MicroBatches:
         assert self._clock is not None
         torch.autograd.Variable._execution_engine.queue_callback(self._clock.mark_computed)  # noqa: SLF001
 
-    def _note_reduced(self, in_reach: Sequence[InReach], *, ends: bool) -> None:
-        """Note which models' gradients DDP has synchronised, and synchronise what it leaves to others."""
-        for member, versions in in_reach:
-            member.note_backward(versions, self._warn_once)
-        if self._members.leaves and reduce_leaves(self._members.leaves):
+    def _synchronise_others(self, *, ends: bool) -> None:
+        """Synchronise what no module does: gradients of leaf tensors, and where a window ends, shared buffers."""
+        if reduce_leaves(self._members.leaves):
             self._members.leaf_notes.num_synced += 1
-        if ends and self._members.shared_buffers:
-            self._broadcast_buffers()
-
-    def _broadcast_buffers(self) -> None:
-        """Copy the buffers of sharded models from rank 0 to all ranks."""
+        if not ends:
+            return
         block = self._gradient_state.block
         for buffers in self._members.shared_buffers:
             if block is None or buffers.member in block.members:
                 buffers.broadcast()
-
-    def _report_end(self, *, ends: bool, syncs: bool) -> None:
-        """Tell the launcher's parts that the backward is over."""
-        if self._safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
-            self._safepoint.count(updated=ends and (syncs or self._num_processes == 1))
-        if self._clock is not None:
-            self._clock.end_backward(synced=syncs)
 
 
 def _check_loss(loss: Any, reduction: str, weight: Any) -> None:

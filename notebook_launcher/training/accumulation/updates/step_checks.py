@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from notebook_launcher.training.accumulation.members.ddp import Notes
     from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
@@ -82,14 +83,15 @@ class StepChecks:
                     f"step(): the gradients of {member.describe()} were not synchronised, so the ranks' weights "
                     f"would diverge. {member.explain_unsynced()}"
                 )
-            self._check_foreign(member)
+            if member.notes is not None and not member.notes.answered:
+                self._check_foreign(member, member.notes)
         if owned.local and (local := [parameter for parameter in owned.local if parameter.grad is not None]):
             raise RuntimeError(_describe_local(prepared.optimizer, local, self._members))
 
-    def _check_foreign(self, member: Member) -> None:
+    def _check_foreign(self, member: Member, notes: Notes) -> None:
         """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
-        check, notes = self._rank_check, member.notes
-        if check is None or notes is None or notes.answered or not member.has_gradients():
+        check = self._rank_check
+        if check is None or not member.has_gradients():
             return
         notes.num_foreign += 1
         check.compare_gradients(member, notes.num_foreign)

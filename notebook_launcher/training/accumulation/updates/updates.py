@@ -100,41 +100,44 @@ class Updates:
         if not gradient_state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
         if self._rules.guards:
-            self._checks.check_complete(prepared)
+            if len(gradient_state.windows) > 1:
+                self._checks.check_complete(prepared)
             if self._num_processes > 1:
                 self._checks.check_synced(prepared)
+        optimizer: Any = prepared.optimizer
+        if closure is None and self._scaler is None and self.max_grad_norm is None:
+            outcome, skipped = optimizer.step(), prepared.step_was_skipped
+        else:
+            outcome, skipped = self._step_with_more(prepared, closure)
+        self.steps_made += 1
+        self._note_step()
+        return outcome, skipped
+
+    def _step_with_more(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
+        """Step with a closure, a scaler or clipping."""
         if self.max_grad_norm is not None and closure is not None:
             closure = self._clipping(closure, prepared, self.max_grad_norm)
         elif self.max_grad_norm is not None:
             self._clip(parameters_of(prepared), self.max_grad_norm, 2.0, [prepared])
-        optimizer: Any = prepared.optimizer
         if self._scaler is not None:
-            outcome, skipped = self.scaling.step(prepared, closure)
-        elif closure is None:
-            outcome, skipped = optimizer.step(closure), prepared.step_was_skipped
-        else:
-            with self._weighing.in_closure():
-                outcome, skipped = optimizer.step(closure), prepared.step_was_skipped
-        self.steps_made += 1
-        self._note_step()
-        return outcome, skipped
+            return self.scaling.step(prepared, closure)
+        optimizer: Any = prepared.optimizer
+        if closure is None:
+            return optimizer.step(), prepared.step_was_skipped
+        with self._weighing.in_closure():
+            return optimizer.step(closure), prepared.step_was_skipped
 
     def _check_window(self, prepared: AcceleratedOptimizer, window: Window, closure: Callable[[], Any] | None) -> None:
         """Check a step inside `accumulate`, and let models join its window."""
         if closure is not None or window.backwards_in_block == 0:
             self._checks.check_window(window, closure)
-        if window.num_backwards and not self._is_covered(prepared, window):
-            self._join(self._members.of_optimizer(prepared.optimizer), window)
-
-    def _is_covered(self, prepared: AcceleratedOptimizer, window: Window) -> bool:
-        """Return True if the window's `accumulate` was given all members of the optimizer."""
-        members, key = self._members, (id(prepared), id(window))
-        known = members.looked_up.covered.get(key)
-        if known is None:
-            owned = members.of_optimizer(prepared.optimizer)
-            known = bool(owned) and all(id(member) in window.key for member in owned)
-            members.looked_up.covered[key] = known
-        return known
+        covered, key = self._members.looked_up.covered, (id(prepared), id(window))
+        if window.num_backwards and key not in covered:
+            owned = self._members.of_optimizer(prepared.optimizer)
+            if owned and all(id(member) in window.key for member in owned):
+                covered.add(key)
+            else:
+                self._join(owned, window)
 
     def _join(self, members: Sequence[Member], window: Window) -> None:
         """Let models that a block steps or clips belong to its window, if `accumulate` was given other models only.
@@ -167,11 +170,12 @@ class Updates:
             return gradient_state.sync_gradients
         if gradient_state.loaded:
             return False
-        current = gradient_state.current
-        ends = gradient_state.sync_gradients
-        if current is not None and current.num_backwards and not ends and self._is_covered(prepared, current):
+        block, ends = gradient_state.block, gradient_state.sync_gradients
+        current = None if block is None else block.window
+        gathers = current is not None and current.num_backwards and not ends
+        if gathers and (id(prepared), id(current)) in self._members.looked_up.covered:
             return False
-        owned = self._members.of_optimizer(prepared.optimizer)
+        owned = self._members.owned_by(prepared.optimizer).members
         for window in gradient_state.windows.values():
             if not window.num_backwards:
                 continue

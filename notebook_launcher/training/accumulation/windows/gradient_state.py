@@ -127,9 +127,13 @@ class GradientState(AccelerateNames):
         loader, loops = self.active_loaders.active, self.loops
         iteration = None if loader is None else loader.iteration_token
         with_loader = self.plugin.sync_with_dataloader
-        loops.is_out_of_step = self._num_steps > 1 and with_loader and loops.lacks_batch(window, loader)
-        if loader is not None and self.active_loaders.note_micro_batch(loader) > 1:
-            loops.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
+        may_differ = with_loader and self._num_steps > 1
+        if loader is None:
+            loops.is_out_of_step = may_differ and (loops.was_read_ahead or window.iteration is not None)
+        else:
+            loops.is_out_of_step = may_differ and not window.take_batch(iteration, loader.num_drawn)
+            if self.active_loaders.note_micro_batch(loader) > 1:
+                loops.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
         abandoned: Sequence[Abandoned] = ()
         # Calls that have nothing to do are left out here: a tenth of a microsecond each, in every micro-batch.
         is_continued = not window.num_batches or iteration is window.iteration

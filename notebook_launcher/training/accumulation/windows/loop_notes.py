@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.data.active_loaders import ActiveLoader
 
 __all__ = ["LeftOutBatch", "LoopNotes"]
@@ -35,7 +34,8 @@ class LoopNotes:
         self.was_read_ahead = False
         """True if the last loop read all of its loader and no micro-batch began meanwhile, as `list(loader)` does."""
         self.is_out_of_step = False
-        """True if the micro-batch began without a batch of its own from the loader that ends its window."""
+        """True if the micro-batch began without a batch of its own from the loader that ends its window: the loader
+        ends windows by another batch then."""
         self._blocks_before_loop = 0
         """Micro-batches that had begun when the last loop over a prepared loader began."""
 
@@ -48,12 +48,6 @@ class LoopNotes:
         is_unused = self.num_blocks == self._blocks_before_loop and loader.num_drawn > 1
         # An evaluation, which needs no accumulate(), computes no gradients.
         self.was_read_ahead = is_unused and torch.is_grad_enabled()
-
-    def lacks_batch(self, window: Window, loader: ActiveLoader | None) -> bool:
-        """Return True if the loader ends windows by another batch than the one of the micro-batch that begins."""
-        if loader is None:
-            return self.was_read_ahead or window.iteration is not None
-        return not window.take_batch(loader.iteration_token, loader.num_drawn)
 
     def forget_left_out(self) -> None:
         """Forget the batch that was left out last: all ranks have left out the same."""

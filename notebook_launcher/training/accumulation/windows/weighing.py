@@ -64,8 +64,6 @@ class CountedRound(NamedTuple):
 
     round: Round
     """The counts of all ranks."""
-    iteration: object | None
-    """The loader's iteration that the round belongs to."""
     mine: int
     """This rank's weight."""
     total: int
@@ -130,18 +128,14 @@ class Weighing:
         )
         self._newest_round = None
 
-    def own_weight(self, window: Window | None, weight: Any) -> Any:
-        """Return a weight that this rank alone knows: the user's, or the rows of a ready batch; None without one."""
-        loader = self._gradient_state.active_loaders.active
-        if weight is not None or loader is None or self._rules.nominal_divisor:
-            return weight
-        return None if window is None and self._gradient_state.num_steps > 1 else loader.current_rows
-
     def factor_outside_blocks(self, weight: Any, reduction: str) -> float | torch.Tensor:
         """Return the factor of a loss outside any block."""
         num_steps = self._gradient_state.num_steps
         if self._rules.nominal_divisor:
             return 1.0 / num_steps
+        loader = self._gradient_state.active_loaders.active
+        if weight is None and loader is not None and num_steps == 1:
+            weight = loader.current_rows  # of a ready batch, which this rank alone knows
         if weight is not None:
             if num_steps > 1:
                 raise ValueError(
@@ -162,11 +156,14 @@ class Weighing:
         if self._rules.nominal_divisor:
             window.count_backward()
             return 1.0 / self._gradient_state.num_steps
-        is_last = self._gradient_state.sync_gradients
+        is_last, loader = self._gradient_state.sync_gradients, self._gradient_state.active_loaders.active
+        if weight is None and loader is not None:
+            weight = loader.current_rows  # of a ready batch, which this rank alone knows
         # An earlier backward of this block has ended the window.
         is_corrected = is_last and window.backwards_in_block > 0
-        self._check_gradients(window)
-        mine = self._weigh_counted(window) if weight is None else self._weigh_given(window, weight, reduction)
+        if window.num_steps > 1 or window.backwards_in_block:
+            self._check_gradients(window)
+        mine = self._weigh_counted(window, loader) if weight is None else self._weigh_given(window, weight, reduction)
         if is_last and window.knows_its_weight:
             # No gradient needs the correction yet, but a second backward of this block will.
             window.close(self._num_data_ranks)
@@ -193,16 +190,17 @@ class Weighing:
         window.weigh("given", mine, 0.0, self._unit_of_given(mine))
         return mine if reduction == "mean" else one_if_used(mine)
 
-    def _weigh_counted(self, window: Window) -> float:
+    def _weigh_counted(self, window: Window, loader: ActiveLoader | None) -> float:
         """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
-        loaders = self._gradient_state.active_loaders
-        loader = loaders.active
-        counted = None if loader is None else self._counted_round(loader)
+        counted = None if loader is None else self._newest_round
+        # Each iteration of a loader makes rounds of its own, so the round shows if it is another one.
+        if loader is not None and (counted is None or counted.round is not loader.current_round):
+            counted = self._newest_round = self._count(loader)
         if loader is None or counted is None:
             mine = window.unit if window.kind == "counted" else 1.0
             window.weigh("equal", mine, mine * self._num_data_ranks, mine)
             return mine
-        if loader.counts_otherwise or loaders.are_several:
+        if loader.counts_otherwise or self._gradient_state.active_loaders.are_several:
             self._check_counts(window, loader)
         unit = window.unit if window.kind == "counted" else counted.full
         per_weight = counted.full if window.kind == "equal" else 1.0
@@ -210,18 +208,13 @@ class Weighing:
         window.weigh("counted", mine, counted.total / per_weight, unit)
         return mine
 
-    def _counted_round(self, loader: ActiveLoader) -> CountedRound | None:
+    def _count(self, loader: ActiveLoader) -> CountedRound | None:
         """Return the present round of a loader; None if it is unknown, or of other ranks."""
-        known, current = self._newest_round, loader.current_round
-        if known is not None and known.round is current and known.iteration is loader.iteration_token:
-            return known
-        weights = self._weights_of_round(loader)
+        current, weights = loader.current_round, self._weights_of_round(loader)
         if current is None or weights is None:
             return None
         full = float(full_rows_of(loader))
-        known = CountedRound(current, loader.iteration_token, weights[self._data_rank], sum(weights), full)
-        self._newest_round = known
-        return known
+        return CountedRound(current, weights[self._data_rank], sum(weights), full)
 
     def _check_counts(self, window: Window, loader: ActiveLoader) -> None:
         """Warn if the samples that the loader counts may not be the weight of the loss."""
@@ -283,9 +276,10 @@ class Weighing:
         return PendingSum(total, dist.all_reduce(total, group=self._data_group, async_op=True))
 
     def correct(self, window: Window, pending: PendingSum | None) -> None:
-        """Rescale the gradients to the mean over the micro-batches that the window really held."""
-        if window.knows_its_weight:
-            return  # The factor of its loss was the final one.
+        """Rescale the gradients to the mean over the micro-batches that the window really held.
+
+        A window that `knows_its_weight` needs no correction: the factor of its loss was the final one.
+        """
         if self._rules.nominal_divisor or window.backwards_in_block > 1 or window.num_backwards == 0:
             return
         if pending is not None:

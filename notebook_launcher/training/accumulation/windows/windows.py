@@ -68,6 +68,8 @@ class Window:
     """`"given"` if each rank alone knows the weights of its micro-batches, by `weight=` or by the rows of a ready
     batch; `"counted"` if a prepared loader knows the samples of all ranks; `"equal"` if the first micro-batch came
     from no prepared loader, so that a full one weighs 1; None before the first backward."""
+    knows_its_weight: bool = False
+    """True after a single backward that all ranks can count: its weight is the window's, if no other follows."""
     num_steps: int = 1
     """Micro-batches of a full window, when this one began."""
     unit: float = 1.0
@@ -92,7 +94,7 @@ class Window:
         # Written out: a loop over the fields' defaults would take 1 to 2 µs of each update.
         self.num_batches = self.num_backwards = self.backwards_in_block = 0
         self.gathered = self.kind = None
-        self.is_deferred = False
+        self.is_deferred = self.knows_its_weight = False
         self.num_steps = 1
         self.unit = self.correction = 1.0
         self.weight = self.world_weight = 0.0
@@ -158,11 +160,6 @@ class Window:
     def all_members(self) -> list[Member]:
         """Members whose gradients the window gathers, also members that joined it."""
         return [*self.members, *self.joined]
-
-    @property
-    def knows_its_weight(self) -> bool:
-        """True after a single backward that all ranks can count: its weight is the window's, if no other follows."""
-        return self.num_backwards == 1 and self.kind != "given"
 
     def holds(self, members: Iterable[Member]) -> bool:
         """Return True if the window gathers gradients of one of these members."""
@@ -241,6 +238,7 @@ class Window:
             self.world_weight += world_weight
         self.num_backwards += 1
         self.backwards_in_block += 1
+        self.knows_its_weight = self.num_backwards == 1 and kind != "given"
 
     def count_backward(self) -> None:
         """Count a micro-batch without a weight, as Accelerate does."""
