@@ -80,9 +80,8 @@ class PhaseClock:
         if now > self._due:
             self._report(now)
 
-    def begin_wait(self) -> float:
-        """Begin a wait for data, for which `end_wait` gets the time that this returns."""
-        return read_clock()
+    begin_wait: Callable[[], float] = staticmethod(read_clock)
+    """Begins a wait for data, for which `end_wait` gets the time that this returns."""
 
     def end_wait(self, since: float) -> None:
         """Mark the end of a wait for data; the time between the last mark and its begin belongs to no phase."""

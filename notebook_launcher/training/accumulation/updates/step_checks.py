@@ -87,6 +87,8 @@ class StepChecks:
                 self._check_foreign(member, member.notes)
         if owned.local and (local := [parameter for parameter in owned.local if parameter.grad is not None]):
             raise RuntimeError(_describe_local(prepared.optimizer, local, self._members))
+        if self._rank_check is not None:
+            self._rank_check.forgotten.checked = id(prepared.optimizer)
 
     def _check_foreign(self, member: Member, notes: Notes) -> None:
         """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
