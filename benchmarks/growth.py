@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+RANKS = (1, 2, 4, 8, 16, 32, 64)
 PROPORTIONAL, CONSTANT = 1.0, 0.1
 NOISE = 0.05
 """Error that one run may make in an exponent."""
@@ -38,8 +39,16 @@ class Growth(NamedTuple):
 
 
 GROWTHS = {
-    "launch": Growth("a warm launch, by ranks", (1, 2, 4, 8, 16), (1, 2, 4), {"ms": PROPORTIONAL}),
-    "call": Growth("a session's call, by ranks", (1, 2, 4, 8, 16), (1, 2, 4), {"ms": PROPORTIONAL}),
+    "launch": Growth("a warm launch, by ranks", RANKS, (1, 2, 4), {"ms": PROPORTIONAL}),
+    "call": Growth("a session's call, by ranks", RANKS, (1, 2, 4), {"ms": PROPORTIONAL}),
+    "output": Growth("1,000 lines of each rank, by ranks", RANKS, (1, 2, 4), {"ms": PROPORTIONAL}),
+    "monitor": Growth(
+        "the monitor's messages, by ranks", RANKS, (1, 2, 4), {"first ms": PROPORTIONAL, "later us": PROPORTIONAL}
+    ),
+    "accumulation": Growth(
+        "a micro-batch in windows of 4, by ranks", RANKS[1:], (2, 4),
+        {"by hand us": CONSTANT, "added us": CONSTANT},
+    ),
     "printed": Growth(
         "lines that a rank prints", (10**3, 10**4, 10**5, 10**6), (10**3, 10**4),
         {"ms": PROPORTIONAL, "kernel MB": CONSTANT, "folder MB": PROPORTIONAL},

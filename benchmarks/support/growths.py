@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["call", "launch", "parameters", "printed", "reports", "rows", "runs_listed"]
+__all__ = [
+    "accumulation",
+    "call",
+    "launch",
+    "monitor",
+    "output",
+    "parameters",
+    "printed",
+    "reports",
+    "rows",
+    "runs_listed",
+]
 
 TURNS = 7
 BATCHES = 2000
@@ -38,6 +49,46 @@ def call(ranks: int) -> dict[str, float]:
     with Session(ranks, output="none", runs_folder=None, threads_per_process=1) as session:
         session.run(_nothing)
         return {"ms": 1e3 * _median(lambda: session.run(_nothing), 5 * TURNS)}
+
+
+def output(ranks: int) -> dict[str, float]:
+    """Return the milliseconds of a session's call in which each rank prints 1,000 lines."""
+    from notebook_launcher import Session
+
+    with Session(ranks, output="none", runs_folder=None, threads_per_process=1) as session:
+        session.run(_print, args=(10,))
+        return {"ms": 1e3 * _median(lambda: session.run(_print, args=(1000,)))}
+
+
+def monitor(ranks: int) -> dict[str, float]:
+    """Return the time of the monitor's first message, of a run in which each rank has trained and printed, and later.
+
+    Milliseconds for the first message, microseconds for one in which each rank has something new.
+    """
+    from notebook_launcher import launch
+    from notebook_launcher.widgets.monitor.feed import Feed
+
+    run = launch(_train, ranks, output="none", runs_folder=None, threads_per_process=1, monitor=False)
+    feed, later = Feed(run), []
+    feed.reset()
+    while not run.wait(0.25):
+        later.append(_seconds(feed.update))
+    return {"first ms": 1e3 * _median(lambda: Feed(run).reset()), "later us": 1e6 * statistics.median(later)}
+
+
+def accumulation(ranks: int) -> dict[str, float]:
+    """Return the processor time of a micro-batch of rank 0: by hand, and what an Accelerator adds; in microseconds."""
+    from notebook_launcher import notebook_launch
+
+    def compare() -> dict[str, list[float]]:
+        from support.overhead_rank import measure_lists
+
+        return measure_lists(4, TURNS)
+
+    options: dict[str, Any] = {"output": "none", "runs_folder": None, "threads_per_process": 1}
+    by_name = notebook_launch(compare, ranks, **options)[0]
+    added = [ours - hand for ours, hand in zip(by_name["ours"], by_name["hand"], strict=True)]
+    return {"by hand us": statistics.median(by_name["hand"]), "added us": max(1.0, statistics.median(added))}
 
 
 def printed(lines: int) -> dict[str, float]:
@@ -138,6 +189,28 @@ class _Rows:
 
 def _nothing() -> None:
     pass
+
+
+def _train() -> None:
+    import torch
+
+    from notebook_launcher import report
+    from notebook_launcher.training.accelerator import Accelerator
+
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    plain = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=1e-3))
+    end = time.monotonic() + 5.0
+    step = 0
+    while accelerator.gather(torch.tensor(float(time.monotonic() < end))).min():
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        step += 1
+        print(f"step {step}")
+        report(step=step, loss=1.0 / step)
 
 
 def _print(lines: int) -> None:

@@ -118,6 +118,18 @@ def measure(names: list[str], repeats: dict[str, int]) -> Iterator[dict[str, Any
                 yield {"name": name, "window": window, "source": source, "wall": wall, "busy": busy}
 
 
+def measure_lists(window: int, repeats: int) -> dict[str, list[float]]:
+    """Return the microseconds of processor time of a micro-batch from a list, by hand and with ours, in turns."""
+    torch.set_num_threads(1)
+    contenders = {"hand": HandWritten(), "ours": WithAccelerator("notebook_launcher")}
+    fixed = [(torch.randn(BATCH_SIZE, WIDTH), torch.randn(BATCH_SIZE, 1))] * STEPS["list"]
+    busy: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats + 1):  # The first turn does not count.
+        for name, contender in contenders.items():
+            busy[name].append(1e6 * measure_turn(contender, fixed, window)[1] / STEPS["list"])
+    return {name: turns[1:] for name, turns in busy.items()}
+
+
 def try_contender(name: str) -> HandWritten | WithAccelerator | str:
     """Return the contender, or the reason of its failure."""
     try:
