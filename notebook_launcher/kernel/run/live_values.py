@@ -11,6 +11,7 @@ from notebook_launcher.kernel.metering.sample_pace import SamplePace
 from notebook_launcher.kernel.run.bounded_series import BoundedSeries
 from notebook_launcher.kernel.run.live_phases import LivePhases
 from notebook_launcher.kernel.run.live_settings import LiveSettings
+from notebook_launcher.kernel.run.metric_series import MetricSeries
 from notebook_launcher.messaging import messages
 from notebook_launcher.wording.units import describe_values
 
@@ -51,7 +52,7 @@ class LiveValues:
         """Settings that can be changed."""
         self.changes: tuple[RunChange, ...] = ()
         """Settings that were changed."""
-        self._metrics = BoundedSeries[MetricPoint](MAX_METRICS)
+        self._metrics = MetricSeries(MAX_METRICS)
         self._pictures = BoundedSeries[RunPicture](MAX_PICTURE_BYTES, lambda picture: len(picture.data))
         self._phases = LivePhases(launched, num_ranks)
         self._launched = launched
@@ -156,7 +157,7 @@ class LiveValues:
     @property
     def metrics(self) -> list[MetricPoint]:
         """The metrics that are kept."""
-        return self._metrics.values
+        return self._metrics.since(0)[0]
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics after a position, as far as they are kept, and the next position."""

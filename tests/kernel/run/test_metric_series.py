@@ -1,0 +1,77 @@
+"""Metrics are packed, come back as they were, and the oldest are dropped."""
+
+from __future__ import annotations
+
+import math
+import sys
+import tracemalloc
+
+import pytest
+
+from notebook_launcher.history.schema import MetricPoint
+from notebook_launcher.kernel.run.metric_series import CHUNK, MetricSeries
+
+
+def point(number: int) -> MetricPoint:
+    values = {"loss": 1.0 / (number + 1)} if number % 3 else {"loss": math.inf, "accuracy": number / 7, "a b": -0.0}
+    return MetricPoint(rank=number % 5, step=number * 10, time=number / 8, values={} if number % 11 == 0 else values)
+
+
+@pytest.mark.parametrize("count", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
+def test_points_come_back_as_they_were(count: int) -> None:
+    series = MetricSeries(10 * CHUNK)
+    points = [point(number) for number in range(count)]
+    for each in points:
+        series.append(each)
+    assert series.since(0) == (points, count)
+
+
+def test_reader_gets_what_is_new_to_it() -> None:
+    series, position, got = MetricSeries(10 * CHUNK), 0, []
+    points = [point(number) for number in range(3 * CHUNK)]
+    for number, each in enumerate(points):
+        series.append(each)
+        if number % 999 == 0:
+            new, position = series.since(position)
+            got += new
+    new, position = series.since(position)
+    assert [*got, *new] == points
+    assert position == len(points)
+    assert series.since(position) == ([], position)
+
+
+def test_oldest_tenth_is_dropped_beyond_the_limit() -> None:
+    series, count = MetricSeries(20 * CHUNK), 21 * CHUNK + 5
+    points = [point(number) for number in range(count)]
+    for each in points:
+        series.append(each)
+    assert series.since(0) == (points[2 * CHUNK :], count)
+    assert series.since(2 * CHUNK + 3) == (points[2 * CHUNK + 3 :], count)
+
+
+def test_list_that_a_reader_holds_does_not_change() -> None:
+    series = MetricSeries(10 * CHUNK)
+    series.append(point(0))
+    held, _ = series.since(0)
+    series.append(point(1))
+    assert held == [point(0)]
+
+
+def test_step_of_more_than_64_bits_is_kept() -> None:
+    series = MetricSeries(10 * CHUNK)
+    points = [MetricPoint(rank=0, step=sys.maxsize + number, time=0.0, values={"loss": 1.0}) for number in range(CHUNK)]
+    for each in points:
+        series.append(each)
+    assert series.since(0) == (points, CHUNK)
+
+
+def test_packed_points_take_less_than_60_bytes() -> None:
+    tracemalloc.start()
+    try:
+        series, count = MetricSeries(10**6), 10 * CHUNK
+        for number in range(count):
+            series.append(MetricPoint(rank=0, step=number, time=number / 8, values={"loss": number / 3}))
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used / count < 60
