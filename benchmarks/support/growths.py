@@ -206,6 +206,7 @@ def _join(rank: int, ranks: int, store: str) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store, world_size=ranks, rank=rank)
+    dist.barrier()  # A rank that leaves sooner would break the connections that others still make.
     dist.destroy_process_group()
 
 

@@ -120,13 +120,10 @@ class PhaseClock:
         Args:
             synced: True if the backward waited for the ranks: its time then belongs to two phases.
         """
-        now, since = read_clock(), self._times[-1] if self._times else self._since
         if not synced:
-            self._phases.append("backward")
-            self._times.append(now)
-            if now > self._due:
-                self._report(now)
+            self.mark("backward")
             return
+        now, since = read_clock(), self._times[-1] if self._times else self._since
         if self._watching:
             if self._began < self._computed:
                 self._sync_share = (now - self._computed) / max(now - since, 1e-9)

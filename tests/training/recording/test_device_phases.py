@@ -106,6 +106,22 @@ def test_phases_last_as_long_as_the_device_takes(device: Device) -> None:
     assert max(ends) == pytest.approx(device.done)
 
 
+def test_backward_that_reduces_nothing_lasts_as_long_as_the_device_takes(device: Device) -> None:
+    for _ in range(10):
+        device.clock.end_wait(device.clock.begin_wait())
+        device.compute(0.25, 2**-10)
+        device.clock.begin_backward(syncs=False)
+        device.compute(0.5, 2**-10)
+        device.clock.end_backward(synced=False)
+    device.now = device.done
+    device.clock.flush()
+    seconds = device.sums()
+    assert seconds["forward"] == pytest.approx(2.5, rel=0.02)
+    assert seconds["backward"] == pytest.approx(5.0, rel=0.02)
+    assert (seconds["sync"], seconds["step"]) == (0.0, 0.0)
+    assert seconds["data"] < 0.05
+
+
 def test_idle_time_of_the_device_after_late_data_counts_as_data(device: Device) -> None:
     for _ in range(10):
         device.update(data=0.5, forward=0.125, backward=0.0625, wait=0.0)
