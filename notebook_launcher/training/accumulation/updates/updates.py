@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.accumulation.members.targets import parameters_of
 from notebook_launcher.training.accumulation.updates.clipping import clip_norm_, clip_value_, given_parameters
 from notebook_launcher.training.accumulation.updates.gradient_scaling import GradientScaling
+from notebook_launcher.training.accumulation.updates.noted_updates import note_update
 from notebook_launcher.training.argument_checks import check_limit
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Updates:
         """Have the members of each optimizer looked up again."""
         self._members.changed()
 
+    def finish_exchange(self) -> None:
+        """Finish the exchanges of gradients that are under way, and make the updates that wait for them."""
+        self._members.finish_exchange()
+
     def observe(self) -> dict[str, Any]:
         """Return `learning_rate`, of each optimizer's first group, and `grad_norm` if gradients are clipped."""
         groups = [group for prepared in self.optimizers for group in prepared.param_groups[:1]]
@@ -112,7 +117,8 @@ class Updates:
         if self._scaler is not None:
             outcome, skipped = self.scaling.step(prepared, closure)
         elif closure is None:
-            outcome, skipped = optimizer.step(closure), prepared.step_was_skipped
+            waits = self._members.exchanges and note_update(optimizer, self._members.exchanges, gradient_state)
+            outcome, skipped = None if waits else optimizer.step(closure), prepared.step_was_skipped
         else:
             with self._weighing.in_closure():
                 outcome, skipped = optimizer.step(closure), prepared.step_was_skipped
