@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from notebook_launcher.messaging.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
@@ -34,6 +35,7 @@ __all__ = [
     "call_id",
     "current",
     "enter",
+    "finish_exchanges",
     "note_checkpoint",
     "notify",
     "saved_checkpoints",
@@ -71,6 +73,14 @@ class RankSafepoint(Protocol):
 
     def close(self) -> None:
         """End what is under way; called when the function has ended."""
+        ...
+
+
+class RankExchange(Protocol):
+    """The part of an exchange of gradients that is used here; the class is in `training.accumulation.members`."""
+
+    def finish(self) -> None:
+        """Wait for it, and make the updates that wait for it."""
         ...
 
 
@@ -152,6 +162,9 @@ class RankContext:
     tunables: dict[str, float] = dataclasses.field(default_factory=dict)
     """By name: present values of what the function offers by `tunable`."""
 
+    exchanges: weakref.WeakSet[RankExchange] = dataclasses.field(default_factory=weakref.WeakSet)
+    """The exchanges of the models in use, which may go on after a backward; of earlier calls, too."""
+
     def settings_now(self) -> dict[str, float | None]:
         """Return the present settings of the Accelerator that carries changes out; empty on other ranks than 0."""
         return {} if self.rank or self.safepoint is None else self.safepoint.settings()
@@ -223,6 +236,13 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         context.checkpoints = None if checkpoints is None else list(checkpoints)
         context.safepoint, context.backward_pause = None, BackwardPause()
         context.tunables.clear()
+
+
+def finish_exchanges() -> None:
+    """Finish all exchanges of gradients when the function has returned: others may read what it leaves or returns."""
+    if _Current.context is not None:
+        for exchange in list(_Current.context.exchanges):
+            exchange.finish()
 
 
 def call_id() -> int:

@@ -527,6 +527,18 @@ class Accelerator:
         """Clip each element of the gradients to `[-clip_value, clip_value]` where a window ends."""
         self._updates.clip_value(parameters, clip_value)
 
+    def finish_exchange(self) -> None:
+        """Finish the exchanges of gradients that go on beside the next forward, and make the updates that wait.
+
+        Call it before code of yours reads or changes parameters that it holds in a list of its own, if
+        `DistributedDataParallelKwargs(overlap_with_forward=True)`; otherwise nothing happens. No other rank has to call
+        it, too.
+
+        Raises:
+            RuntimeError: The exchange has failed, because another rank has ended.
+        """
+        self._updates.finish_exchange()
+
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """Compute in the Accelerator's precision outside of a prepared model, a loss for instance."""
         check_instance("autocast_handler", autocast_handler, AutocastKwargs, "AutocastKwargs(enabled=False)")
@@ -586,6 +598,7 @@ class Accelerator:
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Release everything prepared, and `objects`; return a None for each of these, to assign to their names."""
+        self.finish_exchange()
         self._prepared.clear()
         self._updates.clear()
         self.gradient_state.forget_windows()
@@ -949,6 +962,7 @@ class Accelerator:
 
     def end_training(self) -> None:
         """Finish all trackers. The process group stays, because the process that made it ends it."""
+        self.finish_exchange()
         self._trackers.end_training()
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:

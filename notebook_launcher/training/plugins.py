@@ -247,10 +247,20 @@ class DistributedDataParallelKwargs(KwargsHandler):
     """`"fp16"` or `"bf16"` around a PowerSGD hook."""
     comm_state_option: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of `PowerSGDState`."""
+    overlap_with_forward: bool = False
+    """Exchange gradients beside the next window's first forward, too: on a slow link, the backward of a window's last
+    micro-batch does not wait for the rest of the exchange. `optimizer.step()` then notes its update, and each layer
+    waits, in the next forward, for its own gradients and makes its own update. The numbers stay the same.
+
+    Between `step()` and the next forward of the model, its parameters are empty for code that holds them in a list of
+    its own; `model.weight`, `model.parameters()`, `state_dict()` and checkpoints wait and are right, and so is
+    `accelerator.finish_exchange()`. It saves at most one forward for each window. Without effect on one process; on
+    CPUs alone, and neither with PowerSGD nor with sharded models."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of `DistributedDataParallel` by name."""
-        return {name: value for name, value in super().to_dict().items() if not name.startswith("comm_")}
+        own = ("comm_hook", "comm_wrapper", "comm_state_option", "overlap_with_forward")
+        return {name: value for name, value in super().to_dict().items() if name not in own}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,6 +268,12 @@ class DistributedDataParallelKwargs(KwargsHandler):
             self.bucket_cap_mb = 25
         self.comm_hook = _hook("comm_hook", self.comm_hook)
         self.comm_wrapper = _hook("comm_wrapper", self.comm_wrapper)
+        if self.overlap_with_forward and "power_sgd" in self.comm_hook:
+            raise ValueError(
+                f"comm_hook={str(self.comm_hook)!r} with overlap_with_forward=True: PowerSGD reduces a bucket in "
+                "several steps, and sends so little that nothing is left to overlap. Use 'fp16', 'bf16' or 'no', or "
+                "leave overlap_with_forward out."
+            )
 
 
 def _hook(name: str, value: Any) -> DDPCommunicationHookType:

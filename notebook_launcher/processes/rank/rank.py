@@ -20,7 +20,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
-from notebook_launcher.context import RankContext, begin_call, current, enter
+from notebook_launcher.context import RankContext, begin_call, current, enter, finish_exchanges
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file
@@ -222,6 +222,7 @@ class _RankProcess:
             for message in call.comm_messages:
                 self._widgets.handle(message)
             value = call_function(*function_call)
+            finish_exchanges()
             cuda_work.finish()
         except SystemExit as error:
             if error.code not in (None, 0):

@@ -63,6 +63,7 @@ class Checkpointer:
         self._state_dict_type = state_dict_type
 
     def _collect(self) -> StatefulObjects:
+        self._updates.finish_exchange()
         return StatefulObjects.of(
             self._prepared, self._gradient_state, self._rules, scaler=self._updates.scaling.update()
         )

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from notebook_launcher.training.accumulation.members.exchange import Exchange, bucket_cap, mean_hook
+from notebook_launcher.training.accumulation.members.exchange_group import exchange_group
 from notebook_launcher.training.fingerprints import fingerprint_nested
 from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
 from notebook_launcher.training.plugins import DistributedDataParallelKwargs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["FORWARD_ALONE", "FORWARD_REPEATED", "FORWARD_SYNCED", "Notes", "SyncedModel", "wrap"]
 
@@ -38,6 +43,8 @@ class SyncedModel(DistributedDataParallel):
         """Notes of the forwards and backwards."""
         self.trained = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
         """The parameters that get gradients."""
+        self.exchange: Exchange | None = None
+        """Goes on beside the next window's first forward; None: the backward waits for it."""
 
     def has_gradients(self) -> bool:
         """Return True if any parameter has a gradient."""
@@ -62,7 +69,23 @@ class SyncedModel(DistributedDataParallel):
                     notes.inputs = fingerprint_nested((inputs, kwargs))
             else:
                 notes.forwards |= FORWARD_ALONE
-        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        exchange = self.exchange
+        if exchange is None:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():
+            exchange.is_compiled = True
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        exchange.begin_forward()
+        outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        exchange.finish()
+        return outputs
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.exchange is not None:
+            self.exchange.finish()
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        # Neither an exchange nor its hook travels, because their process group does not.
+        return state if self.exchange is None else {**state, "exchange": None, "_comm_hooks": []}
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,6 +145,14 @@ def wrap(
         # for another, and fails or waits for ever (torch 2.13). A single bucket has only one order.
         assert kwargs.bucket_cap_mb is not None  # None becomes a number when the settings are made.
         given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, _one_bucket(model))
+    if kwargs.overlap_with_forward:
+        if device.type != "cpu":
+            raise ValueError(
+                f"overlap_with_forward=True is for ranks on CPUs, and {type(model).__name__} is on {device}: on GPUs a "
+                "backward only queues its exchange, and the option was never tried there. Leave it out."
+            )
+        assert kwargs.bucket_cap_mb is not None  # As above.
+        given["bucket_cap_mb"] = bucket_cap(model, kwargs.bucket_cap_mb)
     devices = [device.index] if device.type == "cuda" else None
     synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
     synced.notes.compares = compares
@@ -136,8 +167,27 @@ def _one_bucket(model: torch.nn.Module) -> int:
 
 
 def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) -> None:
-    if kwargs.comm_hook == Hook.NO:
+    chosen, state = _make_hook(model, kwargs)
+    if kwargs.overlap_with_forward:
+        model.exchange = exchange = Exchange(model, chosen or mean_hook, exchange_group())
+        chosen = exchange.reduce
+    if chosen is None:
         return
+
+    # The hook gets a name of its own, because torch refuses the bf16 hooks by their names on gloo, which can reduce
+    # bf16. The hook has no annotations, because torch compares annotations with classes, and this module's are text.
+    def reduce(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        return chosen(state, bucket)
+
+    model.register_comm_hook(state, reduce)
+
+
+def _make_hook(
+    model: SyncedModel, kwargs: DistributedDataParallelKwargs
+) -> tuple[Callable[[Any, Any], Any] | None, Any]:
+    """Return the communication hook that the settings ask for, and its state; None: DDP's own reduction."""
+    if kwargs.comm_hook == Hook.NO:
+        return None, None
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     simple = {Hook.FP16: default_hooks.fp16_compress_hook, Hook.BF16: default_hooks.bf16_compress_hook}
@@ -151,11 +201,4 @@ def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) ->
     if kwargs.comm_hook in power:
         state = powerSGD_hook.PowerSGDState(model.process_group, **kwargs.comm_state_option)
     wrapper = wrappers.get(kwargs.comm_wrapper)  # type: ignore[call-overload]
-    chosen = hook if wrapper is None else wrapper(hook)
-
-    # The hook gets a name of its own, because torch refuses the bf16 hooks by their names on gloo, which can reduce
-    # bf16. The hook has no annotations, because torch compares annotations with classes, and this module's are text.
-    def reduce(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-        return chosen(state, bucket)
-
-    model.register_comm_hook(state, reduce)
+    return hook if wrapper is None else wrapper(hook), state
