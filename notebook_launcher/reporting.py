@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from notebook_launcher.context import RankContext
 
 __all__ = [
+    "LoopReport",
     "encode_pictures",
     "progress",
     "report",
@@ -271,7 +272,7 @@ class LoopReport:
     def __init__(self, context: RankContext, total: int | None, description: str) -> None:
         self.total = total
         self.due = context.last_progress + PROGRESS_INTERVAL
-        """The moment, by the monotonic clock, from which on the next item is to be sent."""
+        """The moment, by the monotonic clock, after which the next item is to be sent."""
         context.num_loops += 1
         self._context, self._description, self._loop = context, description, context.num_loops
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.data.rounds import Round
 
-__all__ = ["ActiveLoader", "ActiveLoaders", "LoopOwner", "full_rows_of", "relative_weights"]
+__all__ = ["ActiveLoader", "ActiveLoaders", "LoopOwner", "Requests", "full_rows_of", "relative_weights"]
 
 NO_DRAWS = (0, 0)
 """A loader's batches so far, and how many micro-batches in a row drew one, before its first micro-batch."""

@@ -80,7 +80,7 @@ class Safepoint:
         self._num_changes = 0
         """Number of the last change that was carried out."""
         self._carried_out: bytes | bytearray = b""
-        """What the board asked for when nothing was left to be carried out; empty: look closely."""
+        """The requests on the board when nothing was left to be carried out; empty: look closely."""
         self._changes_due = 0
         """Number of the last change that is due."""
         self._profile: UpdateProfile | None = None
