@@ -76,7 +76,7 @@ def test_rank_that_is_lost_during_the_exchange_is_named() -> None:
         session.run(train)
 
 
-def test_failed_exchange_says_what_is_lost() -> None:
+def test_failed_exchange_raises_and_shows_the_weights() -> None:
     def train() -> tuple[str, list[int]]:
         accelerator, model, optimizer = prepare()
         update(accelerator, model, optimizer)
@@ -140,6 +140,7 @@ if accelerator.process_index == 0:
 """
 
 
+@pytest.mark.slow
 def test_script_that_ends_at_once_has_sent_its_part(free_port: int) -> None:
     environ = {
         **os.environ,
