@@ -73,7 +73,7 @@ def train(
         cpu=True,
         kwargs_handlers=[handler],
         gradient_accumulation_steps=case.get("steps", 1),
-        **case.get("accelerator", {}),
+        **{"check_ranks": False, **case.get("accelerator", {})},
     )
     generator = torch.Generator().manual_seed(1)
     number = case.get("samples", 66)
@@ -176,6 +176,11 @@ def test_gradients_that_are_cleared_in_place_are_used_first(ranks):
 def test_optimizers_of_torch_update_part_by_part(ranks, name):
     for waited in ranks.run(2, compare, {"optimizer": name, "options": {"lr": 0.01}}, 3):
         assert waited == [0, 1, 2]
+
+
+def test_updates_at_which_ranks_compare_their_weights_do_not_wait(ranks):
+    for waited in ranks.run(2, compare, {"accelerator": {"check_ranks": True}}, 5):
+        assert waited == [0, 0, 1, 1, 2], "the ranks compare at updates 1, 2 and 4"
 
 
 def test_three_ranks_divide_as_ddp_does(three_ranks):

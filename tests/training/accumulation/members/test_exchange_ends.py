@@ -18,7 +18,7 @@ from tests.support.toy_training import make_model, shards_on_cpus
 
 def prepare(**options: Any) -> tuple[Accelerator, Any, Any]:
     handler = DistributedDataParallelKwargs(bucket_cap_mb=1e-5, overlap_with_forward=True)
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler], **options)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler], check_ranks=False, **options)
     model = make_model()
     return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -50,6 +50,15 @@ def test_gpus_are_refused() -> None:
     message = r"overlap_with_forward=True is for ranks on CPUs, and Sequential is on cuda:0: .* Leave it out"
     with pytest.raises(ValueError, match=message):
         wrap(make_model(), torch.device("cuda", 0), handler)
+
+
+def test_handler_that_comes_late_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.ddp_handler = DistributedDataParallelKwargs(bucket_cap_mb=1)
+    with pytest.raises(
+        ValueError, match=r"overlap_with_forward=True came after the Accelerator was made, .* to the const"
+    ):
+        accelerator.ddp_handler = DistributedDataParallelKwargs(overlap_with_forward=True)
 
 
 @shards_on_cpus
