@@ -102,11 +102,20 @@ def promise_table(found: Measurements, links: list[str]) -> str:
         by_hand = ratio(found, ours, (link, "hand", "no", "no_sync"))
         theirs = ratio(found, ours, (link, "accelerate", "no", "accumulate"))
         once = gradients_reduced(found, ours)
+        overlapped = (link, "overlap", "no", "accumulate")
+        on_wire = {name: wire_ratio(found, (link, name, "no", "accumulate")) for name in ("ours", "overlap")}
         rows += [
             promise(f"{label}: `accumulate` <= 1.05 x `no_sync` by hand", by_hand, most=1.05),
             promise(f"{label}: not slower than accelerate's (<= {NOISE} x)", theirs, most=NOISE),
             # Beside the gradients, the weight of the window is reduced.
             promise(f"{label}: gradients are all-reduced once per window", once, least=1.0, most=1.001),
+            promise(f"{label}: bytes on the wire within 5 % of theory", on_wire["ours"], least=0.95, most=1.05),
+            promise(f"{label}: so with `overlap_with_forward`", on_wire["overlap"], least=0.95, most=1.05),
+            promise(
+                f"{label}: `overlap_with_forward` is not slower than its buckets alone (<= {NOISE} x)",
+                ratio(found, overlapped, (link, "buckets", "no", "accumulate")),
+                most=NOISE,
+            ),
         ]
         if link == "100mbit":
             gain = ratio(found, (link, "ours", "no", "baseline"), ours)
@@ -114,6 +123,12 @@ def promise_table(found: Measurements, links: list[str]) -> str:
     return "## Promises\n\nTimes are compared epoch by epoch, within a repeat; the median of the ratios.\n\n" + table(
         ["promise", "measured", "held"], rows
     )
+
+
+def wire_ratio(found: Measurements, key: tuple[str, str, str, str]) -> float | None:
+    """Return the bytes of a window over what two ranks must send, each all gradients once."""
+    size, gradient = found.median("bytes", *key), found.median("gradient")
+    return None if size is None or gradient is None else size / (2 * 4 * gradient)
 
 
 def ratio(found: Measurements, mine: tuple[str, str, str, str], base: tuple[str, str, str, str]) -> float | None:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator
 
-LABELS = {**EVERYWHERE, "unchecked": "notebook_launcher, check_ranks=False"}
+LABELS = {
+    **{name: label for name, label in EVERYWHERE.items() if name in ("hand", "ours", "accelerate")},
+    "unchecked": "notebook_launcher, check_ranks=False",
+}
 REPEATS, QUICK_REPEATS = {"list": 100, "loader": 16}, {"list": 20, "loader": 4}
 LIMIT = 20.0
 """Largest time that an Accelerator may add to a loop over a list, in microseconds."""

@@ -28,6 +28,9 @@ ONE_BUCKET: dict[str, Any] = {"bucket_cap_mb": 100}
 """One bucket for PowerSGD: with several buckets, its later all-reduces start in threads, over gloo in an order that
 differs between the ranks, and both ranks fail ("Received data size doesn't match expected size", torch 2.13)."""
 
+OPTIONS: dict[str, dict[str, Any]] = {"buckets": {"bucket_cap_mb": 1}, "overlap": {"overlap_with_forward": True}}
+"""Further contenders: our Accelerator with options of DDP. `overlap` has buckets of 1 MiB, too."""
+
 Batches = Any
 """An iterable of an epoch's batches, as (tokens,)."""
 
@@ -69,6 +72,9 @@ class HandWritten:
 
     best = no_sync
 
+    def finish(self) -> None:
+        """Wait for what goes on after the loop: nothing."""
+
     def _update(self, index: int, last: int) -> None:
         if is_boundary(index, last):
             self._optimizer.step()
@@ -80,9 +86,9 @@ class WithAccelerator:
 
     variants = ("baseline", "mistake", "no_sync", "accumulate")
 
-    def __init__(self, module: str, hook: str = "no") -> None:
+    def __init__(self, module: str, hook: str = "no", **ddp: Any) -> None:
         accelerator = importlib.import_module(module).Accelerator
-        self._accelerator = accelerator(cpu=True, kwargs_handlers=handlers(module, hook))
+        self._accelerator = accelerator(cpu=True, kwargs_handlers=handlers(module, hook, **ddp))
         model = make_model()
         self.model, self._optimizer = self._accelerator.prepare(model, make_optimizer(model))
         # Our Accelerator warns about the mistake, which is made on purpose here.
@@ -125,6 +131,11 @@ class WithAccelerator:
 
     best = accumulate
 
+    def finish(self) -> None:
+        """Wait for the exchange that goes on after the loop, if any."""
+        if hasattr(self._accelerator, "finish_exchange"):
+            self._accelerator.finish_exchange()
+
     def _update(self, index: int, last: int) -> None:
         if is_boundary(index, last):
             self._optimizer.step()
@@ -134,6 +145,8 @@ class WithAccelerator:
 def make_contender(name: str, hook: str = "no") -> HandWritten | WithAccelerator:
     if name == "hand":
         return HandWritten(hook)
+    if name in OPTIONS:
+        return WithAccelerator("notebook_launcher", hook, **OPTIONS[name])
     return WithAccelerator({"ours": "notebook_launcher", "accelerate": "accelerate"}[name], hook)
 
 
@@ -154,11 +167,11 @@ def hand_made_hook(hook: str) -> tuple[Any, Any]:
     return None, default_hooks.fp16_compress_hook
 
 
-def handlers(module: str, hook: str) -> list[Any]:
-    """Return the hook in the form of an Accelerator's `kwargs_handlers`."""
-    if hook == "no":
+def handlers(module: str, hook: str, **ddp: Any) -> list[Any]:
+    """Return the hook, and further options of DDP, in the form of an Accelerator's `kwargs_handlers`."""
+    if hook == "no" and not ddp:
         return []
-    options = {"comm_state_option": dict(POWER_SGD), **ONE_BUCKET} if hook == "power_sgd" else {}
+    options = {"comm_state_option": dict(POWER_SGD), **ONE_BUCKET, **ddp} if hook == "power_sgd" else ddp
     if module == "notebook_launcher":
         from notebook_launcher import DistributedDataParallelKwargs
 

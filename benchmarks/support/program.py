@@ -14,8 +14,14 @@ from support.report import machine, write
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-LABELS = {"hand": "by hand", "ours": "notebook_launcher", "accelerate": "accelerate"}
-"""Contenders: a loop of torch alone, our Accelerator, and Hugging Face's."""
+LABELS = {
+    "hand": "by hand",
+    "ours": "notebook_launcher",
+    "buckets": "notebook_launcher, bucket_cap_mb=1",
+    "overlap": "notebook_launcher, overlap_with_forward",
+    "accelerate": "accelerate",
+}
+"""Contenders: a loop of torch alone, our Accelerator with three settings, and Hugging Face's."""
 
 
 def parse(doc: str, *, links: Sequence[str] = (), contenders: Sequence[str] = tuple(LABELS)) -> argparse.Namespace:

@@ -205,7 +205,7 @@ class Accelerator:
         self.scaler_handler = resolved.scaler_handler
         self.state = self._make_accelerator_state(resolved.precision, cpu=cpu)
         self._layout = lay_out(resolved, self.state)
-        safepoint = make_safepoint(self.state)
+        safepoint = make_safepoint(self.state, overlaps=resolved.ddp_handler.overlap_with_forward)
         self.gradient_state = self._make_gradient_state(resolved.accumulation, safepoint)
         parts = AcceleratorParts(
             resolved,
@@ -322,6 +322,12 @@ class Accelerator:
 
     @ddp_handler.setter
     def ddp_handler(self, ddp_handler: DistributedDataParallelKwargs) -> None:
+        if ddp_handler.overlap_with_forward and not self.ddp_handler.overlap_with_forward:
+            raise ValueError(
+                "ddp_handler with overlap_with_forward=True came after the Accelerator was made, which has agreed with "
+                "the launcher on the update after which ranks save or stop. Pass it to the constructor: "
+                "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(overlap_with_forward=True)])."
+            )
         self._preparation.ddp_handler = ddp_handler
 
     @property

@@ -248,14 +248,14 @@ class DistributedDataParallelKwargs(KwargsHandler):
     comm_state_option: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of `PowerSGDState`."""
     overlap_with_forward: bool = False
-    """Exchange gradients beside the next window's first forward, too: on a slow link, the backward of a window's last
-    micro-batch does not wait for the rest of the exchange. `optimizer.step()` then notes its update, and each layer
-    waits, in the next forward, for its own gradients and makes its own update. The numbers stay the same.
+    """Exchange gradients beside the next window's first forward, too: the backward does not wait for the rest of the
+    exchange, `optimizer.step()` notes its update, and each layer waits for its own gradients in the next forward. The
+    numbers stay the same; buckets hold at most a sixteenth of the gradients, or 1 MiB.
 
-    Between `step()` and the next forward of the model, its parameters are empty for code that holds them in a list of
-    its own; `model.weight`, `model.parameters()`, `state_dict()` and checkpoints wait and are right, and so is
-    `accelerator.finish_exchange()`. It saves at most one forward for each window. Without effect on one process; on
-    CPUs alone, and neither with PowerSGD nor with sharded models."""
+    Between `step()` and the model's next forward, code that holds parameters in a list of its own finds them empty.
+    Reads through the model, such as `model.weight` or `state_dict()`, make the update first, and so does
+    `accelerator.finish_exchange()`. The gain is at most one forward for each window, and often less than that of
+    smaller buckets alone. Without effect on one process; refused for GPUs, PowerSGD and sharded models."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of `DistributedDataParallel` by name."""

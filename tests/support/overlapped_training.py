@@ -23,6 +23,7 @@ class Training:
         from notebook_launcher import Accelerator, DistributedDataParallelKwargs
 
         handler = DistributedDataParallelKwargs(bucket_cap_mb=cap, overlap_with_forward=overlaps)
+        options.setdefault("check_ranks", False)  # An update at which ranks compare does not wait.
         self.accelerator = Accelerator(cpu=True, kwargs_handlers=[handler], **options)
         self.original: Any = make_model() if model is None else model
         self.kept = list(self.original.parameters())

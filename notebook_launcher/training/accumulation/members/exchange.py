@@ -31,7 +31,7 @@ from notebook_launcher.training.accumulation.members.pending_weights import Pend
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from notebook_launcher.training.accumulation.members.ddp import SyncedModel
+    from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["Exchange", "bucket_cap", "mean_hook"]
 
@@ -53,7 +53,9 @@ class Exchange:
             before a forward would wait behind them, and so would collectives of the user.
     """
 
-    def __init__(self, model: SyncedModel, hook: Callable[[Any, Any], Any], group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, hook: Callable[[Any, Any], Any], group: dist.ProcessGroup
+    ) -> None:
         self.num_exchanges = 0
         """Number of backwards that have exchanged gradients."""
         self.is_compiled = False

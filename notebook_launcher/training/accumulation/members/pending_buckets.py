@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["NotedUpdate", "PendingBucket"]
+__all__ = ["PendingBucket"]
 
 
-class NotedUpdate(Protocol):
+class WaitingUpdate(Protocol):
     """The part of `updates.noted_updates.NotedUpdate` that is used here."""
 
     def make(self, bucket: PendingBucket) -> None:
@@ -32,7 +32,7 @@ class PendingBucket:
 
     def __init__(self, bucket: Any, finish: Callable[[PendingBucket], None]) -> None:
         self.parameters: list[torch.Tensor] = bucket.parameters()
-        self.updates: list[NotedUpdate] = []
+        self.updates: list[WaitingUpdate] = []
         """Updates that wait for these gradients, in the order of their `step()`."""
         self.is_finished = False
         """True once the gradients are there, or are known never to come."""
@@ -43,7 +43,7 @@ class PendingBucket:
         self._reduction: Any = None
         """The future of the exchange; None until it is started."""
         self._pending: list[PendingGradient | None] = [None] * len(self.parameters)
-        """What stands in for each parameter's gradient; None for a parameter without one."""
+        """The stand-in for each parameter's gradient; None for a parameter without one."""
         self._rescalings: list[tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = []
         """Corrections that wait for the exchange, each with its gradient."""
 

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.accumulation.members.pending_buckets import PendingBucket
+    from collections.abc import Callable
 
 __all__ = ["PendingGradient"]
 
 RESCALINGS = {"_foreach_mul_.Scalar", "_foreach_mul_.Tensor", "_foreach_mul_.ScalarList"}
 """Operators by which a window's correction multiplies gradients; the first two may wait for the exchange."""
+
+
+class BucketUnderWay(Protocol):
+    """The part of `pending_buckets.PendingBucket` that is used here."""
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the gradients are there."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for the exchange, and make the updates that wait for it."""
+        ...
+
+    def rescale(self, gradient: torch.Tensor, multiply: Callable[[torch.Tensor], object]) -> None:
+        """Note the correction of a gradient, to be made after the exchange."""
+        ...
 
 
 class PendingGradient(torch.Tensor):
@@ -30,7 +47,7 @@ class PendingGradient(torch.Tensor):
     """
 
     gradient: torch.Tensor
-    bucket: PendingBucket
+    bucket: BucketUnderWay
     number: int
     # So that torch's functions reach `__torch_dispatch__` without a detour.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment] # noqa: SLF001 - as in torch
@@ -41,7 +58,7 @@ class PendingGradient(torch.Tensor):
         )
         return made
 
-    def __init__(self, gradient: torch.Tensor, bucket: PendingBucket, number: int) -> None:
+    def __init__(self, gradient: torch.Tensor, bucket: BucketUnderWay, number: int) -> None:
         self.gradient, self.bucket, self.number = gradient, bucket, number
 
     @property

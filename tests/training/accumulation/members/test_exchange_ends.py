@@ -18,7 +18,7 @@ from tests.support.toy_training import make_model, shards_on_cpus
 
 def prepare(**options: Any) -> tuple[Accelerator, Any, Any]:
     handler = DistributedDataParallelKwargs(bucket_cap_mb=1e-5, overlap_with_forward=True)
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler], **options)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[handler], check_ranks=False, **options)
     model = make_model()
     return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -52,6 +52,15 @@ def test_gpus_are_refused() -> None:
         wrap(make_model(), torch.device("cuda", 0), handler)
 
 
+def test_handler_that_comes_late_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.ddp_handler = DistributedDataParallelKwargs(bucket_cap_mb=1)
+    with pytest.raises(
+        ValueError, match=r"overlap_with_forward=True came after the Accelerator was made, .* to the const"
+    ):
+        accelerator.ddp_handler = DistributedDataParallelKwargs(overlap_with_forward=True)
+
+
 @shards_on_cpus
 def test_sharded_models_are_refused() -> None:
     def shard() -> None:
@@ -76,7 +85,7 @@ def test_rank_that_is_lost_during_the_exchange_is_named() -> None:
         session.run(train)
 
 
-def test_failed_exchange_says_what_is_lost() -> None:
+def test_failed_exchange_raises_and_shows_the_weights() -> None:
     def train() -> tuple[str, list[int]]:
         accelerator, model, optimizer = prepare()
         update(accelerator, model, optimizer)
@@ -140,6 +149,7 @@ if accelerator.process_index == 0:
 """
 
 
+@pytest.mark.slow
 def test_script_that_ends_at_once_has_sent_its_part(free_port: int) -> None:
     environ = {
         **os.environ,

@@ -249,6 +249,27 @@ def test_compiled_models_train_as_before(ranks):
         alike(ranks, train, how)
 
 
+def test_exchange_leaves_nothing_to_the_garbage_collector(ranks):
+    def train() -> list[bool]:
+        import gc
+        import weakref
+
+        training = trained(overlaps=True)
+        exchange = training.model.exchange
+        kept = [weakref.ref(one) for bucket in exchange._buckets for one in (bucket, bucket._pending[0])]
+        gc.collect()
+        gc.disable()
+        try:
+            training.update()
+            return [ref() is None for ref in kept]
+        finally:
+            gc.enable()
+
+    for freed in ranks.run(2, train):
+        assert len(freed) >= 4
+        assert all(freed)
+
+
 def test_backward_through_the_same_forward_adds_to_the_exchanged_gradients(ranks):
     def train(*, overlaps: bool) -> Any:
         training = Training(overlaps=overlaps, check_ranks=False)
