@@ -8,6 +8,8 @@ from notebook_launcher.history.schema import RunReader
 from notebook_launcher.kernel.run import snapshots
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import (
         MetricPoint,
@@ -104,7 +106,7 @@ class LiveRunReader(RunReader):
         """Return everything that is known of the run at this moment, as plain data."""
         return snapshots.take_snapshot(self._data)
 
-    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
+    def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
         """Return the metrics reported after a position, and the next position; start with 0."""
         return self._data.live.metrics_since(position)
 

@@ -16,6 +16,8 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.wording.units import describe_values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.engines.live_records import LiveRecords, Packed
     from notebook_launcher.history.schema import RankPhases
 
@@ -155,11 +157,11 @@ class LiveValues:
         self.changes += (change,)
 
     @property
-    def metrics(self) -> list[MetricPoint]:
+    def metrics(self) -> Sequence[MetricPoint]:
         """The metrics that are kept."""
         return self._metrics.since(0)[0]
 
-    def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
+    def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
         """Return the metrics after a position, as far as they are kept, and the next position."""
         return self._metrics.since(position)
 

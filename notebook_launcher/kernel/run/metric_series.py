@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from notebook_launcher.history.schema import MetricPoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["MetricSeries"]
 
@@ -54,16 +59,51 @@ class MetricSeries:
             chunks, num_dropped = chunks[num_chunks:], num_dropped + num_chunks * CHUNK
         self._kept = chunks, [], num_dropped
 
-    def since(self, position: int) -> tuple[list[MetricPoint], int]:
+    def since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
         """Return the points after a position, as far as they are kept, and the next position; the first is 0."""
         chunks, newest, num_dropped = self._kept
         first, skip = divmod(max(0, position - num_dropped), CHUNK)
-        points: list[MetricPoint] = []
-        for chunk in chunks[first:]:
-            points += _unpacked(chunk)
-        points += newest
-        end = num_dropped + first * CHUNK + len(points)
-        return points[skip:], end
+        packed, latest = chunks[first:], newest[:]
+        end = num_dropped + len(chunks) * CHUNK + len(latest)
+        return (_Points(packed, latest, skip) if packed else latest[skip:]), end
+
+
+class _Points(Sequence[MetricPoint]):
+    """Points that are unpacked as they are read, so that a reader of them all needs no memory for them all.
+
+    Args:
+        chunks: The chunks.
+        newest: Points after them.
+        skip: Number of points of the first chunk that are left out.
+    """
+
+    def __init__(self, chunks: Sequence[_Chunk | list[MetricPoint]], newest: list[MetricPoint], skip: int) -> None:
+        self._chunks, self._newest, self._skip = chunks, newest, skip
+
+    def __len__(self) -> int:
+        return len(self._chunks) * CHUNK + len(self._newest) - self._skip
+
+    def __iter__(self) -> Iterator[MetricPoint]:
+        parts = itertools.chain(map(_unpacked, self._chunks), (self._newest,))
+        return itertools.islice(itertools.chain.from_iterable(parts), self._skip, None)
+
+    @overload
+    def __getitem__(self, at: int) -> MetricPoint: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[MetricPoint]: ...
+    def __getitem__(self, at: int | slice) -> MetricPoint | list[MetricPoint]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        chunk, place = divmod(range(len(self))[at] + self._skip, CHUNK)
+        return self._newest[place] if chunk == len(self._chunks) else _unpacked(self._chunks[chunk])[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment] # as of a list
+
+    def __reduce__(self) -> tuple[type[list[MetricPoint]], tuple[list[MetricPoint]]]:
+        return list, (list(self),)
 
 
 def _packed(points: list[MetricPoint]) -> _Chunk | list[MetricPoint]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import sys
 import tracemalloc
 
@@ -27,7 +28,8 @@ def test_points_come_back_as_they_were(count: int) -> None:
 
 
 def test_reader_gets_what_is_new_to_it() -> None:
-    series, position, got = MetricSeries(10 * CHUNK), 0, []
+    series, position = MetricSeries(10 * CHUNK), 0
+    got: list[MetricPoint] = []
     points = [point(number) for number in range(3 * CHUNK)]
     for number, each in enumerate(points):
         series.append(each)
@@ -49,12 +51,45 @@ def test_oldest_tenth_is_dropped_beyond_the_limit() -> None:
     assert series.since(2 * CHUNK + 3) == (points[2 * CHUNK + 3 :], count)
 
 
-def test_list_that_a_reader_holds_does_not_change() -> None:
-    series = MetricSeries(10 * CHUNK)
-    series.append(point(0))
+@pytest.mark.parametrize("count", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 1])
+def test_points_that_a_reader_holds_do_not_change(count: int) -> None:
+    series = MetricSeries(4 * CHUNK)
+    points = [point(number) for number in range(count)]
+    for each in points:
+        series.append(each)
     held, _ = series.since(0)
-    series.append(point(1))
-    assert held == [point(0)]
+    for number in range(8 * CHUNK):
+        series.append(point(number))
+    assert held == points
+    assert len(held) == count
+
+
+def test_points_are_a_sequence() -> None:
+    series = MetricSeries(10 * CHUNK)
+    points = [point(number) for number in range(2 * CHUNK + 3)]
+    for each in points:
+        series.append(each)
+    found, expected = series.since(5)[0], points[5:]
+    for at in (0, 1, CHUNK - 6, CHUNK - 5, CHUNK, 2 * CHUNK - 3, -1, -4):
+        assert found[at] == expected[at]
+    assert found[3:CHUNK:7] == expected[3:CHUNK:7]
+    assert expected[-1] in found
+    assert pickle.loads(pickle.dumps(found)) == expected
+    with pytest.raises(IndexError, match="out of range"):
+        found[len(expected)]
+
+
+def test_reader_of_all_points_needs_no_memory_for_them_all() -> None:
+    series, count = MetricSeries(10**6), 20 * CHUNK
+    for number in range(count):
+        series.append(MetricPoint(rank=0, step=number, time=number / 8, values={"loss": number / 3}))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in series.since(0)[0]) == count
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak / count < 60
 
 
 def test_step_of_more_than_64_bits_is_kept() -> None:
