@@ -254,8 +254,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
     Between `step()` and the model's next forward, code that holds parameters in a list of its own finds them empty.
     Reads through the model, such as `model.weight` or `state_dict()`, make the update first, and so does
-    `accelerator.finish_exchange()`. The gain is at most one forward for each window, and smaller buckets alone often
-    gain more. Without effect on one process; refused for GPUs, PowerSGD and sharded models."""
+    `accelerator.finish_exchange()`. The gain is at most one forward for each window, and often less than the gain of
+    smaller buckets alone. Without effect on one process; refused for GPUs, PowerSGD and sharded models."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of `DistributedDataParallel` by name."""
