@@ -40,7 +40,7 @@ def launch(ranks: int) -> dict[str, float]:
 
     def by_hand() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            start_processes(_join, (ranks, f"file://{folder}/store"), ranks, start_method="fork")
+            start_processes(_join, (ranks, f"file://{folder}/store"), ranks, start_method="fork")  # type: ignore[no-untyped-call]
 
     start()
     ours = _median(start)

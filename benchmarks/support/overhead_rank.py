@@ -121,7 +121,10 @@ def measure(names: list[str], repeats: dict[str, int]) -> Iterator[dict[str, Any
 def measure_lists(window: int, repeats: int) -> dict[str, list[float]]:
     """Return the microseconds of processor time of a micro-batch from a list, by hand and with ours, in turns."""
     torch.set_num_threads(1)
-    contenders = {"hand": HandWritten(), "ours": WithAccelerator("notebook_launcher")}
+    contenders: dict[str, HandWritten | WithAccelerator] = {
+        "hand": HandWritten(),
+        "ours": WithAccelerator("notebook_launcher"),
+    }
     fixed = [(torch.randn(BATCH_SIZE, WIDTH), torch.randn(BATCH_SIZE, 1))] * STEPS["list"]
     busy: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats + 1):  # The first turn does not count.
