@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import Phase, PhaseClock
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class DevicePhaseClock(PhaseClock):
     def begin_wait(self) -> float:
         """Begin a wait for data: a mark, so that the device's time is read before the next batch is copied."""
         self.mark(None)
-        return 0.0
+        return phases.read_clock()
 
     def end_wait(self, since: float) -> None:  # noqa: ARG002 - `begin_wait` has marked it
         """Mark the end of a wait for data."""

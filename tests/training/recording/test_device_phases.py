@@ -108,7 +108,9 @@ def test_phases_last_as_long_as_the_device_takes(device: Device) -> None:
 
 def test_backward_that_reduces_nothing_lasts_as_long_as_the_device_takes(device: Device) -> None:
     for _ in range(10):
-        device.clock.end_wait(device.clock.begin_wait())
+        begun = device.clock.begin_wait()
+        assert begun == device.now, "loops time their reports by it"
+        device.clock.end_wait(begun)
         device.compute(0.25, 2**-10)
         device.clock.begin_backward(syncs=False)
         device.compute(0.5, 2**-10)
