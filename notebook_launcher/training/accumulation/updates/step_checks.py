@@ -90,6 +90,11 @@ class StepChecks:
         if self._rank_check is not None:
             self._rank_check.forgotten.checked = id(prepared.optimizer)
 
+    def forget_step(self) -> None:
+        """Look at the next step again, because an overflow may have left out the step that was checked."""
+        if self._rank_check is not None:
+            self._rank_check.forgotten.checked = None
+
     def _check_foreign(self, member: Member, notes: Notes) -> None:
         """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
         check = self._rank_check

@@ -115,6 +115,7 @@ class Updates:
             outcome, skipped = optimizer.step(), prepared.step_was_skipped
         else:
             outcome, skipped = self._step_with_more(prepared, closure)
+            self._checks.forget_step()
         self.steps_made += 1
         self._note_step()
         return outcome, skipped

@@ -78,11 +78,12 @@ class Walk:
             yield taken, itertools.chain((first,), itertools.islice(fetched, taken.num_batches - 1))
 
     def _start(self, stretches: Iterator[Stretch]) -> Stretch | None:
-        owners = generator_owners(links_of(self._batch_sampler))
+        links = links_of(self._batch_sampler)
+        owners = generator_owners(links)
         if self.order is not None:
             with self.order.replayed(owners):
                 return _following(stretches)
-        self.order = Order.capture(owners, with_defaults=draws_from_defaults(links_of(self._batch_sampler)))
+        self.order = Order.capture(owners, with_defaults=draws_from_defaults(links))
         return _following(stretches)
 
 
