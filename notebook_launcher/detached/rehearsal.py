@@ -41,7 +41,7 @@ CODE = (classmethod, dict, property, staticmethod, tuple, type, types.CodeType, 
 
 def rehearse() -> None:
     """Do what a host does first, for ranks that never start, and touch the code that it runs later."""
-    machine = Machine(num_cores=2, gpus=(), torch_has_cuda=False, why_no_gpu="")
+    machine = Machine(num_cores=2, gpus=(), why_no_gpu="")
     plan = make_plan(LaunchConfig(num_processes=2, devices="cpu"), machine)
     order = HostOrder(
         plan=plan,

@@ -30,7 +30,6 @@ class Machine:
     """CPU cores, within the limits of the process and its control group."""
     gpus: tuple[GPU, ...]
     """The GPUs that `CUDA_VISIBLE_DEVICES` leaves visible, in its order."""
-    torch_has_cuda: bool
     why_no_gpu: str
     """The reason why no GPU can be used, as a clause for the user; empty if GPUs can be used."""
     left_out: tuple[str, ...] = ()
@@ -43,13 +42,14 @@ class Machine:
 
 def detect() -> Machine:
     """Return the hardware of this machine."""
-    platform = torch_platform()
     found = _Found()
-    if platform != "hip":
-        with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
-            found = _detect_with_nvml(library)
-    gpus = rocm.detect_with_torch() if platform == "hip" else found.gpus
-    why = found.problem
+    with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
+        found = _detect_with_nvml(library)
+    # A look at torch's files takes a quarter of all that a launch does before it asks for processes.
+    platform = torch_platform() if found.gpus or rocm.has_driver() else ""
+    if platform == "hip":
+        found = _Found(rocm.detect_with_torch())
+    gpus, why = found.gpus, found.problem
     if not gpus:
         why = why or "no GPU found" + "".join(f" ({reason})" for reason in found.left_out[:1])
     elif not platform:
@@ -57,7 +57,6 @@ def detect() -> Machine:
     return Machine(
         num_cores=_num_cores(),
         gpus=gpus,
-        torch_has_cuda=bool(platform),
         why_no_gpu=why,
         left_out=found.left_out,
         driver=found.driver,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from notebook_launcher.machine.visible_gpus import GPU
 
-__all__ = ["ROCM_VARIABLE", "detect_with_torch"]
+__all__ = ["ROCM_VARIABLE", "detect_with_torch", "has_driver"]
 
 ROCM_VARIABLE = "HIP_VISIBLE_DEVICES"
 DRIVER = Path("/dev/kfd")
@@ -26,12 +26,17 @@ print(json.dumps(found))
 """
 
 
+def has_driver() -> bool:
+    """Return True if this machine has a ROCm driver."""
+    return DRIVER.exists()
+
+
 def detect_with_torch() -> tuple[GPU, ...]:
     """Return the GPUs that torch sees in a process of its own; none if there is no ROCm driver.
 
     The kernel itself must not initialise HIP: it could not be forked for GPU work any more.
     """
-    if not DRIVER.exists():
+    if not has_driver():
         return ()
     try:
         command = [sys.executable, "-c", PROGRAM]

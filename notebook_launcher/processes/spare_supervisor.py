@@ -10,6 +10,7 @@ from notebook_launcher.processes import boot, libraries
 from notebook_launcher.processes.rank.spare_rank import run_spare_rank
 from notebook_launcher.processes.spare_ranks import SpareRanks
 from notebook_launcher.processes.supervisor import end_with, lead, supervise
+from notebook_launcher.processes.supervisor_rehearsal import rehearse
 
 if TYPE_CHECKING:
     from notebook_launcher.messaging import messages
@@ -40,6 +41,7 @@ def _live(kind: messages.Setup, channel: Channel, server_pid: int) -> int:
         channel.close()
         rank, from_supervisor = own
         return run_spare_rank(rank, spare.kind, from_supervisor, name)
+    rehearse(spare)
     received = channel.receive() if spare.wait(channel) else None
     channel.close()
     if received is None:

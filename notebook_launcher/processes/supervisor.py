@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from notebook_launcher.processes.rank_sources import RankSource
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["end_with", "lead", "main", "run_supervisor", "supervise"]
+__all__ = ["Supervisor", "end_with", "lead", "main", "run_supervisor", "supervise"]
 
 PR_SET_CHILD_SUBREAPER = 36
 CLEANING = 1.0
@@ -57,7 +57,7 @@ def lead() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         # Orphans of ranks (a data-loader worker whose rank was killed) become children of this process, so that
-        # `kill_all` finds them.
+        # `kill_orphans` finds them.
         libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -72,7 +72,7 @@ def supervise(sock: socket.socket, source: RankSource, *, inherited_call: Functi
     Returns:
         The exit status of this process.
     """
-    supervisor = _Supervisor(Channel(sock), source)
+    supervisor = Supervisor(Channel(sock), source)
     start = None
     try:
         start = supervisor.serve()
@@ -80,7 +80,8 @@ def supervise(sock: socket.socket, source: RankSource, *, inherited_call: Functi
         traceback.print_exc()
         supervisor.close_channel()
     if start is None:
-        supervisor.kill_all()
+        supervisor.kill_ranks()
+        supervisor.kill_orphans()
         return 0
     # A rank that replaces another one is forked after the store was made. Its copy of the store must not be destroyed,
     # because the destructor would end the server.
@@ -100,7 +101,7 @@ def end_with(life: Callable[[], int]) -> NoReturn:
         os._exit(status)
 
 
-class _Supervisor:
+class Supervisor:
     """Serves the kernel: starts, signals and reaps the ranks of this machine.
 
     Args:
@@ -123,7 +124,7 @@ class _Supervisor:
         """The out-of-memory killer's count when the ranks were started."""
         self._killer = SessionKiller()
         self._setup: messages.Setup
-        self._board_fd = -1
+        self.board_fd = -1
         self._listen_fd = -1
         """The socket at which the store listens."""
         self._kernel_pidfd = -1
@@ -147,7 +148,7 @@ class _Supervisor:
         first = self._channel.receive()
         if first is None:
             return None
-        setup, (self._board_fd, self._listen_fd) = first
+        setup, (self.board_fd, self._listen_fd) = first
         self._setup, self.store = self._source.enter(setup), self._source.store
         if self.store is not None:  # It listens at a socket of its own.
             os.close(self._listen_fd)
@@ -203,7 +204,7 @@ class _Supervisor:
     def _start_rank(self, rank: int, fds: list[int]) -> None:
         start = RankStart(
             rank=rank, setup=self._setup, channel_fd=fds[0], stdout_fd=fds[1], stderr_fd=fds[2],
-            board_fd=self._board_fd,
+            board_fd=self.board_fd,
         )  # fmt: skip
         try:
             pid = self._source.begin(start)
@@ -211,7 +212,7 @@ class _Supervisor:
             pid = None
             self._send(messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
         if pid == 0:
-            self._close_inherited()
+            self.close()
             self._start = start
             self._end()
             return
@@ -231,7 +232,8 @@ class _Supervisor:
                 self.store = host_store(self._setup, self._listen_fd)
             self._oom_kills = leftovers.oom_kills()
 
-    def _close_inherited(self) -> None:
+    def close(self) -> None:
+        """Close the descriptors of this process that a rank has no use for."""
         self._channel.close()
         self._selector.close()
         signal.set_wakeup_fd(-1)
@@ -291,13 +293,16 @@ class _Supervisor:
         """Close the channel, so that the kernel reports a failed supervisor, not ranks that were killed."""
         self._channel.close()
 
-    def kill_all(self) -> None:
-        """Kill and reap every rank that is left, and every process that has lost its parent."""
+    def kill_ranks(self) -> None:
+        """Kill and reap every rank that has begun and is left."""
         for pid in self._pids.values():
             self._killer.kill(pid)
         for rank in list(self._pids):
             self._on_gone(rank)
         self._let_cleaners_end()
+
+    def kill_orphans(self) -> None:
+        """Kill and reap every other child: processes that have lost their parent, and ranks that have not begun."""
         while orphans := [pid for pid in children() if not leftovers.ends_by_itself(pid)]:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):

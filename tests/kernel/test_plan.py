@@ -21,7 +21,6 @@ def machine(num_cores: int = 8, num_gpus: int = 0, *, has_cuda: bool = True) -> 
     return Machine(
         num_cores=num_cores,
         gpus=gpus,
-        torch_has_cuda=has_cuda,
         why_no_gpu="" if gpus and has_cuda else "no GPU found" if not gpus else "this torch is built without CUDA",
     )
 
@@ -168,7 +167,7 @@ def slices(num: int) -> Machine:
     gpus = tuple(
         GPU(index=at, name="1g.5gb", total_memory=1, free_memory=1, selector=name) for at, name in enumerate(names)
     )
-    return Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu="")
+    return Machine(num_cores=8, gpus=gpus, why_no_gpu="")
 
 
 def test_each_rank_gets_a_slice_of_its_own(make: Any) -> None:
@@ -190,7 +189,7 @@ def test_ranks_get_gpus_by_names_that_cuda_reads_alike(make: Any) -> None:
         GPU(index=at, name=kind, total_memory=1, free_memory=1, uuid=f"GPU-{at}", selector=f"GPU-{at}")
         for at, kind in enumerate(kinds)
     )
-    made = make(Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu=""), devices=[1])
+    made = make(Machine(num_cores=8, gpus=gpus, why_no_gpu=""), devices=[1])
     assert made.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert made.found == "1 x H200"
 
@@ -210,14 +209,14 @@ def test_peer_access_is_avoided_where_an_old_driver_promises_it(
 ) -> None:
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
     gpus = tuple(GPU(index=at, name=kind, total_memory=1, free_memory=1) for at in range(num))
-    made = make(Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu="", driver=driver))
+    made = make(Machine(num_cores=8, gpus=gpus, why_no_gpu="", driver=driver))
     assert (made.environ.get("NCCL_P2P_DISABLE") == "1") is avoids
     assert (f"NCCL without peer access (driver {driver})" in made.summary) is avoids
 
 
 def test_amd_gpus_are_chosen_by_their_own_variable(make: Any) -> None:
     gpus = tuple(GPU(index=at, name="MI300X", total_memory=1, free_memory=1, selector=str(at)) for at in range(2))
-    on = Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu="", variable="HIP_VISIBLE_DEVICES")
+    on = Machine(num_cores=8, gpus=gpus, why_no_gpu="", variable="HIP_VISIBLE_DEVICES")
     assert make(on, devices=[1]).environ["HIP_VISIBLE_DEVICES"] == "1"
     assert make(on, devices="cpu").environ["HIP_VISIBLE_DEVICES"] == "-1"
 

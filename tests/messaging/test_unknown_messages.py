@@ -35,7 +35,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 def test_supervisor_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(TypeError, match="the supervisor got an unknown message: 'hello'"):
-        supervisor._Supervisor(ends[1], NewRanks())._on_message()
+        supervisor.Supervisor(ends[1], NewRanks())._on_message()
 
 
 def test_fork_server_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:

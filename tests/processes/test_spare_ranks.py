@@ -285,7 +285,7 @@ def test_first_launches_of_a_kind_leave_no_ranks(waiting: Waiting) -> None:
 
 
 def kind_of(**options: Any) -> object:
-    machine = Machine(num_cores=64, gpus=(), torch_has_cuda=False, why_no_gpu="")
+    machine = Machine(num_cores=64, gpus=(), why_no_gpu="")
     return kind_of_launch(make_plan(LaunchConfig(**{"devices": "cpu", **options}), machine).setup(many_calls=False))
 
 
@@ -301,7 +301,7 @@ def test_launches_of_many_ranks_and_of_foreign_backends_have_no_kind() -> None:
 
 
 def test_launches_on_gpus_and_in_networks_have_no_kind() -> None:
-    machine = Machine(num_cores=2, gpus=(), torch_has_cuda=False, why_no_gpu="")
+    machine = Machine(num_cores=2, gpus=(), why_no_gpu="")
     setup = make_plan(LaunchConfig(num_processes=2, devices="cpu"), machine).setup(many_calls=False)
     assert kind_of_launch(dataclasses.replace(setup, use_gpu=True)) is None
     two_nodes = dataclasses.replace(setup.place, ranks=(0,), num_nodes=2)

@@ -44,7 +44,7 @@ class Kept:
 
 
 def setup(*, many_calls: bool = False, **options: Any) -> messages.Setup:
-    machine = Machine(num_cores=64, gpus=(), torch_has_cuda=False, why_no_gpu="")
+    machine = Machine(num_cores=64, gpus=(), why_no_gpu="")
     config = LaunchConfig(**{"num_processes": 2, "devices": "cpu", **options})
     return make_plan(config, machine).setup(many_calls=many_calls)
 

@@ -43,7 +43,7 @@ NO = {"num_processes": 1, "mixed_precision": "no"}
 
 def machine(num_gpus: int) -> Machine:
     gpus = tuple(GPU(index=at, name="H200", total_memory=1, free_memory=1) for at in range(num_gpus))
-    return Machine(num_cores=8, gpus=gpus, torch_has_cuda=True, why_no_gpu="" if gpus else "no GPU found")
+    return Machine(num_cores=8, gpus=gpus, why_no_gpu="" if gpus else "no GPU found")
 
 
 @pytest.fixture(params=[0, 4], ids=["no GPU", "4 GPUs"])

@@ -21,7 +21,7 @@ def machine(num_cores: int = 8, num_gpus: int = 0, capability: tuple[int, int] =
         GPU(index=at, name="H200", total_memory=140 * GIGABYTE, free_memory=20 * GIGABYTE, capability=capability)
         for at in range(num_gpus)
     )
-    return Machine(num_cores=num_cores, gpus=gpus, torch_has_cuda=True, why_no_gpu="" if gpus else "no GPU found")
+    return Machine(num_cores=num_cores, gpus=gpus, why_no_gpu="" if gpus else "no GPU found")
 
 
 class Optimizer(enum.Enum):

@@ -200,9 +200,7 @@ def test_free_memory_of_gpus_can_be_read_again(on, monkeypatch):
     on(16, 1)
     panel = ConfigPanel(train)
     fresh = GPU(index=0, name="H200", total_memory=140 * GIGABYTE, free_memory=140 * GIGABYTE)
-    monkeypatch.setattr(
-        devices, "detect", lambda: Machine(num_cores=1, gpus=(fresh,), torch_has_cuda=True, why_no_gpu="")
-    )
+    monkeypatch.setattr(devices, "detect", lambda: Machine(num_cores=1, gpus=(fresh,), why_no_gpu=""))
     field(panel, "devices").refresh.click()
     assert field(panel, "devices").boxes[0].description == "0: H200, 140 GB free, 0 bytes used"
 

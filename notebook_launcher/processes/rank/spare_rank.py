@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.processes import boot, inherited, libraries
 from notebook_launcher.processes.rank import rank_process, seeding
 from notebook_launcher.processes.rank.rank import serve_kernel
+from notebook_launcher.processes.rank.rank_rehearsal import rehearse
 from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def run_spare_rank(rank: int, kind: messages.Setup, channel: Channel, name: str)
     rendezvous = Rendezvous(rank, kind)
     seeding.set_threads(kind.threads_per_process)
     rendezvous.join(0)
+    rehearse(rank, kind, rendezvous)
     received = channel.receive()
     channel.close()
     if received is None:

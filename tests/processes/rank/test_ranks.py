@@ -197,11 +197,11 @@ UNWATCHED = """
 import os, subprocess
 from notebook_launcher.messaging.channel import channel_pair
 from notebook_launcher.processes.rank_sources import NewRanks
-from notebook_launcher.processes.supervisor import _Supervisor
-supervisor = _Supervisor(channel_pair()[0], NewRanks())
+from notebook_launcher.processes.supervisor import Supervisor
+supervisor = Supervisor(channel_pair()[0], NewRanks())
 process = subprocess.Popen(["sleep", "600"], start_new_session=True)
 supervisor._pids[0] = process.pid  # As it is where no descriptor was left for `os.pidfd_open`.
-supervisor.kill_all()
+supervisor.kill_ranks()
 assert not os.path.exists(f"/proc/{process.pid}")
 process.returncode = 0
 """
