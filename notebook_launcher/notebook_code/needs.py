@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
+import cmath
 import io
 import itertools
 import pickle
@@ -132,14 +132,25 @@ class Needs:
 
 def literal_of(value: Any) -> str | None:
     """Return a literal from which Python reads an equal value; None if there is none."""
-    if not isinstance(value, (bool, int, float, complex, str, bytes, tuple, list, dict, set, type(None))):
-        return None
+    # Not with `ast`, whose trees are not safe to make in a thread before Python 3.11.8 and 3.12.2 (see `sources.py`).
     try:
-        text = repr(value)
-        read = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        text = repr(value) if _is_plain(value) else ""
+    except (ValueError, RecursionError, MemoryError):  # A number of many digits; an object that contains itself.
         return None
-    return text if len(text) <= MAX_LITERAL and type(read) is type(value) and repr(read) == text else None
+    return text if 0 < len(text) <= MAX_LITERAL else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for a value of Python's own types whose `repr` is a literal that gives the same value."""
+    kind = type(value)
+    if kind in {tuple, list, set}:
+        return all(map(_is_plain, value))
+    if kind is dict:
+        return all(map(_is_plain, itertools.chain(value, value.values())))
+    if kind in {float, complex}:
+        # The literal of a complex number is a sum, and -0.0 + 1j is 0.0 + 1j.
+        return cmath.isfinite(value) and (kind is float or repr(value + 0) == repr(value))
+    return kind in {bool, int, str, bytes, type(None)}
 
 
 def _is_definition(value: Any) -> bool:

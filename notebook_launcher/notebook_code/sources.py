@@ -1,12 +1,20 @@
-"""Source of a definition in the notebook or in a program, and the global names that the source uses."""
+"""Source of a definition in the notebook or in a program, and the global names that the source uses.
+
+The run's thread reads sources while the cell goes on. So no syntax tree of Python objects is made here: before Python
+3.11.8 and 3.12.2, two threads that make trees at the same time can get "SystemError: AST constructor recursion depth
+mismatch" (https://github.com/python/cpython/issues/106905), and IPython makes one for each cell.
+"""
 
 from __future__ import annotations
 
-import ast
 import inspect
+import io
 import linecache
+import re
 import symtable
 import textwrap
+import token
+import tokenize
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
@@ -15,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["attribute_chains", "names_at_definition", "names_in", "source_of"]
+
+CHAIN = re.compile(r"(?<![\w.])(?<!\. )[^\W\d]\w*(?: ?\. ?[^\W\d]\w*)+")
 
 
 def source_of(definition: Any) -> str:
@@ -37,8 +47,7 @@ def source_of(definition: Any) -> str:
             f"{definition.__qualname__} cannot be exported: only what is defined at the top level of a cell has a "
             "source of its own. Write it as a function or class with `def` or `class` there."
         )
-    body = ast.parse(source).body
-    if len(body) != 1 or getattr(body[0], "name", "") != name:
+    if _names_assigned(source) != {name}:
         raise ConfigError(
             f"{name} cannot be exported: its source does not begin with its definition: {source.splitlines()[0]!r}."
         )
@@ -64,15 +73,24 @@ def names_at_definition(source: str) -> set[str]:
 
 def attribute_chains(source: str) -> set[str]:
     """Return chains of attributes such as `xml.etree.ElementTree`."""
-    return {chain for node in ast.walk(ast.parse(source)) if (chain := _chain(node))}
+    code = " ".join(each.string for each in _tokens(source) if _is_code(each))
+    return {chain.replace(" ", "") for chain in CHAIN.findall(code)}
 
 
-def _chain(node: ast.AST) -> str:
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) and parts else ""
+def _tokens(source: str) -> Iterator[tokenize.TokenInfo]:
+    return tokenize.generate_tokens(io.StringIO(source).readline)
+
+
+def _is_code(each: tokenize.TokenInfo) -> bool:
+    """Return False for comments and strings, but True for an f-string, which contains code."""
+    is_text = each.type == token.STRING and "f" not in each.string[: each.string.index(each.string[-1])].lower()
+    return each.type not in {token.COMMENT, token.NL} and not is_text
+
+
+def _names_assigned(source: str) -> set[str]:
+    """Return the names to which a source assigns, or which it defines, at its top level."""
+    table = symtable.symtable(source, "<exported>", "exec")
+    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}
 
 
 def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
@@ -93,15 +111,37 @@ def _global_names(scope: symtable.SymbolTable) -> Iterator[str]:
 def _class_in_cells(name: str) -> str:
     """Return the newest source of a class among the notebook's cells, which Python cannot find by itself."""
     for filename in reversed(list(linecache.cache)):
-        source = "".join(linecache.getlines(filename))
-        if f"class {name}" not in source:
-            continue
-        try:
-            body = ast.parse(source).body
-        except SyntaxError:
-            continue
-        for node in reversed(body):
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                return "".join(f"{line}\n" for line in source.splitlines()[first - 1 : node.end_lineno])
+        lines = linecache.getlines(filename)
+        if any(f"class {name}" in line for line in lines) and (first := _first_line(lines, name)) is not None:
+            return "".join(inspect.getblock(lines[first:]))
     return ""
+
+
+def _first_line(lines: list[str], name: str) -> int | None:
+    """Return the index of the first line of the last definition of a class, with its decorators, at the top level."""
+    try:
+        statements = list(_statements("".join(lines)))
+    except (SyntaxError, tokenize.TokenError):
+        return None
+    found, decorator = None, None
+    for words in statements:
+        first = words[0].start[0] - 1 if decorator is None else decorator
+        decorator = first if words[0].string == "@" else None
+        if [word.string for word in words[:2]] == ["class", name]:
+            found = first
+    return found
+
+
+def _statements(source: str) -> Iterator[list[tokenize.TokenInfo]]:
+    """Yield the tokens of each logical line at the top level."""
+    words: list[tokenize.TokenInfo] = []
+    depth = 0
+    for each in _tokens(source):
+        if each.type in {token.INDENT, token.DEDENT}:
+            depth += 1 if each.type == token.INDENT else -1
+        elif each.type == token.NEWLINE:
+            if words and depth == 0:
+                yield words
+            words = []
+        elif each.type not in {token.COMMENT, token.NL}:
+            words.append(each)
