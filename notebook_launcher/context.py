@@ -112,6 +112,10 @@ class RankRendezvous(Protocol):
         """Shut the default process group down, if there is one."""
         ...
 
+    def noting_sockets(self) -> contextlib.AbstractContextManager[None]:
+        """Note the connections that are opened in this context, as connections of the present group."""
+        ...
+
     def init_process_group(self, original: Callable[..., None], asked: dict[str, Any]) -> None:
         """Carry out the function's own call of `init_process_group`."""
         ...

@@ -87,11 +87,11 @@ def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, ker
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
         # Imported here, because these modules import torch, which only the child may do.
-        from notebook_launcher.processes.rank import rendezvous
+        from notebook_launcher.processes.rank import group_functions
         from notebook_launcher.processes.supervisor import run_supervisor
 
-        rendezvous.replace_init_process_group()
-        rendezvous.redirect_globals(call.fn)
+        group_functions.replace_group_functions()
+        group_functions.redirect_globals(call.fn)
         run_supervisor(socket.socket(fileno=sock.detach()), call)
     except BaseException:  # noqa: BLE001 - the process ends here; the kernel reads its last words
         os.write(errors, traceback.format_exc().encode())

@@ -31,7 +31,7 @@ from notebook_launcher.processes.chores import LaunchClock, do_chores, garbage_l
 from notebook_launcher.processes.host_process import run_host, run_spare_host
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.notebook import frontend
-from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
+from notebook_launcher.processes.rank import frameworks, group_functions, rank_process
 from notebook_launcher.processes.spare_supervisor import run_spare_supervisor
 from notebook_launcher.processes.spares import Spares
 from notebook_launcher.processes.supervisor import run_supervisor
@@ -76,7 +76,7 @@ def _import_now() -> None:
     with contextlib.suppress(ImportError):
         import numpy.random  # noqa: F401 - ranks seed it, and NumPy 2 imports it at its first use.
 
-    rendezvous.replace_init_process_group()
+    group_functions.replace_group_functions()
     frontend.warm()
     frameworks.patch_when_imported()
     libraries.open_now()

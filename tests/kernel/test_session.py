@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher import CallOrderError, CaptureError, LaunchConfig, Run, Session
+from notebook_launcher import (
+    Accelerator,
+    CallOrderError,
+    CaptureError,
+    DistributedDataParallelKwargs,
+    LaunchConfig,
+    Run,
+    Session,
+)
 from notebook_launcher.kernel import session as session_module
 from notebook_launcher.kernel import session_runs
 from notebook_launcher.kernel.plan import make_plan
@@ -350,20 +360,48 @@ def test_session_drops_the_arguments_of_earlier_runs(kernel: Kernel) -> None:
     assert last_line(kernel, code) == "True"
 
 
-@pytest.mark.parametrize("waits_in", ["barrier", "backward"])
-def test_kept_model_does_not_cost_the_peers_their_memory(waits_in):
+WAITS = ["barrier", "backward", "new group", "mesh", "exchange beside a forward"]
+
+
+@pytest.mark.parametrize(
+    ("waits_in", "start_method"), [*((wait, "forkserver") for wait in WAITS), ("new group", "spawn")]
+)
+def test_what_holds_a_group_does_not_cost_the_peers_their_memory(waits_in: str, start_method: Any) -> None:
     def build() -> None:
-        builtins.kept = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))  # type: ignore[attr-defined]
+        builtins.kept = DistributedDataParallel(torch.nn.Linear(1, 1))  # type: ignore[attr-defined]
+        builtins.group = dist.new_group()  # type: ignore[attr-defined]
+        builtins.mesh = init_device_mesh("cpu", (1, 2)).get_group(1)  # type: ignore[attr-defined]
+        accelerator = Accelerator(
+            cpu=True, check_ranks=False, kwargs_handlers=[DistributedDataParallelKwargs(overlap_with_forward=True)]
+        )
+        model = torch.nn.Linear(1, 1)
+        builtins.training = accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters()))  # type: ignore[attr-defined]
+        for _ in range(2):  # DDP makes its buckets anew after the first.
+            train()
+
+    def train() -> None:
+        accelerator, model, optimizer = builtins.training  # type: ignore[attr-defined]
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
 
     def fail() -> None:
         if dist.get_rank() == 1:
             raise ValueError("boom")
-        if waits_in == "barrier":
-            dist.barrier()
-        else:
-            builtins.kept(torch.ones(1, 1)).sum().backward()  # type: ignore[attr-defined]
+        match waits_in:
+            case "barrier":
+                dist.barrier()
+            case "backward":
+                builtins.kept(torch.ones(1, 1)).sum().backward()  # type: ignore[attr-defined]
+            case "new group":
+                dist.all_reduce(torch.ones(1), group=builtins.group)  # type: ignore[attr-defined]
+            case "mesh":
+                dist.all_reduce(torch.ones(1), group=builtins.mesh)  # type: ignore[attr-defined]
+            case _:
+                train()
+                builtins.training[0].finish_exchange()  # type: ignore[attr-defined]
 
-    with Session(2, output="none") as session:
+    with Session(2, output="none", devices="cpu", start_method=start_method) as session:
         before = list(session.run(os.getpid))
         session.run(build)
         with pytest.raises(ValueError, match="boom"):

@@ -28,7 +28,7 @@ from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.failures.kept_failure import KeptFailure
 from notebook_launcher.processes.failures.report import describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
-from notebook_launcher.processes.rank import cuda_work, forking, frameworks, rank_process, rendezvous, seeding
+from notebook_launcher.processes.rank import cuda_work, forking, frameworks, group_functions, rank_process, seeding
 from notebook_launcher.processes.rank.edited_modules import LocalModules
 from notebook_launcher.processes.rank.inbox import Inbox
 from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
@@ -53,7 +53,7 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
     rank_process.redirect_output(start)
     if start.setup.start_method == "spawn":
         # Forked ranks inherit torch and this change to torch from their parent.
-        rendezvous.replace_init_process_group()
+        group_functions.replace_group_functions()
     else:
         inherited.forget_parent(start.setup.start_method)
     return serve_kernel(start, Rendezvous(start.rank, start.setup), inherited_call)

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import inspect
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging.messages import GroupState
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
+from notebook_launcher.processes.rank.group_functions import original_of
 from notebook_launcher.processes.rank.sockets import hang_up, open_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from notebook_launcher.messaging.messages import Setup
 
-__all__ = ["Rendezvous", "redirect_globals", "replace_init_process_group", "torchrun_environment"]
+__all__ = ["Rendezvous", "torchrun_environment"]
 
 NCCL_DEFAULTS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """Set in ranks with GPUs unless the user has. After a device-side assert every CUDA call of the process fails, even
@@ -102,7 +101,7 @@ class Rendezvous:
         self._asked_backend: str | None = None
         """The backend that the present group was asked for with."""
         self._sockets: set[str] = set()
-        """The connections of the present group."""
+        """The connections of the present group, and of the groups that were made within it."""
 
     def join(self, generation: int) -> None:
         """Make the group of this generation, unless the rank has it already."""
@@ -139,8 +138,15 @@ class Rendezvous:
                 num_calls[name] = group._get_sequence_number_for_group()
         return GroupState(is_kept=c10d.GroupMember.WORLD is self._ours, num_calls=num_calls)
 
+    @contextlib.contextmanager
+    def noting_sockets(self) -> Iterator[None]:
+        """Note the connections that are opened inside this block as connections of the present group."""
+        before = open_sockets()
+        yield
+        self._sockets |= open_sockets().keys() - before.keys()
+
     def leave(self) -> None:
-        """Shut the default group down, if there is one; peers that wait in it get an error."""
+        """Shut down the default group and those within it; peers that wait in one of them get an error."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         self._ours = None
         self._made.clear()
@@ -153,7 +159,7 @@ class Rendezvous:
             abort()
         else:
             c10d.destroy_process_group()
-            # A DDP model that the function kept would keep the group's connections open, and peers would wait on.
+            # A model or variable that holds a group would keep its connections open, and peers would wait on.
             hang_up(sockets)
 
     def init_process_group(self, original: Callable[..., None], asked: dict[str, Any]) -> None:
@@ -207,14 +213,13 @@ class Rendezvous:
         """Make the default group; return its store."""
         from torch.distributed import distributed_c10d as c10d
 
-        init = original or _original_init_process_group()
+        init = original or original_of("init_process_group")
         if self._meets_here(asked):
             asked = {**asked, "store": self._next_store(asked.get("timeout")), "init_method": None}
             asked["rank"], asked["world_size"] = self._rank, self._world_size
         self._asked_backend = str(asked.get("backend")).lower()
-        before = open_sockets()
-        init(**asked)
-        self._sockets |= open_sockets().keys() - before.keys()
+        with self.noting_sockets():
+            init(**asked)
         # A reference is kept until the function has returned, because a DDP model may outlive the group that the
         # function destroys. If the model's reference were the last one, dropping it would wait, holding the GIL, for
         # the group's threads, one of which may wait for the GIL (torch 2.13). Dropping this reference releases the GIL.
@@ -252,58 +257,3 @@ def _check_for_gpus(asked: Any, ours: str | None) -> None:
             f"init_process_group(backend={str(asked)!r}): NCCL needs a GPU for each rank, and this rank sees none. "
             f'{up}: leave the call out, or write init_process_group("gloo").'
         )
-
-
-# The only place that changes torch itself: in ranks and in the fork server, never in the kernel.
-
-
-def replace_init_process_group() -> None:
-    """Replace `torch.distributed.init_process_group`, wherever torch refers to it, by a function that asks the rank."""
-    # Imported now, before there is a group: as defaults, the module's functions keep the group of the time of the
-    # import. DDP imports the module through the compiler. A group that is kept there keeps its connections open, and
-    # peers would wait for a rank that has left.
-    import torch.distributed.nn.functional  # noqa: F401
-
-    original = _original_init_process_group()
-    replacement = _replacement(original)
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch.distributed") and getattr(module, "init_process_group", None) is original:
-            module.init_process_group = replacement  # type: ignore[attr-defined]
-
-
-def redirect_globals(function: Any) -> None:
-    """Replace `init_process_group` in the globals of a function that this process inherited from the kernel."""
-    from torch.distributed import init_process_group
-
-    namespace = getattr(inspect.unwrap(function), "__globals__", None) if callable(function) else None
-    original = _original_init_process_group()
-    for name, value in list((namespace or {}).items()):
-        if value is original:
-            namespace[name] = init_process_group  # type: ignore[index]
-
-
-def _original_init_process_group() -> Callable[..., None]:
-    from torch.distributed import distributed_c10d
-
-    function = distributed_c10d.init_process_group
-    return getattr(function, "notebook_launcher_original", function)
-
-
-def _replacement(original: Callable[..., None]) -> Callable[..., None]:
-    import functools
-
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        from notebook_launcher.context import current
-
-        context = current()
-        # A data-loader worker or another child process of a rank is not the rank.
-        if context is None or context.pid != os.getpid():
-            original(*args, **kwargs)
-        else:
-            context.rendezvous.init_process_group(original, dict(signature.bind(*args, **kwargs).arguments))
-
-    init_process_group.notebook_launcher_original = original  # type: ignore[attr-defined]
-    return init_process_group

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_launcher import Accelerator, DistributedDataParallelKwargs, RankFailedError, Session
+from notebook_launcher import Accelerator, DistributedDataParallelKwargs, RankFailedError, Session, report
 from notebook_launcher.training.accumulation.members.ddp import wrap
 from tests.support.toy_training import make_model, shards_on_cpus
+from tests.support.waiting import until
 
 
 def prepare(**options: Any) -> tuple[Accelerator, Any, Any]:
@@ -83,6 +84,28 @@ def test_rank_that_is_lost_during_the_exchange_is_named() -> None:
 
     with Session(2, output="none") as session, pytest.raises(RankFailedError, match="rank 1 of 2 was killed"):
         session.run(train)
+
+
+@pytest.mark.slow
+def test_interrupts_in_the_middle_of_exchanges_cost_no_rank_and_no_digit() -> None:
+    def train(num_updates: int) -> list[float]:
+        torch.manual_seed(0)
+        accelerator, model, optimizer = prepare()
+        for number in range(num_updates):
+            update(accelerator, model, optimizer)
+            report(number=number)
+        accelerator.finish_exchange()
+        return [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
+
+    with Session(2, output="none") as session:
+        ranks, expected = list(session.run(os.getpid)), list(session.run(train, args=(20,)))
+        for number in range(5):
+            run = session.launch(train, args=(sys.maxsize,))
+            until(lambda: len(run.metrics) > 5 * number, run)  # noqa: B023 - called at once
+            run.stop()
+            assert run.state == "stopped"
+            assert list(session.run(train, args=(20,))) == expected
+        assert list(session.run(os.getpid)) == ranks
 
 
 def test_failed_exchange_raises_and_shows_the_weights() -> None:
