@@ -28,6 +28,7 @@ __all__ = [
     "SAVING",
     "WAITING",
     "RankContext",
+    "RankRendezvous",
     "RunStopped",
     "activity",
     "adopt",
