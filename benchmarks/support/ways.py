@@ -274,7 +274,7 @@ class Nbdistributed:
         if args and not isinstance(args[-1], str):
             raise RuntimeError("a cell is text: data of the kernel does not reach the ranks")
         words = ", ".join(repr(arg) for arg in args)
-        cell = f"from _contender import {fn.__name__}\n{fn.__name__}({words})\n"
+        cell = f"from support.contender import {fn.__name__}\n{fn.__name__}({words})\n"
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             self._shell.run_cell_magic("distributed", "", cell)
         # It prints errors, and raises none.
