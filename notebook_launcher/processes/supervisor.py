@@ -70,7 +70,7 @@ def supervise(sock: socket.socket, source: RankSource, *, inherited_call: Functi
         inherited_call: The first call, if this process is a fork of the kernel.
 
     Returns:
-        The exit status of this process.
+        The exit status of this process, unless it became a rank, which exits here.
     """
     supervisor = Supervisor(Channel(sock), source)
     start = None
@@ -84,10 +84,11 @@ def supervise(sock: socket.socket, source: RankSource, *, inherited_call: Functi
         supervisor.kill_orphans()
         return 0
     # A rank that replaces another one is forked after the store was made. Its copy of the store must not be destroyed,
-    # because the destructor would end the server.
+    # because the destructor would wait forever for the server's thread, which no fork has. So the process exits here,
+    # while this frame and its callers' hold the store.
     _kept = supervisor.store
     del supervisor
-    return run_rank(start, inherited_call)
+    return end_with(lambda: run_rank(start, inherited_call))
 
 
 def end_with(life: Callable[[], int]) -> NoReturn:

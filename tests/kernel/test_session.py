@@ -7,8 +7,10 @@ import gc
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,8 +30,10 @@ from notebook_launcher.kernel import session as session_module
 from notebook_launcher.kernel import session_runs
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
+from notebook_launcher.kernel.run.exits import EXIT_BUDGET
 from tests.support.interrupts import interrupt_at
-from tests.support.warm_kernels import unchanged, warm_kernel
+from tests.support.waiting import until
+from tests.support.warm_kernels import takes_less_than, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -228,6 +232,19 @@ def test_rank_that_died_between_runs_is_replaced(kernel: Kernel) -> None:
     outcome = kernel.execute("print(*session.run(add))")
     assert "rank 0 had died and was restarted" in outcome.stdout
     assert outcome.stdout.endswith("2.0 2.0\n")
+
+
+def test_session_whose_rank_was_replaced_closes_without_delay() -> None:
+    def seconds() -> float:
+        with Session(2, output="none") as session:
+            os.kill(first := session.run(os.getpid)[1], signal.SIGKILL)
+            until(lambda: not psutil.pid_exists(first))
+            assert session.run(os.getpid)[1] != first
+            began = time.monotonic()
+            session.close()
+            return time.monotonic() - began
+
+    assert takes_less_than(EXIT_BUDGET, seconds)
 
 
 @pytest.mark.parametrize("module", ["helper_module", "module_elsewhere"])
