@@ -126,6 +126,7 @@ class Supervisor:
         self._killer = SessionKiller()
         self._setup: messages.Setup
         self.board_fd = -1
+        """Descriptor of the board, which each rank's start carries."""
         self._listen_fd = -1
         """The socket at which the store listens."""
         self._kernel_pidfd = -1

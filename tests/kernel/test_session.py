@@ -381,7 +381,8 @@ WAITS = ["barrier", "backward", "new group", "mesh", "exchange beside a forward"
 
 
 @pytest.mark.parametrize(
-    ("waits_in", "start_method"), [*((wait, "forkserver") for wait in WAITS), ("new group", "spawn")]
+    ("waits_in", "start_method"),
+    [*((wait, "forkserver") for wait in WAITS), ("new group", "spawn"), ("new group", "fork")],
 )
 def test_what_holds_a_group_does_not_cost_the_peers_their_memory(waits_in: str, start_method: Any) -> None:
     def build() -> None:

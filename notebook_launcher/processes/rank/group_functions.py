@@ -41,10 +41,11 @@ def redirect_globals(function: Any) -> None:
     import torch.distributed as dist
 
     namespace = getattr(inspect.unwrap(function), "__globals__", None) if callable(function) else None
-    replacements = {original_of(name): getattr(dist, name) for name in ("init_process_group", "new_group")}
-    for name, value in list((namespace or {}).items()):
-        if isinstance(value, type(redirect_globals)) and value in replacements:
-            namespace[name] = replacements[value]  # type: ignore[index]
+    for replaced in ("init_process_group", "new_group"):
+        original = original_of(replaced)
+        for name, value in list((namespace or {}).items()):
+            if value is original:
+                namespace[name] = getattr(dist, replaced)  # type: ignore[index]
 
 
 def original_of(name: str) -> Callable[..., Any]:
