@@ -4,13 +4,18 @@
         ...
         return survey(begin, save, load, Path(folder))
 
-    check(run(program, tmp_path / "parent" / "folder"), at_least=20)
+    with interpreter() as run:
+        check(run(program, tmp_path / "parent" / "folder"), at_least=20)
 
-`run` calls the program in an interpreter of its own, because an audit hook stays for as long as its process.
+The programs run in an interpreter of their own: it has no threads, which the processes that it forks would miss. An
+audit hook stays for as long as its process, and is added in these alone. All programs of a file share the interpreter,
+because the import of torch takes seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import json
 import os
@@ -18,11 +23,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = frozenset(
@@ -31,21 +37,43 @@ CALLS = frozenset(
 )
 NEVER = 10**6
 """Number of a call that no save comes to."""
+ANSWER = "the answer: "
+"""Begin of the line with which the interpreter answers; other lines are from what the program calls."""
 
 
-def run(program: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Call a function of a test file in an interpreter of its own, with texts, and return what it returns."""
-    texts = [str(argument) for argument in arguments]
-    answer = subprocess.run(
-        [sys.executable, "-m", __name__, program.__module__, program.__name__, *texts],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr
-    result: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-    return result
+@contextlib.contextmanager
+def interpreter() -> Iterator[Callable[..., dict[str, Any]]]:
+    """Start an interpreter; give the function that calls a test file's program in it, with texts, for its result."""
+    command = [sys.executable, "-u", "-m", __name__]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+
+        def run(program: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            words = [program.__module__, program.__name__, *map(str, arguments)]
+            print(json.dumps(words), file=process.stdin, flush=True)
+            said: list[str] = []
+            while (line := process.stdout.readline()) and not line.startswith(ANSWER):
+                said.append(line)
+            assert line, "".join(said)
+            result: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+            assert "error" not in result, "".join([*said, result["error"]])
+            return result
+
+        yield run
+
+
+def answer_all() -> None:
+    """Call the programs that standard input names, one in each line, until it ends."""
+    for line in sys.stdin:
+        module, name, *arguments = json.loads(line)
+        try:
+            result = getattr(importlib.import_module(module), name)(*arguments)
+        except Exception:  # noqa: BLE001 - the test shows it
+            result = {"error": traceback.format_exc()}
+        print(ANSWER + json.dumps(result))
 
 
 def check(result: dict[str, Any], *, at_least: int) -> None:
@@ -80,6 +108,7 @@ def start_killed(number: int, work: Callable[[], object], prepare: Callable[[], 
     child = os.fork()
     if child == 0:
         status = 1
+        gc.disable()  # A collection would write to all pages that the process shares with its parent.
         try:
             prepare()
             die_before(number)
@@ -150,5 +179,4 @@ def check_new(state: str, folder: Path, number: int) -> None:
 
 
 if __name__ == "__main__":
-    function = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])
-    print(json.dumps(function(*sys.argv[3:])))
+    answer_all()

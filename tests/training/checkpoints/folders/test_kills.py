@@ -19,7 +19,7 @@ from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints.folders import staging
 from notebook_launcher.training.checkpoints.folders.durable_files import write_text
 from notebook_launcher.training.plugins import ProjectConfiguration
-from tests.support.killing import check, run, start_killed, survey, were_killed
+from tests.support.killing import check, start_killed, survey, were_killed
 
 NAMES = ("a", "below/b", "c", "entry")
 
@@ -61,7 +61,7 @@ def folders(folder: str, way: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("way", "calls"), [("new", 12), ("alone", 20), ("shared", 20)])
-def test_folder_changes_from_one_whole_state_to_the_next(tmp_path, way, calls):
+def test_folder_changes_from_one_whole_state_to_the_next(run, tmp_path, way, calls):
     check(run(folders, tmp_path / "parent" / "folder", way), at_least=calls)
 
 
@@ -95,7 +95,7 @@ def models(folder: str, way: str, size: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "size"), [("alone", 32), ("shared", 64)])
-def test_model_is_the_old_one_or_the_new_one(tmp_path, way, size):
+def test_model_is_the_old_one_or_the_new_one(run, tmp_path, way, size):
     check(run(models, tmp_path / "parent" / "folder", way, size), at_least=20)
 
 
@@ -164,7 +164,7 @@ def states(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_state_is_the_old_one_or_the_new_one_in_all_its_parts(tmp_path):
+def test_state_is_the_old_one_or_the_new_one_in_all_its_parts(run, tmp_path):
     check(run(states, tmp_path / "parent" / "folder"), at_least=20)
 
 
@@ -198,5 +198,5 @@ def numbered(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_newest_checkpoint_is_whole_and_the_limit_is_kept(tmp_path):
+def test_newest_checkpoint_is_whole_and_the_limit_is_kept(run, tmp_path):
     check(run(numbered, tmp_path / "project"), at_least=20)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
-from tests.support.killing import NEVER, check, run, start_killed, survey_others, were_killed
+from tests.support.killing import NEVER, check, start_killed, survey_others, were_killed
 from tests.support.toy_training import shards_on_cpus
 
 
@@ -74,7 +74,7 @@ def one_rank(folder: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @shards_on_cpus
-def test_sharded_state_is_the_old_one_or_the_new_one(tmp_path):
+def test_sharded_state_is_the_old_one_or_the_new_one(run, tmp_path):
     check(run(one_rank, tmp_path / "parent" / "folder"), at_least=20)
 
 
@@ -98,5 +98,5 @@ def two_ranks(folder: str, victims: str) -> dict[str, Any]:
 @pytest.mark.slow
 @shards_on_cpus
 @pytest.mark.parametrize("victims", ["0", "1", "01"], ids=["the rank that publishes", "its peer", "both"])
-def test_sharded_state_of_two_ranks_is_the_old_one_or_the_new_one(tmp_path, victims):
+def test_sharded_state_of_two_ranks_is_the_old_one_or_the_new_one(run, tmp_path, victims):
     check(run(two_ranks, tmp_path / "parent" / "folder", victims), at_least=6)
