@@ -21,8 +21,10 @@ def parameter_groups(module: torch.nn.Module) -> Iterator[Any]:
     for unit in module.modules():
         if hasattr(unit, "_get_fsdp_state"):
             state: Any = getattr(unit, "_get_fsdp_state")()  # noqa: B009 - for mypy, a module's attributes are tensors
-            groups = getattr(state, "_fsdp_param_groups", None)  # older torch has one at most
-            yield from [state._fsdp_param_group] if groups is None else groups  # noqa: SLF001
+            groups = getattr(state, "_fsdp_param_groups", None)
+            if groups is None:  # Older torch has one at most, and None for a unit without parameters of its own.
+                groups = filter(None, [state._fsdp_param_group])  # noqa: SLF001
+            yield from groups
 
 
 def has_held(groups: Iterable[Any]) -> bool:
