@@ -19,12 +19,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cpu", action="store_true", help="run the checks in their CPU forms, even on a machine with GPUs"
     )
+    parser.add_argument(
+        "--share",
+        action="store_true",
+        help="on one GPU, also run the checks for two: ranks share it, which needs NCCL 2.30 or newer",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
     from notebook_launcher.gpu_check.check_program import check
 
-    return check(only=options.only, names_only=options.list, folder=options.folder, cpu=options.cpu)
+    return check(
+        only=options.only, names_only=options.list, folder=options.folder, cpu=options.cpu, share=options.share
+    )
 
 
 COMMAND = Command(

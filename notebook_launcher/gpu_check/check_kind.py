@@ -21,6 +21,8 @@ class Hardware:
 
     num_gpus: int
     """GPUs that the launcher sees and can use; 0: the check runs in its CPU form."""
+    shares: bool = False
+    """True if NCCL lets several ranks share a GPU, so that most checks for two GPUs can be made on one."""
 
     @property
     def device(self) -> str:
@@ -28,8 +30,8 @@ class Hardware:
         return "cuda" if self.num_gpus else "cpu"
 
     def ranks(self, num_processes: int) -> dict[str, Any]:
-        """Return the options of a quiet launch of so many ranks, each with a GPU of its own if there are any."""
-        devices: list[int] | str = list(range(num_processes)) if self.num_gpus else "cpu"
+        """Return the options of a quiet launch of so many ranks, on GPUs of their own if there are any and enough."""
+        devices: list[int] | str = list(range(min(num_processes, self.num_gpus))) if self.num_gpus else "cpu"
         return {
             "num_processes": num_processes,
             "devices": devices,
@@ -50,6 +52,8 @@ class Check:
     """Raises `Skipped`, or any other exception where the check fails."""
     num_gpus: int = 1
     """GPUs that it needs."""
+    can_share: bool = True
+    """True if its ranks can share one GPU."""
     on_cpu: bool = True
     """True if it has a form without GPUs, which shows that the check works and nothing about GPUs."""
     decides: bool = False
@@ -57,8 +61,9 @@ class Check:
     limit: float = 120.0
     """Seconds after which its process is ended."""
 
-    def why_not(self, num_gpus: int) -> str:
-        """Return the reason why it cannot be made with so many GPUs; empty if it can."""
-        if num_gpus == 0:
+    def why_not(self, hardware: Hardware) -> str:
+        """Return the reason why it cannot be made on this hardware; empty if it can."""
+        if hardware.num_gpus == 0:
             return "" if self.on_cpu else "needs a GPU"
-        return "" if num_gpus >= self.num_gpus else f"needs {self.num_gpus} GPUs"
+        has_enough = hardware.num_gpus >= self.num_gpus or (hardware.shares and self.can_share)
+        return "" if has_enough else f"needs {self.num_gpus} GPUs"

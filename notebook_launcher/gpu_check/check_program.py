@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.diagnosis.doctor import doctor
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.gpu_check.catalogue import ALL_CHECKS
+from notebook_launcher.gpu_check.check_kind import Hardware
 from notebook_launcher.gpu_check.check_report import collect_facts, report_file, write_report
 from notebook_launcher.gpu_check.check_run import count_gpus, run_all
 from notebook_launcher.wording.counts import plural
@@ -26,7 +27,14 @@ LEGEND = "A check with a * decides whether GPUs count as working."
 PROVES_NOTHING = "No GPU is used: these are CPU forms, which prove nothing about GPUs."
 
 
-def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder: str = ".", cpu: bool = False) -> int:
+def check(
+    *,
+    only: Sequence[str] | None = None,
+    names_only: bool = False,
+    folder: str = ".",
+    cpu: bool = False,
+    share: bool = False,
+) -> int:
     """Make the checks, print a line for each, write the report; return the exit status: 1 if one failed.
 
     Args:
@@ -34,6 +42,7 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
         names_only: True to print the names alone.
         folder: Folder for the report.
         cpu: True to leave GPUs aside.
+        share: True to let ranks share a GPU with NCCL where there are fewer GPUs than a check needs.
 
     Raises:
         LookupError: No name has one of the words.
@@ -45,11 +54,11 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
     if names_only:
         _print("\n".join(f"{'*' if check.decides else ' '} {check.name}" for check in chosen))
         return 0
-    num_gpus = 0 if cpu else count_gpus()
-    _print(f"Checking {plural(num_gpus, 'GPU')}." if num_gpus else PROVES_NOTHING)
+    hardware = Hardware(0 if cpu else count_gpus(), shares=share)
+    _print(f"Checking {_gpus(hardware)}." if hardware.num_gpus else PROVES_NOTHING)
     if only is None:
         _print(str(doctor(launch=False)))
-    facts = {**collect_facts(), "checked_gpus": num_gpus}
+    facts = {**collect_facts(), "checked_gpus": hardware.num_gpus, "ranks_share": share}
     outcomes: list[Outcome] = []
     file = report_file(Path(folder))
     try:
@@ -59,11 +68,11 @@ def check(*, only: Sequence[str] | None = None, names_only: bool = False, folder
             f"--folder {folder}: the report cannot be written there: {error.strerror}. Name another folder."
         ) from None
     _print(LEGEND)
-    for outcome in run_all(chosen, num_gpus, _announce):
+    for outcome in run_all(chosen, hardware, _announce):
         _print(_line(outcome))
         outcomes.append(outcome)
         write_report(file, outcomes, facts)  # After each, so that an interrupt leaves what is known.
-    _print(last_lines(outcomes, num_gpus, complete=only is None))
+    _print(last_lines(outcomes, hardware, complete=only is None))
     _print(f"Report: {file}")
     return int(any(outcome.state == "FAIL" for outcome in outcomes))
 
@@ -80,18 +89,22 @@ def _line(outcome: Outcome) -> str:
     return shown + "".join(f"\n          {text}" for text in outcome.output.splitlines())
 
 
-def last_lines(outcomes: Sequence[Outcome], num_gpus: int, *, complete: bool) -> str:
+def _gpus(hardware: Hardware) -> str:
+    return plural(hardware.num_gpus, "GPU") + (", which ranks share" if hardware.shares else "")
+
+
+def last_lines(outcomes: Sequence[Outcome], hardware: Hardware, *, complete: bool) -> str:
     """Return the last lines: the counts, and the verdict on GPUs."""
     states = [outcome.state for outcome in outcomes]
     counts = f"{states.count('PASS')} passed, {states.count('FAIL')} failed, {states.count('SKIP')} skipped."
-    if not num_gpus:
+    if not hardware.num_gpus:
         return f"{counts} {PROVES_NOTHING}"
     deciding = [outcome.state for outcome in outcomes if outcome.decides]
     if not complete or "SKIP" in deciding:
         return f"{counts} Not all checks that decide (*) were made, so nothing may be claimed of GPUs in general."
     if "FAIL" in deciding:
         return f"{counts} A check that decides (*) failed: please report it, with the file below."
-    return f"{counts} All checks that decide (*) passed on {plural(num_gpus, 'GPU')}."
+    return f"{counts} All checks that decide (*) passed on {_gpus(hardware)}."
 
 
 def _print(text: str) -> None:

@@ -6,6 +6,7 @@ Names that identify a person or a place are replaced by hashes: UUIDs, the host'
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import datetime as dt
 import hashlib
@@ -19,6 +20,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher import __version__
 from notebook_launcher.installed import version_of
 from notebook_launcher.machine import devices, nvml
 from notebook_launcher.machine.shared_memory import SHARED_MEMORY
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["collect_facts", "hide_names", "report_file", "write_report"]
 
+UNSAID = "NVIDIA_REQUIRE_CUDA"
+"""A variable of NVIDIA's container images: pages of drivers that the image accepts."""
 VARIABLES = ("CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "HIP_", "ROCR_", "HSA_", "NVIDIA_", "OMP_NUM_THREADS", "GLOO_")
 UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F-]{8,}")
 PATH = re.compile(r"(?<![\w./])(?<!http:)(?<!https:)/+(?:[\w.@+~-]+/)+[\w.@+~-]*")
@@ -102,7 +106,7 @@ def collect_facts() -> dict[str, Any]:
     look_seconds = time.monotonic() - began  # Without persistence mode the driver wakes up every GPU first.
     shm = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
     return {
-        "notebook_launcher": version_of("notebook-launcher"),
+        "notebook_launcher": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": machine.num_cores,
@@ -120,7 +124,9 @@ def collect_facts() -> dict[str, Any]:
         "shm_nccl_files": _nccl_files(),
         "topology": _printed("nvidia-smi", "topo", "-m"),
         "variables": {
-            name: _hide_setting(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)
+            name: _hide_setting(value)
+            for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLES) and name != UNSAID
         },
         "accelerate": version_of("accelerate"),
         "lightning-fabric": version_of("lightning-fabric"),
@@ -138,8 +144,20 @@ def _torch_facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "nccl": nccl,
+        "nccl_loaded": _loaded_nccl(),
         "devices": torch.cuda.device_count(),
     }
+
+
+def _loaded_nccl() -> int | None:
+    """Return the version of the NCCL that this process has loaded, such as 23102; torch tells that of its build."""
+    number = ctypes.c_int()
+    try:
+        # Torch has loaded it already, and the loader knows it by this name. RTLD_NOLOAD: not another one.
+        status = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    return number.value if status == 0 else None
 
 
 def _nccl_files() -> int:

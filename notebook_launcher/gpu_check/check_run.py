@@ -18,7 +18,7 @@ from notebook_launcher.machine import devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from notebook_launcher.gpu_check.check_kind import Check
+    from notebook_launcher.gpu_check.check_kind import Check, Hardware
 
 __all__ = ["Outcome", "count_gpus", "run_all", "run_one"]
 
@@ -47,29 +47,30 @@ def count_gpus() -> int:
     return 0 if machine.why_no_gpu else len(machine.gpus)
 
 
-def run_all(checks: Sequence[Check], num_gpus: int, started: Callable[[Check], None]) -> Iterator[Outcome]:
+def run_all(checks: Sequence[Check], hardware: Hardware, started: Callable[[Check], None]) -> Iterator[Outcome]:
     """Yield the outcome of each check; `started` is called before each."""
     for check in checks:
         started(check)
-        yield run_one(check, num_gpus)
+        yield run_one(check, hardware)
 
 
-def run_one(check: Check, num_gpus: int, command: Sequence[str] = ()) -> Outcome:
+def run_one(check: Check, hardware: Hardware, command: Sequence[str] = ()) -> Outcome:
     """Return the outcome of a check, made in a process of its own.
 
     Args:
         check: The check to run.
-        num_gpus: GPUs that launches can use.
-        command: The program, to which the name, the number of GPUs and a file for the outcome are added; empty: the
-            package's own.
+        hardware: The hardware that it runs on.
+        command: The program, to which the name, the two fields of the hardware and a file for the outcome are added;
+            empty: the package's own.
     """
-    if why_not := check.why_not(num_gpus):
+    if why_not := check.why_not(hardware):
         return Outcome(name=check.name, decides=check.decides, state="SKIP", seconds=0.0, reason=why_not)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         file, printed = Path(folder) / "outcome", Path(folder) / "printed"
         program = command or (sys.executable, "-m", "notebook_launcher.gpu_check.check_process")
-        status = _wait([*program, check.name, str(num_gpus), str(file)], printed, check.limit)
+        words = (check.name, str(hardware.num_gpus), str(hardware.shares), str(file))
+        status = _wait([*program, *words], printed, check.limit)
         seconds = time.monotonic() - began
         state, reason = _read(file, status, check.limit)
         text = printed.read_text(encoding="utf-8", errors="replace")

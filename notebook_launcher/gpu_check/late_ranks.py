@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from notebook_launcher import launch, notebook_launch
@@ -17,6 +19,27 @@ LAG = 0.05
 NUM_UPDATES = 12
 NOTICE_AFTER = 2.0
 SECONDS_TO_NOTICE = 20.0
+USERS_CODE = '''
+def begin_a_sum(reads):
+    """Reduce on rank 0 alone, which then reads the sum or returns, and waits for rank 1 in either case."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    from notebook_launcher import Accelerator, report
+
+    device = Accelerator().device
+    total = torch.ones(1, device=device)
+    dist.all_reduce(total)  # NCCL connects the GPUs.
+    report(begun=float(total))
+    if dist.get_rank() == 0:
+        dist.all_reduce(total)
+        if reads:
+            total.item()
+        return
+    time.sleep(100)
+'''
 
 
 def _lag(rank: int) -> None:
@@ -114,33 +137,26 @@ def _wait_is_sync(hardware: Hardware) -> str:
     return f"{reported:.2f} s of waiting for a rank that lagged by {expected:.2f} s"
 
 
-def _begin_a_sum(*, reads: bool) -> None:
-    """Reduce on rank 0 alone, which then reads the sum or returns, and waits for rank 1 in either case."""
-    import torch
-    import torch.distributed as dist
-
-    from notebook_launcher import Accelerator, report
-
-    device = Accelerator().device
-    total = torch.ones(1, device=device)
-    dist.all_reduce(total)  # NCCL connects the GPUs.
-    report(begun=float(total))
-    if dist.get_rank() == 0:
-        dist.all_reduce(total)
-        if reads:
-            total.item()
-        return
-    time.sleep(100)
+def _begin_a_sum_in(folder: str) -> Any:
+    """Return `begin_a_sum` as a function of the user's: stacks show no frames of this package."""
+    file = Path(folder) / "users_code.py"
+    file.write_text(USERS_CODE, encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "__main__"}  # So it travels by value.
+    exec(compile(USERS_CODE, str(file), "exec"), names)  # noqa: S102 - the code above
+    return names["begin_a_sum"]
 
 
 def _hang_is_named(hardware: Hardware) -> str:
     ways = (True, False) if hardware.num_gpus else (True,)  # On a CPU a rank waits in the reduction itself.
-    return "; ".join(_notice_of_a_wait(hardware, reads=reads) for reads in ways)
+    with tempfile.TemporaryDirectory() as folder:
+        function = _begin_a_sum_in(folder)
+        return "; ".join(_notice_of_a_wait(hardware, functools.partial(function, reads)) for reads in ways)
 
 
-def _notice_of_a_wait(hardware: Hardware, *, reads: bool) -> str:
-    function = functools.partial(_begin_a_sum, reads=reads)
+def _notice_of_a_wait(hardware: Hardware, function: Any) -> str:
     run = launch(function, **{**hardware.ranks(2), "hang_notice": NOTICE_AFTER})
+    while len(run.metrics) < 2:
+        assert not run.wait(0.01), run.exception()
     began = time.monotonic()
     try:
         while not (reported := run.snapshot().waiting):

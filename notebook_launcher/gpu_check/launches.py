@@ -14,6 +14,7 @@ from notebook_launcher import ConfigError, Session, launch, notebook_launch
 from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
 from notebook_launcher.gpu_check.identities import gpu_difference
 from notebook_launcher.machine import devices, nvml
+from notebook_launcher.wording.counts import plural
 
 __all__ = ["CHECKS"]
 
@@ -156,6 +157,7 @@ def _queue_an_error_aside() -> None:
 def _device_assert(hardware: Hardware) -> str:
     with Session(**hardware.ranks(1)) as session:
         session.run(_multiply)
+        time.sleep(SECONDS_OF_CHORES)  # Until then, the fork server may be too busy to replace a rank.
         for function in (_index_out_of_range, _queue_an_error, _queue_an_error_aside):
             began = time.monotonic()
             try:
@@ -221,7 +223,7 @@ def _reduce_ranks() -> float:
 
 
 def _two_ranks_on_one_device(hardware: Hardware) -> str:
-    options = {**hardware.ranks(1), "num_processes": 2}
+    options = {**hardware.ranks(1), "num_processes": 2, "backend": "gloo"}
     assert list(notebook_launch(_reduce_ranks, **options)) == [3.0, 3.0]
     return "by gloo"
 
@@ -240,7 +242,7 @@ def _own_contexts(hardware: Hardware) -> str:
             _hold_context()
 
         _check_contexts(hold, hardware)
-    return f"{hardware.num_gpus} ranks, each on its GPU alone"
+    return f"{plural(hardware.num_gpus, 'rank')}, each on its GPU alone"
 
 
 def _check_contexts(function: Any, hardware: Hardware) -> None:

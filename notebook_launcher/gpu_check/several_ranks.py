@@ -335,7 +335,7 @@ def _inside(hardware: Hardware, package: str) -> str:
 def _inside_on_one_device(hardware: Hardware) -> str:
     if importlib.util.find_spec("accelerate") is None:
         raise Skipped("accelerate is not installed")
-    options = {**hardware.ranks(1), "num_processes": 2}
+    options = {**hardware.ranks(1), "num_processes": 2, "backend": "gloo"}
     assert list(notebook_launch(_inside_accelerate, **options)) == [[2.0], [2.0]]
     return "its sum and barrier work"
 
@@ -354,7 +354,7 @@ CHECKS = (
     Check(name="process group of two ranks", run=_group, num_gpus=2, decides=True),
     Check(name="two ranks train as one does", run=_against_one, num_gpus=2, decides=True),
     Check(name="checkpoint and stop while a rank lags", run=_save_and_stop, num_gpus=2, decides=True),
-    Check(name="chosen GPUs", run=_chosen, num_gpus=2, on_cpu=False),
+    Check(name="chosen GPUs", run=_chosen, num_gpus=2, can_share=False, on_cpu=False),
     Check(name="operations on CPU and device, all dtypes", run=_operations, num_gpus=2),
     Check(name="communication hooks", run=_hooks, num_gpus=2),
     Check(name="leaf tensors on CPU and device", run=_leaves, num_gpus=2),
@@ -363,6 +363,11 @@ CHECKS = (
     Check(name="batches that rank 0 reads for all", run=_dispatch, num_gpus=2),
     Check(name="Accelerate inside, two ranks share a device", run=_inside_on_one_device),
     Check(name="Accelerate inside", run=functools.partial(_inside, package="accelerate"), num_gpus=2),
-    Check(name="Fabric inside", run=functools.partial(_inside, package="lightning_fabric"), num_gpus=2),
-    Check(name="all GPUs, with and without peer access", run=_all_gpus, num_gpus=2, on_cpu=False),
+    Check(
+        name="Fabric inside",
+        run=functools.partial(_inside, package="lightning_fabric"),
+        num_gpus=2,
+        can_share=False,  # Fabric counts the GPUs.
+    ),
+    Check(name="all GPUs, with and without peer access", run=_all_gpus, num_gpus=2, can_share=False, on_cpu=False),
 )

@@ -14,7 +14,7 @@ from notebook_launcher.engines.engine import RememberingEngine
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.machine import devices
-from notebook_launcher.machine.allocation import allocate
+from notebook_launcher.machine.allocation import SHARING_VARIABLE, allocate
 from notebook_launcher.machine.node_allocation import allocate_nodes
 from notebook_launcher.machine.rocm import ROCM_VARIABLE
 from notebook_launcher.messaging import messages
@@ -134,7 +134,13 @@ def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
         return _plan_of_nodes(config, config.engine.look())
     machine = machine or devices.detect()
     asked = config.num_processes or config.processes_per_node
-    taken = allocate(machine, num_processes=asked, devices=config.devices, backend=config.backend)
+    taken = allocate(
+        machine,
+        num_processes=asked,
+        devices=config.devices,
+        backend=config.backend,
+        nccl_shares={**os.environ, **config.env}.get(SHARING_VARIABLE) == "1",
+    )
     if config.shard is not None:
         check_shard(config.shard, taken.num_processes, by_default=config.num_processes is None)
     threads = config.threads_per_process or _share_of_cores(machine, taken.num_processes)

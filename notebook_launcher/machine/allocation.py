@@ -12,12 +12,14 @@ from notebook_launcher.wording.counts import plural, plural_verb
 if TYPE_CHECKING:
     from notebook_launcher.machine.devices import Machine
 
-__all__ = ["MAX_RANKS_PER_CORE", "MIN_RANK_LIMIT", "Allocation", "allocate", "rank_limit"]
+__all__ = ["MAX_RANKS_PER_CORE", "MIN_RANK_LIMIT", "SHARING_VARIABLE", "Allocation", "allocate", "rank_limit"]
 
 DEFAULT_CPU_RANKS = 4
 """At most so many CPU ranks where the number is left open: more rarely help, and each takes memory."""
 MAX_RANKS_PER_CORE = 16
 MIN_RANK_LIMIT = 64
+SHARING_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""Variable with which NCCL 2.30 and newer accepts several ranks on one GPU, if it is 1; found in its `init.cc`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +34,29 @@ class Allocation:
 
 
 def allocate(
-    machine: Machine, *, num_processes: int | None, devices: tuple[int, ...] | str | None, backend: str | None
+    machine: Machine,
+    *,
+    num_processes: int | None,
+    devices: tuple[int, ...] | str | None,
+    backend: str | None,
+    nccl_shares: bool = False,
 ) -> Allocation:
-    """Return what a launch with these fields of `LaunchConfig` takes; raise `ConfigError` if the machine has less."""
+    """Return what a launch with these fields of `LaunchConfig` takes; raise `ConfigError` if the machine has less.
+
+    Args:
+        machine: The machine.
+        num_processes: The field.
+        devices: The field.
+        backend: The field.
+        nccl_shares: True if the ranks get `SHARING_VARIABLE`, so that NCCL may be chosen for ranks that share a GPU.
+    """
     gpus = _choose_gpus(devices, machine)
     num_processes = num_processes or len(gpus) or min(DEFAULT_CPU_RANKS, machine.num_cores)
     _check_number(num_processes, machine)
     return Allocation(
         num_processes=num_processes,
         gpus=gpus,
-        backend=_choose_backend(backend, num_processes, gpus, machine),
+        backend=_choose_backend(backend, num_processes, gpus, machine, nccl_shares=nccl_shares),
     )
 
 
@@ -78,23 +93,26 @@ def _check_number(num_processes: int, machine: Machine) -> None:
         )
 
 
-def _choose_backend(backend: str | None, num_processes: int, gpus: tuple[int, ...], machine: Machine) -> str | None:
+def _choose_backend(
+    backend: str | None, num_processes: int, gpus: tuple[int, ...], machine: Machine, *, nccl_shares: bool
+) -> str | None:
     num_gpus = len(gpus)
+    has_enough = num_gpus >= num_processes or (nccl_shares and num_gpus > 0)
     if backend == "auto":
-        # NCCL refuses two ranks on one GPU ("Duplicate GPU detected"), and slices may be of one.
-        shares = num_processes > 1 and any(machine.gpus[at].is_slice for at in gpus)
-        return "nccl" if num_gpus >= num_processes and not shares else "gloo"
+        # NCCL refuses two ranks on one GPU ("Duplicate GPU detected") unless told otherwise, and slices may be of one.
+        has_slices = num_processes > 1 and any(machine.gpus[at].is_slice for at in gpus)
+        return "nccl" if has_enough and (nccl_shares or not has_slices) else "gloo"
     if backend is not None and "nccl" in backend:
         if not num_gpus:
             why = machine.why_no_gpu or "devices='cpu' excludes every GPU"
             raise ConfigError(
                 f"backend={backend!r} needs a GPU for each rank: {why}. Use backend='gloo' or 'auto'.", field="backend"
             )
-        if num_processes > num_gpus:
+        if not has_enough:
             raise ConfigError(
                 f"num_processes={num_processes} with backend={backend!r}: NCCL needs a GPU for each rank, and "
                 f"there {plural_verb('is', num_gpus)} {num_gpus}. Use num_processes={num_gpus}, or "
-                "backend='gloo' to let ranks share.",
+                f"backend='gloo' to let ranks share. (NCCL 2.30 and newer shares a GPU with {SHARING_VARIABLE}=1.)",
                 field="num_processes",
             )
     return backend

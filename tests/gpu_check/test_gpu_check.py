@@ -47,7 +47,7 @@ def outcome(state: str, *, decides: bool = True) -> Outcome:
 def test_conclusion_claims_only_what_was_tried(
     *, outcomes: list[Outcome], num_gpus: int, complete: bool, words: str
 ) -> None:
-    assert re.search(words, last_lines(outcomes, num_gpus, complete=complete))
+    assert re.search(words, last_lines(outcomes, Hardware(num_gpus), complete=complete))
 
 
 def test_checks_that_decide_come_first_and_names_are_unique() -> None:
@@ -60,20 +60,42 @@ def test_checks_that_decide_come_first_and_names_are_unique() -> None:
 
 
 def test_check_that_cannot_be_made_is_skipped_with_its_reason() -> None:
-    made = run_one(Check(name="x", run=lambda _: None, num_gpus=2, on_cpu=False), 0)
+    made = run_one(Check(name="x", run=lambda _: None, num_gpus=2, on_cpu=False), Hardware(0))
     assert (made.state, made.reason) == ("SKIP", "needs a GPU")
-    made = run_one(Check(name="x", run=lambda _: None, num_gpus=2), 1)
+    made = run_one(Check(name="x", run=lambda _: None, num_gpus=2), Hardware(1))
     assert (made.state, made.reason) == ("SKIP", "needs 2 GPUs")
+    made = run_one(Check(name="x", run=lambda _: None, num_gpus=2, can_share=False), Hardware(1, shares=True))
+    assert (made.state, made.reason) == ("SKIP", "needs 2 GPUs")
+
+
+def test_ranks_share_a_gpu_where_the_check_allows_it() -> None:
+    assert not Check(name="x", run=lambda _: None, num_gpus=2).why_not(Hardware(1, shares=True))
+    assert Hardware(1, shares=True).ranks(2)["devices"] == [0]
+    assert Hardware(2, shares=True).ranks(2)["devices"] == [0, 1]
+    assert Hardware(0, shares=True).ranks(2)["devices"] == "cpu"
+
+
+def test_process_of_a_check_tells_nccl_that_ranks_share(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from notebook_launcher.gpu_check import check_process as made;"
+        "from notebook_launcher.gpu_check.check_kind import Check, Hardware;"
+        "told = lambda hardware: str(os.environ.get('NCCL_MULTI_RANK_GPU_ENABLE'));"
+        "made.find_check = lambda name: Check(name=name, run=told);"
+        "made.main('x', Hardware(1, shares=sys.argv[1] == 'True'), Path(sys.argv[2]))"
+    )
+    for shares, told in ((True, "1"), (False, "None")):
+        subprocess.run([sys.executable, "-c", code, str(shares), str(tmp_path / "outcome")], check=True)
+        assert json.loads((tmp_path / "outcome").read_text()) == ["PASS", told]
 
 
 @pytest.mark.parametrize(
     ("program", "limit", "state", "reason"),
     [
         (
-            "import json; open(sys.argv[3], 'w').write(json.dumps(['PASS', sys.argv[1] + sys.argv[2]]))",
+            "import json; open(sys.argv[4], 'w').write(json.dumps(['PASS', ' '.join(sys.argv[1:4])]))",
             50,
             "PASS",
-            "x0",
+            "x 0 False",
         ),
         ("print('last words', flush=True); os.abort()", 50, "FAIL", "its process ended with status -6"),
         ("print('last words', flush=True); time.sleep(60)", 0.5, "FAIL", "not done after 0.5 s"),
@@ -81,7 +103,7 @@ def test_check_that_cannot_be_made_is_skipped_with_its_reason() -> None:
 )
 def test_outcome_follows_from_the_end_of_the_process(program: str, limit: float, state: str, reason: str) -> None:
     command = [sys.executable, "-c", "import os, sys, time; " + program]
-    made = run_one(Check(name="x", run=lambda _: None, limit=limit), 0, command)
+    made = run_one(Check(name="x", run=lambda _: None, limit=limit), Hardware(0), command)
     assert (made.state, made.reason) == (state, reason)
     assert ("last words" in made.output) is (state == "FAIL")
 

@@ -10,6 +10,7 @@ import pytest
 from notebook_launcher import ConfigError, LaunchConfig
 from notebook_launcher.kernel import plan
 from notebook_launcher.machine import devices, visible_gpus
+from notebook_launcher.machine.allocation import SHARING_VARIABLE
 from notebook_launcher.machine.devices import GPU, Machine
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.rank.rendezvous import torchrun_environment
@@ -64,6 +65,17 @@ def test_options_that_are_none_are_chosen(make: Any, on: Machine, options: dict[
     assert (made.num_processes, made.backend, made.use_gpu, made.threads_per_process) == expected
 
 
+def test_ranks_share_a_gpu_with_nccl_if_the_variable_says_so(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SHARING_VARIABLE, raising=False)
+    for backend, expected in (("auto", "nccl"), ("nccl", "nccl"), ("gloo", "gloo")):
+        made = make(machine(8, 1), num_processes=2, backend=backend, env={SHARING_VARIABLE: "1"})
+        assert (made.num_processes, made.backend) == (2, expected)
+    assert make(machine(8, 1), num_processes=2, env={SHARING_VARIABLE: "0"}).backend == "gloo"
+    assert make(machine(8), num_processes=2, env={SHARING_VARIABLE: "1"}).backend == "gloo"
+    monkeypatch.setenv(SHARING_VARIABLE, "1")
+    assert make(slices(2)).backend == "nccl"
+
+
 def test_summary_warns_of_the_slow_first_collective_of_nccl(make: Any) -> None:
     assert "2 GPU ranks, nccl (the first collective takes seconds), 4 threads each" in make(machine(8, 2)).summary
     both = make(machine(8, 2), backend="cpu:gloo,cuda:nccl").summary
@@ -87,7 +99,7 @@ def test_summary_warns_of_the_slow_first_collective_of_nccl(make: Any) -> None:
         (
             machine(8, 2),
             {"backend": "nccl", "num_processes": 4},
-            r"there are 2. Use num_processes=2, or backend='gloo'",
+            r"there are 2. Use num_processes=2, or backend='gloo' to let ranks share. \(NCCL 2.30 and newer",
         ),
         (machine(8, 2), {"backend": "nccl", "devices": "cpu"}, r"devices='cpu' excludes every GPU"),
         (machine(8, 2), {"devices": [0, 5]}, r"devices=\[0, 5\]: there is no GPU 5. Visible are 0: H200, 1: H200"),
