@@ -14,6 +14,7 @@ THEMES = (
     "large",
     "cluster",
     "step_overhead",
+    "gpu",
     "gradient_sync",
     "comm_hooks",
     "sharding",
@@ -22,7 +23,7 @@ THEMES = (
     "growth",
 )
 """The programs, in the order of the page; one without a report is left out."""
-MACHINE = ("date", "processor", "cores", "memory", "Python", "torch", "commit", "load before")
+MACHINE = ("date", "processor", "GPU", "cores", "memory", "Python", "torch", "commit", "load before")
 HEAD = """# Performance
 
 Figures that the programs in `benchmarks/` measured, and nothing else: each section has the date, the machine, the

@@ -26,15 +26,17 @@ WINDOWS = (1, 4)
 class HandWritten:
     """The loop without an Accelerator."""
 
-    def __init__(self) -> None:
-        model = make_model()
+    def __init__(self, device: str) -> None:
+        model = make_model().to(device)
+        self._device = device
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._model: Any = DistributedDataParallel(model) if self._ranks > 1 else model
         self._optimizer = make_optimizer(model)
 
     def loader(self) -> Iterable[Any]:
         data = make_data(self._ranks)
-        return DataLoader(data, BATCH_SIZE, sampler=DistributedSampler(data, self._ranks, 0, shuffle=False))
+        loader = DataLoader(data, BATCH_SIZE, sampler=DistributedSampler(data, self._ranks, 0, shuffle=False))
+        return loader if self._device == "cpu" else Moved(loader, self._device)
 
     def run(self, batches: Iterable[Any], window: int) -> None:
         model, optimizer, alone = self._model, self._optimizer, self._ranks == 1
@@ -48,11 +50,23 @@ class HandWritten:
                 optimizer.zero_grad()
 
 
+class Moved:
+    """Batches of a loader, moved to a GPU."""
+
+    def __init__(self, loader: Iterable[Any], device: str) -> None:
+        self._loader = loader
+        self._device = device
+
+    def __iter__(self) -> Iterator[Any]:
+        for inputs, targets in self._loader:
+            yield inputs.to(self._device), targets.to(self._device)
+
+
 class WithAccelerator:
     """The loop with an Accelerator, Hugging Face's or ours."""
 
-    def __init__(self, module: str, **options: Any) -> None:
-        self._accelerator = importlib.import_module(module).Accelerator(cpu=True, **options)
+    def __init__(self, module: str, device: str, **options: Any) -> None:
+        self._accelerator = importlib.import_module(module).Accelerator(cpu=device == "cpu", **options)
         model = make_model()
         self._model, self._optimizer = self._accelerator.prepare(model, make_optimizer(model))
 
@@ -87,7 +101,7 @@ def make_data(num_ranks: int) -> TensorDataset:
     return TensorDataset(torch.randn(count, WIDTH), torch.randn(count, 1))
 
 
-def measure(names: list[str], repeats: dict[str, int]) -> Iterator[dict[str, Any]]:
+def measure(names: list[str], repeats: dict[str, int], device: str = "cpu") -> Iterator[dict[str, Any]]:
     """Yield a row for each contender, window and source of batches: the microseconds of a micro-batch in each turn.
 
     `wall` is the elapsed time, `busy` the processor time of the thread that trains, which excludes waiting, such as
@@ -96,13 +110,14 @@ def measure(names: list[str], repeats: dict[str, int]) -> Iterator[dict[str, Any
     Args:
         names: The contenders, which take turns. A contender that fails has a row with the reason.
         repeats: Turns for each source of batches, a list or the contender's loader.
+        device: `cpu` or `cuda`.
     """
     torch.set_num_threads(1)
-    tried = {name: try_contender(name) for name in names}
+    tried = {name: try_contender(name, device) for name in names}
     yield from ({"name": name, "failed": one} for name, one in tried.items() if isinstance(one, str))
     contenders = {name: one for name, one in tried.items() if not isinstance(one, str)}
     present = list(contenders)
-    fixed = [(torch.randn(BATCH_SIZE, WIDTH), torch.randn(BATCH_SIZE, 1))] * STEPS["list"]
+    fixed = [(torch.randn(BATCH_SIZE, WIDTH).to(device), torch.randn(BATCH_SIZE, 1).to(device))] * STEPS["list"]
     loaders = {name: one.loader() for name, one in contenders.items()}
     for window in WINDOWS:
         for source, num_steps in STEPS.items():
@@ -122,8 +137,8 @@ def measure_lists(window: int, repeats: int) -> dict[str, list[float]]:
     """Return the microseconds of processor time of a micro-batch from a list, by hand and with ours, in turns."""
     torch.set_num_threads(1)
     contenders: dict[str, HandWritten | WithAccelerator] = {
-        "hand": HandWritten(),
-        "ours": WithAccelerator("notebook_launcher"),
+        "hand": HandWritten("cpu"),
+        "ours": WithAccelerator("notebook_launcher", "cpu"),
     }
     fixed = [(torch.randn(BATCH_SIZE, WIDTH), torch.randn(BATCH_SIZE, 1))] * STEPS["list"]
     busy: dict[str, list[float]] = {name: [] for name in contenders}
@@ -133,14 +148,14 @@ def measure_lists(window: int, repeats: int) -> dict[str, list[float]]:
     return {name: turns[1:] for name, turns in busy.items()}
 
 
-def try_contender(name: str) -> HandWritten | WithAccelerator | str:
+def try_contender(name: str, device: str) -> HandWritten | WithAccelerator | str:
     """Return the contender, or the reason of its failure."""
     try:
         if name == "hand":
-            return HandWritten()
+            return HandWritten(device)
         if name == "accelerate":
-            return WithAccelerator("accelerate")
-        return WithAccelerator("notebook_launcher", check_ranks=name != "unchecked")
+            return WithAccelerator("accelerate", device)
+        return WithAccelerator("notebook_launcher", device, check_ranks=name != "unchecked")
     except Exception as error:  # noqa: BLE001 - any exception stands in the contender's row
         return f"{type(error).__name__}: {error}"
 
@@ -149,16 +164,24 @@ def measure_turn(contender: HandWritten | WithAccelerator, batches: Iterable[Any
     """Return the seconds of a turn, and the seconds of this thread's processor time in it."""
     if dist.is_initialized():
         dist.barrier()
+    finish_gpu()
     busy = time.thread_time()
     begin = time.perf_counter()
     contender.run(batches, window)
+    finish_gpu()
     end = time.perf_counter()
     return end - begin, time.thread_time() - busy
 
 
-def measure_all(names: list[str], repeats: dict[str, int]) -> list[dict[str, Any]]:
+def finish_gpu() -> None:
+    """Wait until the GPU, if it is used, has done its work."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+def measure_all(names: list[str], repeats: dict[str, int], device: str = "cpu") -> list[dict[str, Any]]:
     """Return the rows of `measure`; the function that is launched."""
-    return list(measure(names, repeats))
+    return list(measure(names, repeats, device))
 
 
 def main() -> None:

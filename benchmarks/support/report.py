@@ -52,6 +52,7 @@ def machine() -> str:
         ["cores", str(len(os.sched_getaffinity(0)))],
         ["processor", _processor()],
         ["memory", f"{psutil.virtual_memory().total / 1e9:.0f} GB"],
+        *([["GPU", name]] if (name := _gpu()) else []),
         ["kernel", f"{platform.system()} {platform.release()}"],
         ["Python", platform.python_version()],
         ["torch is in", "the environment" if _has_own_torch() else "**another environment**: figures may be off"],
@@ -65,7 +66,7 @@ def machine() -> str:
 
 def write(theme: str, text: str) -> Path:
     """Write a report to `<theme>_<hardware>_<yyyymm>.md`, and return its path."""
-    hardware = f"{platform.machine()}-{len(os.sched_getaffinity(0))}cores"
+    hardware = f"{platform.machine()}-{len(os.sched_getaffinity(0))}cores{'-gpu' if _gpu() else ''}"
     month = dt.datetime.now(dt.timezone.utc).strftime("%Y%m")
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{theme}_{hardware}_{month}.md"
@@ -78,6 +79,13 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def _gpu() -> str:
+    from notebook_launcher.machine.devices import detect
+
+    gpus = [gpu.name for gpu in detect().gpus]
+    return f"{len(gpus)} x {gpus[0]}" if gpus else ""
 
 
 def _has_own_torch() -> bool:
