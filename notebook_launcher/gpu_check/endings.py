@@ -62,6 +62,8 @@ def _fail(how: str) -> None:
 
 
 def _failures(hardware: Hardware) -> str:
+    import torch  # noqa: F401 - its errors are unpacked here, and its import, which most kernels have done, takes seconds
+
     told = []
     failures = [("raise", ValueError, "on purpose"), ("exit", LaunchError, ""), ("segfault", LaunchError, "SIGSEGV")]
     if hardware.num_gpus:

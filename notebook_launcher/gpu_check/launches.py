@@ -155,9 +155,10 @@ def _queue_an_error_aside() -> None:
 
 
 def _device_assert(hardware: Hardware) -> str:
+    import torch  # noqa: F401 - its errors are unpacked here, and its import, which most kernels have done, takes seconds
+
     with Session(**hardware.ranks(1)) as session:
         session.run(_multiply)
-        time.sleep(SECONDS_OF_CHORES)  # Until then, the fork server may be too busy to replace a rank.
         for function in (_index_out_of_range, _queue_an_error, _queue_an_error_aside):
             began = time.monotonic()
             try:
