@@ -29,8 +29,8 @@ MAX_SPARE_RANKS = 8
 """The most ranks that are kept: each holds some MB that it does not share."""
 LOOPBACK = "127.0.0.1"
 """Address of the store where all ranks are on the kernel's machine."""
-BACKENDS = ("gloo", None)
-"""Backends whose group holds no memory of a GPU; None: no group."""
+BACKENDS = ("gloo", "nccl", None)
+"""Backends whose group holds no memory of a GPU before its first collective; None: no group."""
 
 
 def kind_of_launch(setup: messages.Setup) -> messages.Setup | None:
@@ -41,7 +41,7 @@ def kind_of_launch(setup: messages.Setup) -> messages.Setup | None:
     is_small = setup.num_processes <= MAX_SPARE_RANKS
     # Between two launches nothing may listen in a network.
     is_here = setup.place.num_nodes == 1 and setup.place.store_address == LOOPBACK
-    if setup.use_gpu or setup.backend not in BACKENDS or not (is_small and is_here):
+    if setup.backend not in BACKENDS or not (is_small and is_here):
         return None
     return dataclasses.replace(setup, run_id="", seed=0, many_calls=False, keeps_failures=False, master_port=0)
 

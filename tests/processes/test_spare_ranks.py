@@ -300,10 +300,12 @@ def test_launches_of_many_ranks_and_of_foreign_backends_have_no_kind() -> None:
     assert kind_of(num_processes=2, backend="mpi") is None
 
 
-def test_launches_on_gpus_and_in_networks_have_no_kind() -> None:
+def test_launches_in_networks_have_no_kind() -> None:
     machine = Machine(num_cores=2, gpus=(), why_no_gpu="")
     setup = make_plan(LaunchConfig(num_processes=2, devices="cpu"), machine).setup(many_calls=False)
-    assert kind_of_launch(dataclasses.replace(setup, use_gpu=True)) is None
+    assert kind_of_launch(setup) is not None
+    for backend in ("gloo", "nccl"):
+        assert kind_of_launch(dataclasses.replace(setup, use_gpu=True, backend=backend)) is not None
     two_nodes = dataclasses.replace(setup.place, ranks=(0,), num_nodes=2)
     assert kind_of_launch(dataclasses.replace(setup, place=two_nodes)) is None
     in_a_network = dataclasses.replace(setup.place, store_address="10.0.0.1")

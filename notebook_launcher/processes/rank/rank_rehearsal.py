@@ -47,6 +47,8 @@ def _rehearse_start(rank: int, kind: messages.Setup, supervisor: Channel, channe
     boot.enter_folder(start.setup)
     importlib.invalidate_caches()
     os.environ.update(torchrun_environment(start.setup, rank))
+    if kind.use_gpu:
+        seeding.start_driver()
     seeding.seed(rank, use_gpu=False)
     seeding.set_threads(start.setup.threads_per_process)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import random
 import sys
 
 from notebook_launcher.processes.libraries import openblas_setter
 
-__all__ = ["choose_gpu", "seed", "set_threads"]
+__all__ = ["choose_gpu", "seed", "set_threads", "start_driver"]
 
 
 def seed(number: int, *, use_gpu: bool) -> None:
@@ -32,6 +34,15 @@ def set_threads(num_threads: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None and (set_openblas := openblas_setter(numpy)) is not None:
         set_openblas(num_threads)
+
+
+def start_driver() -> None:
+    """Initialise CUDA's driver in this process ahead: 180 ms on one machine with an H100.
+
+    It makes no context, so it holds no memory of a GPU. The visible GPUs are settled by it.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # AMD's driver.
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
 
 
 def choose_gpu(rank: int, local_rank: int) -> None:

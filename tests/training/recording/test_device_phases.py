@@ -32,6 +32,8 @@ class Device:
         self.done = 100.0
         """Time at which the device will be done with all that is queued."""
         self.sent: list[Any] = []
+        self.weight: Any = torch.tensor(8.0)
+        """The weight of each window."""
         self.dead = self.is_capturing = False
         monkeypatch.setattr(phases, "read_clock", lambda: self.now)
         self.clock = DevicePhaseClock(self.sent.append, lambda: None if self.is_capturing else Moment(self))
@@ -55,7 +57,7 @@ class Device:
         self.clock.end_backward(synced=True)
         self.compute(2**-10, 2**-10)
         self.clock.mark("step")
-        self.clock.end_window(torch.tensor(8.0), 2)
+        self.clock.end_window(self.weight, 2)
 
     def sums(self) -> dict[str, float]:
         return {phase: sum(record.seconds[phase] for record in self.sent) for phase in phases.PHASES}
@@ -86,7 +88,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return Device(monkeypatch)
 
 
-def test_phases_last_as_long_as_the_device_takes(device: Device) -> None:
+@pytest.mark.parametrize("weight", [torch.tensor(8.0), 8.0], ids=["on the device", "number"])
+def test_phases_last_as_long_as_the_device_takes(weight: Any, device: Device) -> None:
+    device.weight = weight
     for _ in range(20):
         device.update(forward=0.25, backward=0.5, wait=0.125)
     device.now = device.done
@@ -187,6 +191,19 @@ def test_process_without_a_gpu_in_use_has_the_phases_of_its_own_times(monkeypatc
     now[0] += 1.0
     clock.mark("forward")
     assert sum(record.seconds["forward"] for record in sent) == pytest.approx(1.0)
+
+
+def test_window_counts_once_the_device_is_done_with_it(device: Device) -> None:
+    device.weight = 8.0
+    device.update(forward=1.0, backward=1.0, wait=0.0)
+    device.clock._report(device.now)
+    assert sum(record.windows for record in device.sent) == 0
+    device.now = device.done
+    device.clock._report(device.now)
+    assert [(record.windows, record.samples) for record in device.sent][-1] == (1, 8.0)
+    device.clock.end_window(8.0)  # No mark waits for the device.
+    device.clock.flush()
+    assert device.sent[-1].windows == 1
 
 
 def test_weight_that_cannot_be_counts_as_nothing(device: Device) -> None:
