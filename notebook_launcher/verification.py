@@ -151,7 +151,7 @@ def _train_toy(micro_batch: int, steps: int) -> tuple[float, float, float]:
     weights = []
     for by_hand in (False, True):
         # The loss is divided by hand too, so the Accelerator must not divide it.
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1 if by_hand else steps)
+        accelerator = Accelerator(gradient_accumulation_steps=1 if by_hand else steps)
         model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
