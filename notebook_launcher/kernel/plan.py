@@ -18,7 +18,7 @@ from notebook_launcher.machine.allocation import SHARING_VARIABLE, allocate
 from notebook_launcher.machine.node_allocation import allocate_nodes
 from notebook_launcher.machine.rocm import ROCM_VARIABLE
 from notebook_launcher.messaging import messages
-from notebook_launcher.settings.option_checks import check_shard
+from notebook_launcher.settings.option_checks import check_shard, check_shard_backend
 from notebook_launcher.settings.option_numbers import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
 from notebook_launcher.wording.counts import plural
@@ -143,6 +143,7 @@ def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
     )
     if config.shard is not None:
         check_shard(config.shard, taken.num_processes, by_default=config.num_processes is None)
+        check_shard_backend(config.shard, taken.backend, use_gpu=bool(taken.gpus))
     threads = config.threads_per_process or _share_of_cores(machine, taken.num_processes)
     return Plan(
         config=config,
@@ -168,6 +169,7 @@ def _plan_of_nodes(config: LaunchConfig, nodes: Sequence[NodeInfo]) -> Plan:
     )
     if config.shard is not None:
         check_shard(config.shard, taken.num_processes, by_default=config.num_processes is None)
+        check_shard_backend(config.shard, taken.backend, use_gpu=taken.use_gpu)
     threads = config.threads_per_process or taken.cores_per_process
     return Plan(
         config=config,

@@ -92,6 +92,13 @@ def check_option_switch(name: str, value: object, *, or_none: bool = False) -> N
         raise ConfigError(f"{name}={value!r} is {type_of(value)}; it must be {words}.", field=name)
 
 
+GLOO_ON_GPUS = (
+    "which ranks get that share a GPU: torch's sharding needs NCCL there (with gloo, a rank crashed in torch 2.11). "
+    "Use as many ranks as GPUs, or devices='cpu', or NCCL 2.30 or newer with NCCL_MULTI_RANK_GPU_ENABLE=1."
+)
+"""The end of an error about sharded models."""
+
+
 def check_shard(shard: int, num_processes: int | None, *, by_default: bool = False) -> None:
     """Raise `ConfigError` if models cannot be shared out over `shard` of the ranks.
 
@@ -105,6 +112,18 @@ def check_shard(shard: int, num_processes: int | None, *, by_default: bool = Fal
         if by_default:
             asked, way_out = f"num_processes=None, which is {num_processes} here", f", or pass num_processes={shard}"
         raise ConfigError(f"{no_whole_replicas(shard, num_processes, asked)}{way_out}.", field="shard")
+
+
+def check_shard_backend(shard: int, backend: str | None, *, use_gpu: bool) -> None:
+    """Raise `ConfigError` if ranks would share models out over GPUs by gloo.
+
+    Args:
+        shard: Ranks that share a model out.
+        backend: Backend of the launch.
+        use_gpu: True if the ranks use GPUs.
+    """
+    if shard > 1 and use_gpu and backend == "gloo":
+        raise ConfigError(f"shard={shard} on GPUs with gloo, {GLOO_ON_GPUS}", field="shard")
 
 
 def no_whole_replicas(shard: int, num_processes: int, asked: str) -> str:

@@ -65,6 +65,13 @@ def test_options_that_are_none_are_chosen(make: Any, on: Machine, options: dict[
     assert (made.num_processes, made.backend, made.use_gpu, made.threads_per_process) == expected
 
 
+def test_models_are_not_shared_out_over_gpus_by_gloo(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"shard=2 on GPUs with gloo, which ranks get that share a GPU: .* as GPUs"):
+        make(machine(8, 1), num_processes=2, shard=2)
+    assert make(machine(8, 1), num_processes=2, shard=2, devices="cpu").backend == "gloo"
+    assert make(machine(8, 2), shard=2).backend == "nccl"
+
+
 def test_ranks_share_a_gpu_with_nccl_if_the_variable_says_so(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SHARING_VARIABLE, raising=False)
     for backend, expected in (("auto", "nccl"), ("nccl", "nccl"), ("gloo", "gloo")):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from notebook_launcher.settings.option_checks import no_whole_replicas
+from notebook_launcher.settings.option_checks import GLOO_ON_GPUS, no_whole_replicas
 from notebook_launcher.training.argument_checks import check_instance
 from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin, sharding_is_asked_for
 from notebook_launcher.training.parallelism.initial_weights import load_on_first
@@ -99,6 +99,7 @@ def make_layout(
     Raises:
         ValueError: The sizes do not multiply to the number of ranks; the message does the sum.
         TypeError: An argument is not such a record.
+        RuntimeError: Models would be shared out over GPUs by gloo.
     """
     check_instance("parallelism_config", config, ParallelismConfig, "ParallelismConfig(dp_shard_size=2)")
     check_instance("fsdp_plugin", plugin, FullyShardedDataParallelPlugin, "FullyShardedDataParallelPlugin()")
@@ -117,6 +118,8 @@ def make_layout(
         plugin = None
     elif plugin is None:
         plugin = FullyShardedDataParallelPlugin()
+    if sizes.shards_models and device.type == "cuda" and "cuda:gloo" in dist.get_backend_config():
+        raise RuntimeError(f"sharding of models on GPUs with gloo, {GLOO_ON_GPUS}")
     if plugin is not None and plugin.cpu_ram_efficient_loading:
         load_on_first(True)
     mesh = _make_mesh(sizes, device) if sizes.shards_models else None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from notebook_launcher import ConfigError, LaunchConfig, ParallelismConfig
 from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
@@ -55,6 +56,15 @@ def test_torchs_own_records_are_understood() -> None:
     assert Plugin(mixed_precision_policy=policy, cpu_offload=CPUOffloadPolicy()).mixed_precision_policy == policy
     assert Plugin(mixed_precision_policy={"param_dtype": "bf16"}).mixed_precision_policy.param_dtype == torch.bfloat16
     assert Plugin(mixed_precision_policy="bf16").mixed_precision_policy.reduce_dtype == torch.float32
+
+
+def test_models_are_not_shared_out_over_gpus_by_gloo() -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        with pytest.raises(RuntimeError, match=r"sharding of models on GPUs with gloo, .* torch's sharding needs NCCL"):
+            make_layout(None, Plugin(), launched=2, num_processes=2, process_index=0, device=torch.device("cuda", 0))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_variables_give_what_the_code_leaves_open(monkeypatch: pytest.MonkeyPatch) -> None:
