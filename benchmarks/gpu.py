@@ -2,7 +2,7 @@
 
 Each launch, call and process computes a product on the GPU; with a process group, it also reduces a tensor over all
 ranks. Every process but those of a session makes its CUDA context anew, and *context alone* is a process that does
-nothing else. The loop is that of `step_overhead.py`, in a launch of one rank with NCCL.
+nothing else. The loop is the one in `step_overhead.py`, in a launch of one rank with NCCL.
 """
 
 from __future__ import annotations

@@ -148,6 +148,8 @@ class RankContext:
     """Number of machines that hold ranks; each has a board of its own."""
     call_id: int = 0
     """Number of the call that the rank carries out, the same on all ranks."""
+    forwards: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """The latest forwards of sharded models in this call, by their number on the board."""
     clock: LoopClock | None = None
     """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf
@@ -241,6 +243,7 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         context.checkpoints = None if checkpoints is None else list(checkpoints)
         context.safepoint, context.backward_pause = None, BackwardPause()
         context.tunables.clear()
+        context.forwards.clear()
 
 
 def finish_exchanges() -> None:

@@ -150,7 +150,7 @@ def _torch_facts() -> dict[str, Any]:
 
 
 def _loaded_nccl() -> int | None:
-    """Return the version of the NCCL that this process has loaded, such as 23102; torch tells that of its build."""
+    """Return the version of the NCCL that this process has loaded, such as 23102; torch tells its build's."""
     number = ctypes.c_int()
     try:
         # Torch has loaded it already, and the loader knows it by this name. RTLD_NOLOAD: not another one.

@@ -34,4 +34,4 @@ FORWARDS = ACTIVITY + MAX_RANKS
 """Byte FORWARDS + r counts the forwards of sharded models that rank r has begun in this call, from 1 to 255 and from 1
 again; 0: none, or the rank is on another machine. `training.parallelism.forward_marks` reads and writes it."""
 STEPS = FORWARDS + MAX_RANKS
-"""Byte STEPS + r has the optimizer steps of rank r before its last such forward, modulo 256."""
+"""Byte STEPS + r has the optimizer steps of rank r before its last such forward, modulo 255; 255: not written yet."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.settings.option_numbers import OptionNumber
 
 __all__ = [
+    "GLOO_ON_GPUS",
     "check_choice",
     "check_devices",
     "check_folder",
@@ -26,6 +27,7 @@ __all__ = [
     "check_option_number",
     "check_option_switch",
     "check_shard",
+    "check_shard_backend",
     "check_tags",
     "check_whole_number",
     "no_whole_replicas",

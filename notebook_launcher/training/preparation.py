@@ -21,6 +21,7 @@ from notebook_launcher.training.data.prepare import make_prepared_loader
 from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.preparation_checks import check_objects, check_placements, is_scheduler
+from notebook_launcher.training.queued_work import work_recorder
 from notebook_launcher.training.unwrapping import synced_part
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class Preparation:
                 gathers_all=lambda: all(group.is_sharded for group in groups),
                 is_in_block=lambda: gradient_state.block is not None,
                 count_steps=lambda: updates.steps_made,
+                record=work_recorder(self.process.device),
             )
         if self.ddp_handler.broadcast_buffers:
             self.prepared.members.share_buffers(model)

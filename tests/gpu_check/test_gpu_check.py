@@ -75,7 +75,7 @@ def test_ranks_share_a_gpu_where_the_check_allows_it() -> None:
     assert Hardware(0, shares=True).ranks(2)["devices"] == "cpu"
 
 
-def test_process_of_a_check_tells_nccl_that_ranks_share(tmp_path: Path) -> None:
+def test_process_of_a_check_lets_nccl_share_a_gpu(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from notebook_launcher.gpu_check import check_process as made;"
         "from notebook_launcher.gpu_check.check_kind import Check, Hardware;"

@@ -72,7 +72,7 @@ def test_models_are_not_shared_out_over_gpus_by_gloo(make: Any) -> None:
     assert make(machine(8, 2), shard=2).backend == "nccl"
 
 
-def test_ranks_share_a_gpu_with_nccl_if_the_variable_says_so(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_a_gpu_with_nccl_if_its_variable_is_set(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SHARING_VARIABLE, raising=False)
     for backend, expected in (("auto", "nccl"), ("nccl", "nccl"), ("gloo", "gloo")):
         made = make(machine(8, 1), num_processes=2, backend=backend, env={SHARING_VARIABLE: "1"})

@@ -14,17 +14,21 @@ ranks hang or end in gloo's abort. Three things give it away, without a collecti
   waits, so looking takes nanoseconds. A peer that comes there later prints its notice after 10 s instead.
 
 All hold only for a forward that gathers: units that kept their parameters after the last one are left out.
+
+With NCCL a gather has returned once it is queued. There a forward is compared after the GPU has passed it: at the next
+forward at which that is so, or, where the mode has changed, which is rare, after a wait for the GPU.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from notebook_launcher.context import current
-from notebook_launcher.training.parallelism.forward_marks import ForwardMarks
+from notebook_launcher.training.parallelism.forward_marks import ForwardMarks, PassedForwards
 from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.wording.counts import plural, rank_list
@@ -32,7 +36,8 @@ from notebook_launcher.wording.counts import plural, rank_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from notebook_launcher.training.parallelism.forward_marks import Drift
+    from notebook_launcher.training.parallelism.forward_marks import Drift, ForwardMark
+    from notebook_launcher.training.queued_work import QueuedWork
 
 __all__ = ["check_forwards"]
 
@@ -60,6 +65,7 @@ def check_forwards(
     gathers_all: Callable[[], bool],
     is_in_block: Callable[[], bool],
     count_steps: Callable[[], int],
+    record: Callable[[], QueuedWork | None] | None,
 ) -> None:
     """Check each forward of a sharded model from now on.
 
@@ -69,9 +75,11 @@ def check_forwards(
         gathers_all: Returns True before a forward if all parameters are shared out, so that the forward gathers.
         is_in_block: Returns True inside `accumulate`.
         count_steps: Returns the number of steps that prepared optimizers have made.
+        record: Marks the end of all work that is queued by now, or returns None if that cannot be done now. None: a
+            gather returns when it is done.
     """
     peers = [rank for rank in ranks if rank != dist.get_rank()]
-    check = _ForwardCheck(peers, ForwardMarks(peers, count_steps), gathers_all, is_in_block)
+    check = _ForwardCheck(peers, ForwardMarks(peers, count_steps), gathers_all, is_in_block, record)
     # Before the hook of `fully_shard`, which gathers.
     model.register_forward_pre_hook(check.before, prepend=True)
     model.register_forward_hook(check.after)
@@ -86,11 +94,13 @@ class _ForwardCheck:
         marks: ForwardMarks,
         gathers_all: Callable[[], bool],
         is_in_block: Callable[[], bool],
+        record: Callable[[], QueuedWork | None] | None,
     ) -> None:
         self._peers = peers
         self._marks = marks
         self._gathers_all = gathers_all
         self._is_in_block = is_in_block
+        self._record = record
         self._bulletin = Bulletin(dist.get_rank(), dist.get_world_size())
         self._num_forwards = 0
         """Forwards so far."""
@@ -98,8 +108,10 @@ class _ForwardCheck:
         """The mode of the last forward; None before the first one."""
         self._compares = False
         """True if the mode of the forward that runs is compared with the peers' when it is over."""
-        self._gathers = False
-        """True if the forward that runs gathers all parameters."""
+        self._mark: ForwardMark | None = None
+        """The mark of the forward that runs; None if it gathers not all parameters."""
+        self._queued = PassedForwards()
+        """Forwards that are not compared yet."""
         self._bulletin.write(self, TOPIC, [0, None])  # in the order of `prepare`, the same on all ranks
 
     def __reduce__(self) -> tuple[type[_Unchecked], tuple[()]]:
@@ -107,25 +119,40 @@ class _ForwardCheck:
 
     def before(self, model: torch.nn.Module, _args: Any) -> None:
         self._num_forwards += 1
-        self._gathers = self._gathers_all()
-        if self._gathers:
+        gathers, self._mark = self._gathers_all(), None
+        if gathers:
             self._refuse_while_peers_wait(model)
-            self._marks.begin()
+            self._mark = self._marks.begin(self._num_forwards)
         mode = self._present_mode()
         if mode != self._mode:
             self._mode = mode
-            self._compares = self._bulletin.write(self, TOPIC, [self._num_forwards, mode]) and self._gathers
+            self._compares = self._bulletin.write(self, TOPIC, [self._num_forwards, mode]) and gathers
 
     def after(self, model: torch.nn.Module, _args: Any, _output: Any) -> None:
+        work = None if self._record is None else self._record()
+        if self._record is not None and work is None:  # Inside a captured graph.
+            self._compares = False
+            return
         if self._compares and self._mode is not None:
             self._compares = False
+            if work is not None:
+                work.synchronize()
             mine = (self._num_forwards, self._mode)
             theirs = self._bulletin.read(self, TOPIC, self._peers)
             odd = {rank: mode for rank, (number, mode) in theirs.items() if number <= mine[0] and mode != self._mode}
             if odd:
                 raise RuntimeError(_explain_mode(_name(model), mine, odd))
-        if self._gathers and (drift := self._marks.compare()) is not None:
-            raise RuntimeError(_explain_drift(_name(model), self._num_forwards, drift))
+        if self._mark is not None:
+            self._compare(model, self._mark, work)
+
+    def _compare(self, model: torch.nn.Module, mark: ForwardMark, work: QueuedWork | None) -> None:
+        passed: Iterable[ForwardMark] = [mark]
+        if work is not None:
+            self._queued.add(mark, work)
+            passed = self._queued.take()
+        drifts = itertools.chain(map(self._marks.compare_forwards, passed), [self._marks.compare_steps()])
+        for drift in filter(None, drifts):
+            raise RuntimeError(_explain_drift(_name(model), drift))
 
     def _present_mode(self) -> Mode:
         if not torch.is_grad_enabled():
@@ -160,16 +187,14 @@ def _explain_mode(name: str, mine: Change, odd: Mapping[int, Mode]) -> str:
     return f"Forward {number} of {name} ran {mode} on rank {dist.get_rank()} and {others}: {OTHER_FORWARDS}"
 
 
-def _explain_drift(name: str, number: int, drift: Drift) -> str:
-    mine = f"Forward {number} of {name}"
+def _explain_drift(name: str, drift: Drift) -> str:
+    mine = f"Forward {drift.forward.number} of {name}"
     if drift.fewer_forwards:
         others = f"{rank_list(drift.fewer_forwards)} had not begun it"
         return f"{mine} ran on rank {dist.get_rank()}, and {others}: {OTHER_FORWARDS}"
     others = " and ".join(f"{steps} on rank {rank}" for rank, steps in drift.steps.items())
-    return (
-        f"{mine} began after {plural(drift.num_steps, 'optimizer step')} on rank {dist.get_rank()} and {others}: "
-        f"{OTHER_STEPS}"
-    )
+    steps = plural(drift.forward.num_steps, "optimizer step")
+    return f"{mine} began after {steps} on rank {dist.get_rank()} and {others}: {OTHER_STEPS}"
 
 
 def _explain_wait(name: str, ahead: Mapping[int, str]) -> str:

@@ -1,33 +1,55 @@
 """Marks that ranks of one machine leave on the board at each forward of a sharded model, for comparison by their peers.
 
 A mark is two bytes in shared memory, so it costs no call of the system. A rank that has come out of a forward's gathers
-knows that its peers have entered the forwards that paired with it, and so have marked them. They cannot have gone a
-step further: their backward needs this rank, too.
+knows that its peers have entered the forwards that paired with it, and so have marked them.
+
+A program runs ahead of its GPU. It has come out of a gather when the GPU has passed it, so the numbers of forwards are
+compared then, at a later forward. The numbers of steps before a forward are the same whenever they are compared.
 """
 
 from __future__ import annotations
 
+import collections
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.context import RankContext, current
 from notebook_launcher.messaging.board_layout import FORWARDS, STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Drift", "ForwardMarks"]
+    from notebook_launcher.training.queued_work import QueuedWork
+
+__all__ = ["Drift", "ForwardMark", "ForwardMarks", "PassedForwards"]
+
+NUMBERS = 255
+"""Forwards and steps are counted modulo this number."""
+IN_WRITING = 255
+"""The steps of a mark that is being written."""
+MAX_AHEAD = 32
+"""Forwards that a program may be ahead of its GPU. Two programs are then less than `NUMBERS` / 2 apart."""
+
+
+class ForwardMark(NamedTuple):
+    """A forward that gathers, of this rank."""
+
+    place: int
+    """Its number on the board, from 1 to 255."""
+    number: int
+    """Its number among the model's forwards, for messages."""
+    num_steps: int
+    """Optimizer steps of this rank before it, since its first forward of the model in this call."""
 
 
 class Drift(NamedTuple):
     """Ranks whose forward paired with this rank's, and is another one."""
 
+    forward: ForwardMark
     fewer_forwards: list[int]
-    """Ranks that have begun fewer forwards."""
-    num_steps: int
-    """Optimizer steps of this rank since its first forward of the model in this call."""
+    """Ranks that had begun fewer forwards."""
     steps: dict[int, int]
-    """The same of ranks where it differs."""
+    """`ForwardMark.num_steps` of ranks where it differs."""
 
 
 class ForwardMarks:
@@ -46,38 +68,84 @@ class ForwardMarks:
         self._steps_before = 0
         """Optimizer steps before the first forward in that call."""
 
-    def begin(self) -> None:
-        """Mark a forward that gathers."""
-        context = _own_context()
-        if context is None:
-            return
-        if context.call_id != self._call_id:  # The last call may have failed after a step on some ranks alone.
-            self._call_id, self._steps_before = context.call_id, self._count_steps()
-        board, mine = context.board, FORWARDS + context.rank
-        board[STEPS + context.rank] = self._num_steps() % 256
-        board[mine] = board[mine] % 255 + 1
-
-    def compare(self) -> Drift | None:
-        """Return how the peers differ, after a forward that has gathered; None if they agree."""
+    def begin(self, number: int) -> ForwardMark | None:
+        """Mark a forward that gathers, and return the mark; None outside a launch."""
         context = _own_context()
         if context is None:
             return None
-        board, num_steps = context.board, self._num_steps()
-        num_forwards = board[FORWARDS + context.rank]
-        fewer, steps = [], {}
-        for peer in self._peers:
-            theirs = board[FORWARDS + peer]
-            if theirs == 0:
-                continue
-            if 0 < (num_forwards - theirs) % 255 < 128:
-                fewer.append(peer)
-            elif theirs == num_forwards and board[STEPS + peer] != num_steps % 256:
-                difference = (board[STEPS + peer] - num_steps + 128) % 256 - 128
-                steps[peer] = num_steps + difference
-        return Drift(fewer, num_steps, steps) if fewer or steps else None
+        if context.call_id != self._call_id:  # The last call may have failed after a step on some ranks alone.
+            self._call_id, self._steps_before = context.call_id, self._count_steps()
+        board, mine = context.board, FORWARDS + context.rank
+        mark = ForwardMark(board[mine] % NUMBERS + 1, number, self._count_steps() - self._steps_before)
+        context.forwards[mark.place] = mark
+        # In this order, so that no peer takes steps for those of another forward.
+        board[STEPS + context.rank] = IN_WRITING
+        board[mine] = mark.place
+        board[STEPS + context.rank] = mark.num_steps % NUMBERS
+        return mark
 
-    def _num_steps(self) -> int:
-        return self._count_steps() - self._steps_before
+    def compare_forwards(self, mark: ForwardMark) -> Drift | None:
+        """Return which peers had not begun a forward, after its gathers; None if all had."""
+        context = _own_context()
+        if context is None:
+            return None
+        board = context.board
+        theirs = {peer: board[FORWARDS + peer] for peer in self._peers}
+        fewer = [peer for peer, place in theirs.items() if place and _distance(mark.place, place) > 0]
+        return Drift(mark, fewer, {}) if fewer else None
+
+    def compare_steps(self) -> Drift | None:
+        """Return how the peers' steps before their latest forwards differ from this rank's; None if they agree.
+
+        A peer that is ahead is left out: it finds the difference itself.
+        """
+        context = _own_context()
+        if context is None:
+            return None
+        latest = context.board[FORWARDS + context.rank]
+        drifts: dict[ForwardMark, dict[int, int]] = {}
+        for peer in self._peers:
+            place, steps = _whole_mark(context.board, peer)
+            mark = context.forwards.get(place)
+            if mark is None or _distance(place, latest) > 0 or steps == mark.num_steps % NUMBERS:
+                continue
+            drifts.setdefault(mark, {})[peer] = mark.num_steps + _distance(steps, mark.num_steps)
+        return next((Drift(mark, [], steps) for mark, steps in drifts.items()), None)
+
+
+def _distance(place: int, other: int) -> int:
+    """Return by how much one number is ahead of another, both modulo `NUMBERS`; negative: it is behind."""
+    half = NUMBERS // 2
+    return (place - other + half) % NUMBERS - half
+
+
+def _whole_mark(board: Any, peer: int) -> tuple[int, int]:
+    """Return the place and steps of a peer's mark; place 0 if it has none, or writes one just now."""
+    place, steps = board[FORWARDS + peer], board[STEPS + peer]
+    is_whole = steps != IN_WRITING and board[FORWARDS + peer] == place
+    return (place if is_whole else 0), steps
+
+
+class PassedForwards:
+    """Forwards whose gathers are queued on a GPU, until the GPU has passed them."""
+
+    def __init__(self) -> None:
+        self._queued: collections.deque[tuple[ForwardMark, QueuedWork]] = collections.deque()
+
+    def add(self, mark: ForwardMark, work: QueuedWork) -> None:
+        """Add a forward, and the work that ends with its gathers."""
+        self._queued.append((mark, work))
+
+    def take(self) -> Iterator[ForwardMark]:
+        """Yield the forwards that the GPU has passed since; wait for those that are too far behind."""
+        while self._queued:
+            mark, work = self._queued[0]
+            if len(self._queued) > MAX_AHEAD:
+                work.synchronize()
+            elif not work.query():
+                return
+            self._queued.popleft()
+            yield mark
 
 
 def _own_context() -> RankContext | None:

@@ -6,6 +6,7 @@ with the peers' gradients. Keys in a store pair with nothing.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from notebook_launcher.context import WAITING, activity, call_id, current
+from notebook_launcher.training.queued_work import mark_queued_work
 from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
@@ -55,9 +57,14 @@ def meet(call: str, patience: float = math.inf) -> None:
     visit = store.add(_key(call, dist.get_rank()), 1)
     absent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     begin = time.monotonic()
-    with activity(WAITING):
+    queued, is_marked = mark_queued_work(), False
+    with contextlib.ExitStack() as stack:
         # The store's own wait cannot be interrupted, and prints warnings.
         while absent := [rank for rank in absent if store.add(_key(call, rank), 0) < visit]:
+            # A peer that begins a gather for which this rank's GPU still waits is not too late.
+            if not is_marked and (queued is None or queued.query()):
+                stack.enter_context(activity(WAITING))
+                is_marked = True
             waited = time.monotonic() - begin
             if waited > patience:
                 return

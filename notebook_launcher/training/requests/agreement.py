@@ -22,15 +22,18 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Protocol
 
-import torch
+from notebook_launcher.training.queued_work import work_recorder
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable
 
-    from notebook_launcher.context import RankContext
+    import torch
 
-__all__ = ["Agreement", "BoardSlot", "ChoiceSlot", "QueuedWork", "StoreSlot", "UpdateFence", "make_fence"]
+    from notebook_launcher.context import RankContext
+    from notebook_launcher.training.queued_work import QueuedWork
+
+__all__ = ["Agreement", "BoardSlot", "ChoiceSlot", "StoreSlot", "UpdateFence", "make_fence"]
 
 CHOICE = struct.Struct("<QQ")
 """Number of the request, and of the update at which it is carried out; 0: no update was named yet."""
@@ -91,14 +94,6 @@ class StoreSlot:
     def _add(self, number: int) -> int:
         # The only operation of a store that does not wait for the key, and returns once the store has carried it out.
         return self._context.rendezvous.store.add(f"call-{self._context.call_id}/{self._name}", number)
-
-
-class QueuedWork(Protocol):
-    """Work of a device that is queued, such as a `torch.cuda.Event` that was recorded behind it."""
-
-    def synchronize(self) -> None:
-        """Wait until the work is done."""
-        ...
 
 
 class UpdateFence:
@@ -183,15 +178,5 @@ def make_fence(
     device: torch.device, num_processes: int, finish_exchange: Callable[[], None] | None = None
 ) -> UpdateFence:
     """Return the fence of a rank that computes on a device."""
-    if num_processes == 1 or device.type != "cuda":
-        return UpdateFence(None, finish_exchange)
-
-    def record() -> QueuedWork | None:
-        if torch.cuda.is_current_stream_capturing():  # Neither marks nor waits may be captured in a CUDA graph.
-            return None
-        # `blocking`: a wait that spins would take a core from the data loader's workers.
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))
-        return event
-
-    return UpdateFence(record)
+    record = None if num_processes == 1 else work_recorder(device)
+    return UpdateFence(None, finish_exchange) if record is None else UpdateFence(record)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from notebook_launcher import notebook_launch
+from notebook_launcher.context import current
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.process import arrivals
 from tests.support.toy_training import sessions_fixture
@@ -123,3 +124,33 @@ def test_run_after_a_failure_on_one_rank_waits_for_nobody(ranks: Any, tmp_path: 
     with pytest.raises(ValueError, match="before its call"):
         ranks.run(2, fail_on_rank_1, tmp_path)
     assert list(ranks.run(2, iterate_again, tmp_path)) == [([0, 2], ""), ([1, 3], "")]
+
+
+class QueuedWork:
+    """Work of a GPU, which is done once rank 0 says so."""
+
+    def query(self) -> bool:
+        store: Any = torch.distributed.distributed_c10d._get_default_store()
+        return bool(store.check(["the GPU is done"]))
+
+
+def test_rank_counts_as_waiting_once_its_gpu_waits_for_nobody_any_more(ranks: Any) -> None:
+    def look() -> list[list[int]]:
+        accelerator = Accelerator(cpu=True)
+        store: Any = torch.distributed.distributed_c10d._get_default_store()
+        if accelerator.process_index == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(arrivals, "mark_queued_work", QueuedWork)
+                accelerator.wait_for_everyone()
+            return []
+        context: Any = current()
+        while not store.add(arrivals._key("wait_for_everyone", 1), 0):
+            time.sleep(0.001)
+        seen = [context.waiting_peers() for _ in range(100)]
+        store.set("the GPU is done", "1")
+        while not context.waiting_peers():
+            time.sleep(0.001)
+        accelerator.wait_for_everyone()
+        return seen
+
+    assert ranks.run(2, look)[0] == [[]] * 100

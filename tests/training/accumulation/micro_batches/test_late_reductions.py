@@ -111,10 +111,13 @@ def test_ranks_that_differ_all_raise_though_one_runs_ahead_of_its_device() -> No
 def test_finish_waits_for_what_is_queued_now_where_it_can_be_marked(*, marks: bool) -> None:
     waited: list[int] = []
 
-    class Mark:
+    class Queued:
+        def query(self) -> bool:
+            return not waited
+
         def synchronize(self) -> None:
             waited.append(1)
 
-    UpdateFence(lambda: Mark() if marks else None).finish()
+    UpdateFence(lambda: Queued() if marks else None).finish()
     UpdateFence(None).finish()
     assert len(waited) == marks

@@ -1,0 +1,57 @@
+"""Marks behind the work that a program has queued on its GPU, which the program runs ahead of.
+
+With NCCL a collective has returned once it is queued. It has met the peers' only when the GPU has passed it: then every
+peer has begun it, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["QueuedWork", "mark_queued_work", "runs_ahead", "work_recorder"]
+
+
+class QueuedWork(Protocol):
+    """Work of a device that is queued, such as a `torch.cuda.Event` that was recorded behind it."""
+
+    def query(self) -> bool:
+        """Return True if the work is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the work is done."""
+        ...
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Return True if a program that computes on this device only queues its work."""
+    return device.type == "cuda"
+
+
+def work_recorder(device: torch.device) -> Callable[[], QueuedWork | None] | None:
+    """Return a function that marks the end of all work queued by now on a device; None: work is done when it returns.
+
+    The function returns None where nothing can be marked: inside a captured CUDA graph.
+    """
+    return (lambda: _record(device)) if runs_ahead(device) else None
+
+
+def mark_queued_work() -> QueuedWork | None:
+    """Mark the end of all work queued by now on the current GPU; None if this process uses none."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return _record(torch.device("cuda", torch.cuda.current_device()))
+
+
+def _record(device: torch.device) -> QueuedWork | None:
+    if torch.cuda.is_current_stream_capturing():  # Neither marks nor waits may be captured in a CUDA graph.
+        return None
+    # `blocking`: a wait that spins would take a core from the data loader's workers.
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
