@@ -82,6 +82,7 @@ def test_a_preempted_host_saves_and_stops(home: Path, tmp_path: Path) -> None:
     while not run.metrics or run.metrics[-1].step != 3:
         time.sleep(0.02)
     os.kill(host_of(run).pid, signal.SIGTERM)
+    until(lambda: run.state == "stopping")
     release(gate)
     with pytest.raises(RunStoppedError, match="the run was stopped before rank 0 returned"):
         run.result()
@@ -98,6 +99,7 @@ def test_a_preempted_session_saves_what_its_call_trains_and_ends(home: Path, tmp
     until(lambda: call.metrics and call.metrics[-1].step == 3)
     host = host_of(call)
     os.kill(host.pid, signal.SIGTERM)
+    until(lambda: call.state == "stopping")
     release(gate)
     with pytest.raises(RunStoppedError, match="the run was stopped before rank 0 returned"):
         call.result()
