@@ -22,6 +22,7 @@ from notebook_launcher.training.parallelism.unit_changes import (
     keep_in_float32,
     merge_tied,
 )
+from notebook_launcher.training.parallelism.unused_parameters import reduce_unused
 from notebook_launcher.training.parallelism.wrapping import find_ignored, find_units
 from notebook_launcher.training.precision import DTYPES
 from notebook_launcher.training.spread_tensors import is_spread
@@ -97,9 +98,8 @@ class Sharding:
         for group in units:
             self._shard_unit(group, ignored, {**options, "mp_policy": inner})
         self._shard_unit([model], ignored, {**options, "mp_policy": policy})
-        sharded: Any = model
         if ddp.find_unused_parameters:
-            sharded.set_reduce_scatter_unused_params(True)
+            reduce_unused(model)
         pairs = [(parameter, module._parameters[name]) for module, name, parameter in before]  # noqa: SLF001
         self.replacements.add((old, new) for old, new in pairs if new is not None and new is not old)
         return [parameter for parameter in model.parameters() if parameter in ignored]
