@@ -213,10 +213,10 @@ def _update(accelerator: Any, model: Any, optimizer: Any, batch: Any) -> float:
 
 
 def _skip_where_cpus_cannot_shard(hardware: Hardware) -> None:
-    import torch
+    from torch.distributed.fsdp import FSDPModule
 
-    if not (hardware.num_gpus or hasattr(torch.cpu.Stream, "record_event")):
-        raise Skipped("sharding on CPUs needs torch 2.7 or newer")
+    if not (hardware.num_gpus or hasattr(FSDPModule, "set_force_sum_reduction_for_comms")):
+        raise Skipped("sharding on CPUs needs torch 2.8 or newer")
 
 
 def _sharded(hardware: Hardware) -> str:

@@ -12,6 +12,8 @@ import typing
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from cloudpickle.cloudpickle import _code_reduce as reduce_code
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -19,6 +21,8 @@ __all__ = ["mend_class", "reduce_compiled", "reduce_special"]
 
 APART = (enum.Enum, tuple)
 """Classes whose subclasses keep cloudpickle's way with `__slots__`."""
+FILE = 10
+"""Place of the file among the arguments of `types.CodeType`, in every Python so far."""
 
 
 def reduce_special(obj: Any) -> tuple[Any, ...] | None:
@@ -90,6 +94,12 @@ def _reduce_parameters(obj: Any) -> tuple[Any, ...] | None:
     return None if _is_found(obj) else (_parameters, (type(obj), obj.__name__, obj.__module__))
 
 
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    # cloudpickle 3.1.3 writes `<dynamic-code>` for the file, so tracebacks would have neither cell nor line.
+    make, args = reduce_code(code)
+    return make, (*args[:FILE], code.co_filename, *args[FILE + 1 :])
+
+
 def _reduce_capsule(obj: Any) -> tuple[Any, ...] | None:
     # pybind11 keeps one among the builtins, up to torch 2.6; the namespace of a module holds the builtins.
     name = next((name for name, value in vars(builtins).items() if value is obj), None)
@@ -100,6 +110,7 @@ _REDUCTIONS: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
     functools.cached_property: _reduce_cached_property,
     weakref.WeakKeyDictionary: _reduce_weak_dict,
     weakref.WeakValueDictionary: _reduce_weak_dict,
+    types.CodeType: _reduce_code,
     types.MethodType: _reduce_method,
     typing.NewType: _reduce_new_type,
     typing.ParamSpec: _reduce_parameters,

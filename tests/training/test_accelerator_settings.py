@@ -109,16 +109,18 @@ def test_accelerator_reports_settings_in_which_code_and_launch_differ(capsys):
     assert said == ["Accelerator(): mixed_precision='no' in the code, 'bf16' in the launch. The code wins."]
 
 
-def shard_with_torch_2_6() -> None:
+def shard_with_torch_2_7() -> None:
     import contextlib
+
+    from torch.distributed.fsdp import FSDPModule
 
     from notebook_launcher import Accelerator
 
     with contextlib.suppress(AttributeError):
-        del torch.cpu.Stream.record_event
+        del FSDPModule.set_force_sum_reduction_for_comms
     Accelerator().prepare(torch.nn.Linear(2, 2))
 
 
 def test_sharding_on_cpus_with_a_torch_that_cannot_is_refused():
-    with pytest.raises(RuntimeError, match=r"sharding on CPUs needs torch 2.7 or newer.* launch without sharding"):
-        notebook_launch(shard_with_torch_2_6, 2, shard=2, devices="cpu", output="none")
+    with pytest.raises(RuntimeError, match=r"sharding on CPUs needs torch 2.8 or newer.* launch without sharding"):
+        notebook_launch(shard_with_torch_2_7, 2, shard=2, devices="cpu", output="none")

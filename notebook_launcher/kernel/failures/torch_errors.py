@@ -23,6 +23,8 @@ _ADVICE = {
     ),
     "would remove or reshape sharded dimension": _RESHAPED,
     "Cannot flatten unevenly sharded tensor": _RESHAPED,
+    "Attempted to flatten unevenly sharded dimension": _RESHAPED,  # torch 2.8, 2.10 and 2.11
+    "Sharding propagation failed for Op(op=aten.view.default": _RESHAPED,  # torch 2.9
     "operations that require placement changes": _RESHAPED,
     "FSDP does not support deepcopy": (
         "A sharded model cannot be copied, as AveragedModel does for a moving average. Keep the average of "

@@ -15,6 +15,7 @@ from notebook_launcher.training.parallelism.initial_weights import (
     materialise,
 )
 from notebook_launcher.training.parallelism.replacements import Replacements
+from notebook_launcher.training.parallelism.sums import reduce_by_sums, sums_on_request
 from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
 from notebook_launcher.training.parallelism.unit_changes import (
     check_dtypes,
@@ -22,6 +23,7 @@ from notebook_launcher.training.parallelism.unit_changes import (
     keep_in_float32,
     merge_tied,
 )
+from notebook_launcher.training.parallelism.unused_parameters import reduce_unused
 from notebook_launcher.training.parallelism.wrapping import find_ignored, find_units
 from notebook_launcher.training.precision import DTYPES
 from notebook_launcher.training.spread_tensors import is_spread
@@ -97,17 +99,16 @@ class Sharding:
         for group in units:
             self._shard_unit(group, ignored, {**options, "mp_policy": inner})
         self._shard_unit([model], ignored, {**options, "mp_policy": policy})
-        sharded: Any = model
         if ddp.find_unused_parameters:
-            sharded.set_reduce_scatter_unused_params(True)
+            reduce_unused(model)
         pairs = [(parameter, module._parameters[name]) for module, name, parameter in before]  # noqa: SLF001
         self.replacements.add((old, new) for old, new in pairs if new is not None and new is not old)
         return [parameter for parameter in model.parameters() if parameter in ignored]
 
     def _check(self, model: torch.nn.Module, ddp: DistributedDataParallelKwargs) -> None:
-        if self.device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # pytorch#145935
+        if self.device.type == "cpu" and not sums_on_request():
             raise RuntimeError(
-                f"sharding on CPUs needs torch 2.7 or newer, and this is torch {torch.__version__}. "
+                f"sharding on CPUs needs torch 2.8 or newer, and this is torch {torch.__version__}. "
                 "Install a newer torch, or launch without sharding."
             )
         if any(self.replacements.has(parameter) for parameter in model.parameters()):
@@ -162,6 +163,8 @@ class Sharding:
             parameter.data = parameter.data.to(self.device)
         check_dtypes(group, ignored)
         fully_shard(list(group) if len(group) > 1 else group[0], **options)
+        if self.device.type == "cpu":
+            reduce_by_sums(group[0])
 
     def _settle_weights(self, group: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
         """Give modules rank 0's weights, as far as they are whole, and return all their tensors."""

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["build_profiler"]
 
 
-def build_profiler(options: ProfileKwargs) -> profiler.profile:
+def build_profiler(options: ProfileKwargs, *, acc_events: bool = False) -> profiler.profile:
     """Return the profiler, to be entered around the code that it records.
 
     With `output_trace_dir` it writes `profile_<rank>.json` there, a Chrome trace, when the block ends, be it by an
     exception. With a schedule it does so at the end of each cycle, so that the file holds the newest whole one.
+
+    Args:
+        options: Arguments of the profiler, and its folder.
+        acc_events: Events of all cycles are kept, and sorted by operator when the block ends.
 
     Raises:
         ValueError: `activities` has a name that torch does not know.
@@ -44,6 +48,7 @@ def build_profiler(options: ProfileKwargs) -> profiler.profile:
         with_stack=options.with_stack,
         with_flops=options.with_flops,
         with_modules=options.with_modules,
+        acc_events=acc_events,
     )
 
 

@@ -44,7 +44,8 @@ class UpdateProfile:
         if torch.autograd._profiler_enabled():  # noqa: SLF001 - no public name
             self._problem, self.end = TAKEN, update
             return
-        self._profiler = build_profiler(ProfileKwargs())
+        # There is one cycle, but torch 2.11 warns of losing the events of others unless all are kept.
+        self._profiler = build_profiler(ProfileKwargs(), acc_events=True)
         try:
             with without_profiler_lines():
                 self._profiler.start()

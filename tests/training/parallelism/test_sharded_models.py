@@ -231,9 +231,12 @@ class Switched(torch.nn.Module):
         return outputs
 
 
+@pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])  # None in torch 2.11.
 @pytest.mark.parametrize("sync_each_batch", [None, False])
-def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session, sync_each_batch):
+def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session, sync_each_batch, has_switch):
     def train(settings: dict[str, Any]) -> dict[str, torch.Tensor]:
+        from torch.distributed.fsdp import FSDPModule
+
         from notebook_launcher import Accelerator, DistributedDataParallelKwargs, GradientAccumulationPlugin
 
         torch.manual_seed(0)
@@ -244,7 +247,10 @@ def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
             **settings,
         )
-        net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        with pytest.MonkeyPatch.context() as patch:
+            if not has_switch:
+                patch.delattr(FSDPModule, "set_reduce_scatter_unused_params", raising=False)
+            net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
         for number in range(4):
             inputs = torch.full((2, 3), float((number + accelerator.process_index) % 3))
             with accelerator.accumulate(net):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import torch
-
-__all__ = ["drop_held", "has_held", "parameter_groups"]
+__all__ = ["drop_held", "has_held", "hold_zeros", "parameter_groups"]
 
 
 def parameter_groups(module: torch.nn.Module) -> Iterator[Any]:
@@ -45,6 +45,14 @@ def drop_held(groups: Iterable[Any]) -> None:
                 unsharded.grad = None
             if parameter.unsharded_accumulated_grad is not None:  # torch 2.15 reads this one from the one above.
                 parameter.unsharded_accumulated_grad = None
+
+
+def hold_zeros(group: Any) -> None:
+    """Give zeros to the trained parameters of a unit for which no gradient is held, as if the loss did not change."""
+    for parameter in group.fsdp_params:
+        unsharded = getattr(parameter, "_unsharded_param", None)
+        if unsharded is not None and unsharded.requires_grad and not _is_held(parameter):
+            unsharded.grad = torch.zeros_like(unsharded)
 
 
 def _is_held(parameter: Any) -> bool:
