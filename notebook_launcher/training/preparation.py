@@ -20,6 +20,7 @@ from notebook_launcher.training.data.loaders.loader_settings import SharingSetti
 from notebook_launcher.training.data.prepare import make_prepared_loader
 from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
+from notebook_launcher.training.parallelism.sums import reduce_units_by_sums
 from notebook_launcher.training.preparation_checks import check_objects, check_placements, is_scheduler
 from notebook_launcher.training.queued_work import work_recorder
 from notebook_launcher.training.unwrapping import synced_part
@@ -135,6 +136,8 @@ class Preparation:
         ready_made = replicated or synchronises_itself(model)
         if self.sharding.layout.shards and not evaluation_mode and not ready_made:
             return self._shard(model)
+        if ready_made and not replicated and self.process.device.type == "cpu":
+            reduce_units_by_sums(model)
         precision.compute_in(synced.module if replicated else model, self.process.device.type, self.computes_in)
         if place and not ready_made and getattr(model, "hf_device_map", None) is None:
             model = model.to(self.process.device)

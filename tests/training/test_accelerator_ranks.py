@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import notebook_launch
+from notebook_launcher.training.accumulation.members.held_gradients import parameter_groups
 from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture, shards_on_cpus
 
 mse = torch.nn.functional.mse_loss
@@ -384,6 +385,7 @@ def test_sharded_model_accumulates_as_a_whole_one(ranks, sync_each_batch):
             fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (accelerator.num_processes,)))
         model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         assert isinstance(model, torch.nn.parallel.DistributedDataParallel) != sharded
+        assert all(group.force_sum_reduction_for_comms for group in parameter_groups(model)), "gloo's means were sums"
         for number in range(3):
             inputs, targets = make_data(4, seed=2 * number + accelerator.process_index)
             with accelerator.accumulate(model):

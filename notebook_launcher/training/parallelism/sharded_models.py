@@ -15,7 +15,7 @@ from notebook_launcher.training.parallelism.initial_weights import (
     materialise,
 )
 from notebook_launcher.training.parallelism.replacements import Replacements
-from notebook_launcher.training.parallelism.sums import reduce_by_sums, sums_on_request
+from notebook_launcher.training.parallelism.sums import TOO_OLD, reduce_by_sums, sums_on_request
 from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
 from notebook_launcher.training.parallelism.unit_changes import (
     check_dtypes,
@@ -107,10 +107,7 @@ class Sharding:
 
     def _check(self, model: torch.nn.Module, ddp: DistributedDataParallelKwargs) -> None:
         if self.device.type == "cpu" and not sums_on_request():
-            raise RuntimeError(
-                f"sharding on CPUs needs torch 2.8 or newer, and this is torch {torch.__version__}. "
-                "Install a newer torch, or launch without sharding."
-            )
+            raise RuntimeError(TOO_OLD)
         if any(self.replacements.has(parameter) for parameter in model.parameters()):
             raise ValueError(
                 f"prepare(): {type(model).__name__} shares parameters with a model that was sharded before, and would "

@@ -6,12 +6,18 @@ ranks. FSDP2 can ask for sums and divide them itself, which gives the same numbe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-__all__ = ["reduce_by_sums", "sums_on_request"]
+__all__ = ["TOO_OLD", "reduce_by_sums", "reduce_units_by_sums", "sums_on_request"]
+
+
+TOO_OLD = (
+    f"sharding on CPUs needs torch 2.8 or newer, and this is torch {torch.__version__}. "
+    "Install a newer torch, or launch without sharding."
+)
+"""The error of a torch that cannot be asked for sums."""
 
 
 def sums_on_request() -> bool:
@@ -25,3 +31,18 @@ def reduce_by_sums(unit: torch.nn.Module) -> None:
     """Let FSDP2 reduce a unit's gradients by sums, and divide them itself."""
     sharded: Any = unit
     sharded.set_force_sum_reduction_for_comms(True)
+
+
+def reduce_units_by_sums(model: torch.nn.Module) -> None:
+    """Do the same for all units of a model that the user's own code has sharded on CPUs.
+
+    Raises:
+        RuntimeError: This torch cannot be asked for sums.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
+    if units and not sums_on_request():
+        raise RuntimeError(TOO_OLD)
+    for unit in units:
+        reduce_by_sums(unit)
