@@ -227,7 +227,7 @@ def _common_environment(config: LaunchConfig, threads: int, *, use_gpu: bool) ->
 def _found(machine: Machine, gpus: tuple[int, ...]) -> str:
     left_out = "".join(f", left out {reason}" for reason in machine.left_out)
     if not gpus:
-        return (machine.why_no_gpu or f"{len(machine.gpus)} GPUs left unused") + left_out
+        return (machine.why_no_gpu or f"{plural(len(machine.gpus), 'GPU')} left unused") + left_out
     names = [machine.gpus[at].name for at in gpus]
     kinds = " + ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     note = f", NCCL without peer access (driver {machine.driver})" if _lacks_peer_access(machine, gpus) else ""

@@ -83,6 +83,11 @@ def test_ranks_share_a_gpu_with_nccl_if_its_variable_is_set(make: Any, monkeypat
     assert make(slices(2)).backend == "nccl"
 
 
+def test_summary_counts_gpus_that_are_left_unused(make: Any) -> None:
+    for num_gpus, words in ((1, "1 GPU left unused"), (2, "2 GPUs left unused")):
+        assert words in make(machine(8, num_gpus), devices="cpu").summary
+
+
 def test_summary_warns_of_the_slow_first_collective_of_nccl(make: Any) -> None:
     assert "2 GPU ranks, nccl (the first collective takes seconds), 4 threads each" in make(machine(8, 2)).summary
     both = make(machine(8, 2), backend="cpu:gloo,cuda:nccl").summary
