@@ -18,7 +18,7 @@ from notebook_launcher.training.accumulation.updates.scheduler import Accelerate
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
 from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
 from notebook_launcher.training.data.prepare import make_prepared_loader
-from notebook_launcher.training.operations.wire_devices import collective_device
+from notebook_launcher.training.operations.wire_devices import collective_device, is_served
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.parallelism.sums import reduce_units_by_sums
 from notebook_launcher.training.preparation_checks import check_objects, check_placements, is_scheduler
@@ -143,6 +143,7 @@ class Preparation:
             model = model.to(self.process.device)
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if self.process.num_processes > 1 and trains and not evaluation_mode and not ready_made:
+            _check_place(model)
             model = wrap(model, self.process.device, self.ddp_handler, compares=self.compares)
         if self.dynamo_backend not in (None, "no") and not hasattr(model, "_orig_mod"):
             model = torch.compile(model, backend=self.dynamo_backend)
@@ -311,3 +312,14 @@ class Preparation:
             active_loaders=self.gradient_state.active_loaders,
         )
         return make_prepared_loader(data_loader, settings)
+
+
+def _check_place(model: torch.nn.Module) -> None:
+    """Raise RuntimeError for a model on CPUs in a group that serves GPUs alone, as NCCL's does."""
+    device = next(parameter.device for parameter in model.parameters() if parameter.requires_grad)
+    if device.type == "cpu" and not is_served(device):
+        raise RuntimeError(
+            f"prepare({type(model).__name__}): the model is on the CPU, and the process group of these ranks "
+            f"({torch.distributed.get_backend_config()}) takes tensors on GPUs alone. Leave out cpu=True or "
+            "device_placement=False, or launch with devices='cpu' or backend='cpu:gloo,cuda:nccl'."
+        )

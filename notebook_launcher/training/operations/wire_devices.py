@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-__all__ = ["collective_device", "sending_device"]
+__all__ = ["collective_device", "is_served", "sending_device"]
 
 
 def sending_device(device: torch.device) -> torch.device:
@@ -27,6 +27,11 @@ def collective_device(device: torch.device) -> torch.device:
     if device.type in kinds:
         return device
     return _own_gpu() if "cuda" in kinds else torch.device("cpu")
+
+
+def is_served(device: torch.device) -> bool:
+    """Return True if the group's collectives take tensors on this device as they are."""
+    return device.type in _kinds_of_devices()
 
 
 def _kinds_of_devices() -> set[str]:
