@@ -18,6 +18,7 @@ from notebook_launcher.messaging.messages import GroupState
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.rank.group_functions import original_of
 from notebook_launcher.processes.rank.sockets import hang_up, open_sockets
+from notebook_launcher.torch_lines import without_gloo_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,7 +143,8 @@ class Rendezvous:
     def noting_sockets(self) -> Iterator[None]:
         """Note the connections that are opened inside this block as connections of the present group."""
         before = open_sockets()
-        yield
+        with without_gloo_lines():
+            yield
         self._sockets |= open_sockets().keys() - before.keys()
 
     def leave(self) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.messaging import messages
+from notebook_launcher.torch_lines import without_profiler_lines
 from notebook_launcher.training.plugins import ProfileKwargs
-from notebook_launcher.training.recording.profiler_lines import without_profiler_lines
 from notebook_launcher.training.recording.profiling import build_profiler
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from notebook_launcher.errors import CallOrderError, NoSuchRankError
 from notebook_launcher.kernel.inspection.profiles import Profile
 from notebook_launcher.messaging import messages
 from notebook_launcher.training.recording import update_profile
-from notebook_launcher.training.recording.profiler_lines import without_profiler_lines
 from notebook_launcher.training.recording.update_profile import UpdateProfile
 from tests.support.run_state import data_of
 
@@ -87,13 +86,6 @@ def test_profile_lasts_as_many_updates_on_each_chosen_rank(run: Run) -> None:
     assert [profiled.rank for profiled in again] == [0]
     assert again[0].first_update >= profile[0].first_update + 3
     assert not [log for log in map(run.logs, range(2)) if "USDT" in log or "Warning" in log]
-
-
-def test_other_lines_on_standard_error_during_a_profilers_start_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
-    with without_profiler_lines():
-        os.write(2, b"before\nUSDT:2026-11-24 1:1 SyncActivityProfilerHandler.cpp:52] profiler_start\n")
-        os.write(2, b"WARNING: CUPTI is not there\nno end")
-    assert capfd.readouterr().err == "before\nWARNING: CUPTI is not there\nno end"
 
 
 def test_profile_that_the_end_cuts_short_counts_its_updates(run: Run) -> None:
