@@ -48,6 +48,9 @@ __all__ = [
 PATIENCE = 2.0
 """Seconds without a backward after which a rank that is to stop expects no further update."""
 
+TRAINING_SETTINGS = ("mixed_precision", "gradient_accumulation_steps", "max_grad_norm", "comm_hook", "shard")
+"""Settings of a launch that have no effect unless an Accelerator is made."""
+
 COMPUTING, WAITING, SAVING = range(3)
 """Activities of a rank."""
 
@@ -148,6 +151,8 @@ class RankContext:
     """Number of machines that hold ranks; each has a board of its own."""
     call_id: int = 0
     """Number of the call that the rank carries out, the same on all ranks."""
+    read_settings: set[str] = dataclasses.field(default_factory=set)
+    """The settings of training that were asked for in this call, by an Accelerator; see `unread_settings`."""
     forwards: dict[int, Any] = dataclasses.field(default_factory=dict)
     """The latest forwards of sharded models in this call, by their number on the board."""
     clock: LoopClock | None = None
@@ -175,6 +180,11 @@ class RankContext:
     def settings_now(self) -> dict[str, float | None]:
         """Return the present settings of the Accelerator that carries changes out; empty on other ranks than 0."""
         return {} if self.rank or self.safepoint is None else self.safepoint.settings()
+
+    def unread_settings(self) -> dict[str, Any]:
+        """Return the settings that the launch gives for training, if no Accelerator was made in this call."""
+        given = {name: getattr(self.settings, name) for name in TRAINING_SETTINGS}
+        return {} if self.read_settings else {name: value for name, value in given.items() if value is not None}
 
     def set_activity(self, activity: int) -> int:
         """Set what the rank does now: COMPUTING, WAITING or SAVING. Return what it did before."""
@@ -207,7 +217,11 @@ def adopt(**settings: Any) -> None:
 
 def setting(name: SettingName) -> Any:
     """Return a setting of the launch, else the adopted one, else None."""
-    value = None if _Current.context is None else getattr(_Current.context.settings, name)
+    context = _Current.context
+    value = None
+    if context is not None:
+        context.read_settings.add(name)
+        value = getattr(context.settings, name)
     return _Current.adopted.get(name) if value is None else value
 
 
@@ -244,6 +258,7 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         context.safepoint, context.backward_pause = None, BackwardPause()
         context.tunables.clear()
         context.forwards.clear()
+        context.read_settings.clear()
 
 
 def finish_exchanges() -> None:

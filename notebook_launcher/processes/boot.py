@@ -24,6 +24,8 @@ Role = Literal["forkserver", "supervisor", "rank.rank"]
 # folder must not come first, because a file there with the name of a standard module would be imported instead.
 BOOTSTRAP = (
     "import sys; sys.path[:] = [p for p in sys.path if p] + [{root!r}]; "
+    # Python 3.13 takes this line for the source of all code that says <string>, such as an eval() of the user's.
+    "__import__('linecache').cache.pop('<string>', None); "
     "from notebook_launcher.processes.{role} import main; main({fd})"
 )
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from notebook_launcher import LaunchConfig, RankFailedError, Session, launch, notebook_launch
+from notebook_launcher import LaunchConfig, RankFailedError, Session, launch, notebook_launch, report
 from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine.devices import Machine
@@ -232,6 +232,19 @@ def test_error_of_a_spare_rank_names_the_culprit(waiting: Waiting) -> None:
         notebook_launch(fail, 2, **QUIET)
     assert caught.value.rank == 1  # type: ignore[attr-defined]
     assert int(str(caught.value)) in waiting.ranks
+
+
+def test_stacks_of_spare_ranks_begin_with_the_function(waiting: Waiting) -> None:
+    def sleep() -> None:
+        report(begun=1)
+        time.sleep(100)
+
+    run = launch(sleep, 2, **QUIET)
+    until(lambda: len(run.metrics) == 2)
+    assert {rank.pid for rank in run.ranks} == waiting.ranks
+    stacks = [stack.main for stack in run.stacks()]
+    run.stop(at_once=True)
+    assert [[frame.function for frame in main.frames] for main in stacks if main] == [["sleep"]] * 2
 
 
 def test_stop_ends_spare_ranks_with_their_workers(waiting: Waiting, tmp_path: Path) -> None:

@@ -209,7 +209,12 @@ def _early_returns(failure: Failure, results: Results) -> str:
     end = seconds[failure.rank]
     gone = [rank.rank for rank in results.ranks if rank.state == "returned" and seconds[rank.rank] < end]
     they = "it" if len(gone) == 1 else "they"
-    return f"{rank_list(gone)} had returned already: {they} took part in fewer collectives." if gone else ""
+    if not gone:
+        return ""
+    return (
+        f"{rank_list(gone)} had returned already: {they} took part in fewer collectives, or in others (of another "
+        "shape, too). check_collectives=True names them."
+    )
 
 
 def mishaps(failures: tuple[Failure, ...]) -> str:

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "run_rank", "serve_kernel"]
 
+ACCELERATE = "accelerate"
+READ_BY_ACCELERATE = ("mixed_precision", "gradient_accumulation_steps")
+"""Settings of a launch that Hugging Face's Accelerator reads from variables of the environment."""
+
 
 def main(fd: int) -> None:
     """Run a rank in a fresh interpreter; `fd` is the descriptor of the file with its `RankStart`."""
@@ -187,6 +191,17 @@ class _RankProcess:
             )
             self._channel.send(messages.Notice(text=text))
 
+    def _report_unread_settings(self) -> None:
+        context = current()
+        if self._number or self._setup.many_calls or context is None:
+            return
+        unread = context.unread_settings()
+        if ACCELERATE in sys.modules:  # Its own Accelerator reads them from the environment.
+            unread = {name: value for name, value in unread.items() if name not in READ_BY_ACCELERATE}
+        if unread:
+            given = ", ".join(f"{name}={value!r}" for name, value in unread.items())
+            self._channel.send(messages.Notice(text=f"{given} had no effect: the function made no Accelerator()"))
+
     def _perform(self, call: messages.RunCall, fds: list[int]) -> tuple[object, int | None]:
         if self._setup.use_gpu:
             # Before the call is unpacked: a captured torch.Generator("cuda") would make a context on the first GPU.
@@ -199,6 +214,7 @@ class _RankProcess:
         self._rendezvous.join(call.generation)
         self._channel.send(messages.CallStarted(call_id=call.call_id))
         value = self._call_function(call, function_call)
+        self._report_unread_settings()
         self._rendezvous.drop_destroyed()
         self._stage = "return"
         fd, unsent = _pack(value)

@@ -181,7 +181,7 @@ def test_frames_of_the_package_and_of_the_parent_process_are_dropped():
         text_dump(
             ("/home/u/train.py", 7, "train"),
             (str(rank.__file__), 9, "serve"),
-            (str(rank.__file__), 9, "run_rank"),
+            (str(rank.__file__), 9, "serve_kernel"),
             ("/home/u/notebook.py", 1, "<module>"),
         ),
     )
@@ -197,7 +197,7 @@ def test_generated_code_without_lines_is_not_where_a_rank_is() -> None:
 
 
 def test_idle_and_silent_ranks_are_named():
-    idle = parse_stacks(0, text_dump((str(rank.__file__), 9, "run_rank")))
+    idle = parse_stacks(0, text_dump((str(rank.__file__), 9, "serve_kernel")))
     assert Stacks([idle, RankStack(1, ())]).verdict == (
         "rank 0 runs nothing: its function has ended; rank 1 did not answer"
     )

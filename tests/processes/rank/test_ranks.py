@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 import subprocess
 import sys
 import sysconfig
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from notebook_launcher import notebook_launch
+from notebook_launcher import Accelerator, notebook_launch
 from notebook_launcher.processes.rank.edited_modules import LocalModules
 from tests.support.first_cell import START_METHODS
 from tests.support.kernels import ROOT
@@ -257,3 +259,47 @@ def test_folder_whose_name_begins_like_the_environments_is_the_users() -> None:
     for folder, local in ((Path(f"{sys.prefix}-projects"), True), (Path(sysconfig.get_path("purelib")), False)):
         module.__file__ = str(folder / "mine.py")
         assert (LocalModules(str(folder))._local_file(module) is not None) is local
+
+
+def return_source_of_string() -> str:
+    return linecache.getline("<string>", 1)
+
+
+def test_code_without_a_file_has_no_source_of_the_launcher() -> None:
+    assert list(notebook_launch(return_source_of_string, 1, devices="cpu", output="none")) == [""]
+    spawned = notebook_launch(return_source_of_string, 1, devices="cpu", output="none", start_method="spawn")
+    assert list(spawned) == [""]
+
+
+def make_accelerator() -> None:
+    Accelerator(cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "words"),
+    [
+        (os.getpid, {}, None),
+        (os.getpid, {"shard": 2}, "shard=2 had no effect: the function made no Accelerator()"),
+        (
+            os.getpid,
+            {"mixed_precision": "bf16", "max_grad_norm": 1.0},
+            "mixed_precision='bf16', max_grad_norm=1.0 had no effect: the function made no Accelerator()",
+        ),
+        (make_accelerator, {"shard": 2, "gradient_accumulation_steps": 2}, None),
+    ],
+)
+def test_settings_that_no_accelerator_reads_are_named(
+    function: Any, options: dict[str, Any], words: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notebook_launch(function, 2, devices="cpu", monitor=False, **options)
+    printed = "".join(capfd.readouterr())
+    assert (words or "") in printed
+    assert printed.count("had no effect") == (words is not None)
+
+
+def test_settings_that_hugging_faces_accelerator_reads_are_not_named(capfd: pytest.CaptureFixture[str]) -> None:
+    def use_accelerate() -> None:
+        import accelerate  # noqa: F401
+
+    notebook_launch(use_accelerate, 2, devices="cpu", monitor=False, mixed_precision="bf16", max_grad_norm=1.0)
+    assert "\nmax_grad_norm=1.0 had no effect" in "".join(capfd.readouterr())
