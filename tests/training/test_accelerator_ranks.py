@@ -241,6 +241,25 @@ def test_join_uneven_inputs_is_refused_in_windows_of_several_micro_batches(ranks
         ranks.run(2, join)
 
 
+def test_buffers_that_stay_apart_come_without_a_warning(ranks):
+    def train():
+        import warnings
+
+        from notebook_launcher import Accelerator, DistributedDataParallelKwargs
+
+        options = DistributedDataParallelKwargs(broadcast_buffers=False)
+        model = torch.nn.Linear(1, 1)
+        model.register_buffer("rank", torch.tensor(torch.distributed.get_rank()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # pytest's filters do not reach the ranks.
+            accelerator = Accelerator(cpu=True, kwargs_handlers=[options])
+            model = accelerator.prepare(model)
+        model(torch.ones(1, 1)).sum().backward()
+        return accelerator.unwrap_model(model).rank.item()
+
+    assert list(ranks.run(2, train)) == [0, 1]
+
+
 @pytest.mark.parametrize("hook", ["fp16", "bf16", "power_sgd", "batched_power_sgd"])
 def test_communication_hooks_train(ranks, hook):
     def train():

@@ -105,8 +105,10 @@ def _with_timeout(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         timeout = kwargs.get("timeout")
         if found is not None and found is c10d.GroupMember.WORLD and isinstance(timeout, dt.timedelta):
-            with contextlib.suppress(AttributeError):  # torch has no public name for it.
-                c10d._set_pg_timeout(timeout)
+            with contextlib.suppress(AttributeError):  # The old name is private.
+                # torch 2.15 has a public name for it, and warns of the old one.
+                set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout
+                set_timeout(timeout)
         return result
 
     return connect

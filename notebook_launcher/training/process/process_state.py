@@ -288,8 +288,9 @@ def _place_in_group(backend: str | None, timeout: timedelta | None) -> ProcessPl
             "init_process_group(...)."
         )
     if timeout is not None:
-        # The only name torch has for it.
-        dist.distributed_c10d._set_pg_timeout(timeout)  # noqa: SLF001
+        # torch 2.15 has a public name for it, and warns of the old one.
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # noqa: SLF001
+        set_timeout(timeout)
     local_rank = os.environ.get("LOCAL_RANK") or dist.get_rank()
     return ProcessPlace(
         rank=dist.get_rank(), num_processes=dist.get_world_size(), local_rank=int(local_rank), num_local=None

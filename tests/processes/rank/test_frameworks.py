@@ -231,17 +231,22 @@ def test_timeout_for_the_process_group_counts(kernel: Kernel, start_method: str,
         kernel,
         f"""
         from datetime import timedelta
+        import warnings
         import accelerate.state, lightning_fabric.strategies  # What a fork brings along.
+        def refuse_warnings_of_the_timeout():
+            warnings.filterwarnings("error", ".*_set_pg_timeout")
         def timeout_of_the_group():
             return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
         def accelerate():
             from accelerate import Accelerator, InitProcessGroupKwargs
+            refuse_warnings_of_the_timeout()
             Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=7))])
             return timeout_of_the_group()
         def lightning_fabric():
             from lightning_fabric import Fabric
             from lightning_fabric.strategies import DDPStrategy
             strategy = DDPStrategy(timeout=timedelta(seconds=7))
+            refuse_warnings_of_the_timeout()
             Fabric(accelerator="cpu", devices=2, strategy=strategy).launch()
             return timeout_of_the_group()
         list(notebook_launch({library}, 2, start_method={start_method!r}, backend={backend!r}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +39,10 @@ class SyncedModel(DistributedDataParallel):
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
-        super().__init__(module, **kwargs)
+        with warnings.catch_warnings():
+            # torch 2.15 advises another name, which Accelerate's options lack and which means something else if False.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            super().__init__(module, **kwargs)
         self.notes = Notes()
         """Notes of the forwards and backwards."""
         self.trained = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
