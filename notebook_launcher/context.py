@@ -48,8 +48,10 @@ __all__ = [
 PATIENCE = 2.0
 """Seconds without a backward after which a rank that is to stop expects no further update."""
 
-TRAINING_SETTINGS = ("mixed_precision", "gradient_accumulation_steps", "max_grad_norm", "comm_hook", "shard")
-"""Settings of a launch that have no effect unless an Accelerator is made."""
+TRAINING_SETTINGS: dict[str, Any] = {
+    "mixed_precision": "no", "gradient_accumulation_steps": 1, "max_grad_norm": None, "comm_hook": "no", "shard": 1,
+}  # fmt: skip
+"""Settings of a launch that have no effect unless an Accelerator is made, with the values that have none anyway."""
 
 COMPUTING, WAITING, SAVING = range(3)
 """Activities of a rank."""
@@ -184,7 +186,8 @@ class RankContext:
     def unread_settings(self) -> dict[str, Any]:
         """Return the settings that the launch gives for training, if no Accelerator was made in this call."""
         given = {name: getattr(self.settings, name) for name in TRAINING_SETTINGS}
-        return {} if self.read_settings else {name: value for name, value in given.items() if value is not None}
+        asks = {name: value for name, value in given.items() if value not in (None, TRAINING_SETTINGS[name])}
+        return {} if self.read_settings else asks
 
     def set_activity(self, activity: int) -> int:
         """Set what the rank does now: COMPUTING, WAITING or SAVING. Return what it did before."""

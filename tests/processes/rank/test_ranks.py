@@ -279,6 +279,7 @@ def make_accelerator() -> None:
     ("function", "options", "words"),
     [
         (os.getpid, {}, None),
+        (os.getpid, {"mixed_precision": "no", "gradient_accumulation_steps": 1, "shard": 1}, None),
         (os.getpid, {"shard": 2}, "shard=2 had no effect: the function made no Accelerator()"),
         (
             os.getpid,
