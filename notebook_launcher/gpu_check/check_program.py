@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from notebook_launcher.gpu_check.check_kind import Check
     from notebook_launcher.gpu_check.check_run import Outcome
 
-__all__ = ["check", "last_lines"]
+__all__ = ["check", "check_sharing", "last_lines"]
 
 NAME_WIDTH = 50
+FIRST_SHARING_NCCL = 23_000
 LEGEND = "A check with a * decides whether GPUs count as working."
 PROVES_NOTHING = "No GPU is used: these are CPU forms, which prove nothing about GPUs."
 
@@ -46,7 +47,7 @@ def check(
 
     Raises:
         LookupError: No name has one of the words.
-        ConfigError: The report cannot be written.
+        ConfigError: The report cannot be written, or the NCCL that torch has loaded lets no ranks share.
     """
     chosen = [check for check in ALL_CHECKS if only is None or any(word.lower() in check.name.lower() for word in only)]
     if not chosen:
@@ -59,6 +60,8 @@ def check(
     if only is None:
         _print(str(doctor(launch=False)))
     facts = {**collect_facts(), "checked_gpus": hardware.num_gpus, "ranks_share": share}
+    if share:
+        check_sharing(facts["torch"]["nccl_loaded"])
     outcomes: list[Outcome] = []
     file = report_file(Path(folder))
     try:
@@ -75,6 +78,16 @@ def check(
     _print(last_lines(outcomes, hardware, complete=only is None))
     _print(f"Report: {file}")
     return int(any(outcome.state == "FAIL" for outcome in outcomes))
+
+
+def check_sharing(nccl: int | None) -> None:
+    """Raise `ConfigError` if this version of NCCL, such as 22809 for 2.28.9, refuses ranks that share a GPU."""
+    if nccl is not None and nccl < FIRST_SHARING_NCCL:
+        version = f"{nccl // 10_000}.{nccl // 100 % 100}.{nccl % 100}"
+        raise ConfigError(
+            f"--share needs NCCL 2.30 or newer, and torch has loaded {version}. Name a newer one in the environment: "
+            "LD_PRELOAD=/path/to/libnccl.so.2 notebook-launcher check --share, or leave --share out."
+        )
 
 
 def _announce(check: Check) -> None:

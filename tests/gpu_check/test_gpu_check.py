@@ -18,7 +18,7 @@ from notebook_launcher import ConfigError
 from notebook_launcher.gpu_check import check_program
 from notebook_launcher.gpu_check.catalogue import ALL_CHECKS, find_check
 from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
-from notebook_launcher.gpu_check.check_program import PROVES_NOTHING, check, last_lines
+from notebook_launcher.gpu_check.check_program import PROVES_NOTHING, check, check_sharing, last_lines
 from notebook_launcher.gpu_check.check_report import collect_facts, hide_names, report_file, write_report
 from notebook_launcher.gpu_check.check_run import Outcome, run_one
 from notebook_launcher.gpu_check.identities import bare, gpu_difference
@@ -72,6 +72,13 @@ def test_ranks_share_a_gpu_where_the_check_allows_it() -> None:
     assert Hardware(1, shares=True).ranks(2)["devices"] == [0]
     assert Hardware(2, shares=True).ranks(2)["devices"] == [0, 1]
     assert Hardware(0, shares=True).ranks(2)["devices"] == "cpu"
+
+
+def test_sharing_is_refused_by_an_nccl_that_cannot() -> None:
+    with pytest.raises(ConfigError, match=r"--share needs NCCL 2.30 or newer, and torch has loaded 2\.28\.9\. Name a"):
+        check_sharing(22809)
+    for version in (None, 23003, 23102):
+        check_sharing(version)
 
 
 def test_process_of_a_check_lets_nccl_share_a_gpu(tmp_path: Path) -> None:
