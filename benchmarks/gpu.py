@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from support import overhead_rank
 from support.measurements import say
+from support.process import settle
 from support.program import LABELS as EVERYWHERE
 from support.program import parse, publish
 from support.report import median, milliseconds, table
@@ -36,14 +38,12 @@ if TYPE_CHECKING:
 OPTIONS: dict[str, Any] = {"devices": [0], "output": "none", "monitor": False, "runs_folder": None}
 REPEATS, QUICK_REPEATS = 10, 2
 TURNS, QUICK_TURNS = {"list": 60, "loader": 12}, {"list": 10, "loader": 3}
-NAMES = [name for name in ("hand", "ours", "accelerate") if name in EVERYWHERE]
-CHORES = 6.0
-"""Seconds that the fork server's chores take after the first launches."""
+NAMES = ("hand", "ours", "accelerate")
 
 
 def main() -> None:
     """Measure, print and write the report."""
-    options = parse(__doc__ or "", contenders=tuple(NAMES))
+    options = parse(__doc__ or "", contenders=NAMES)
     if detect().why_no_gpu or not detect().gpus:
         sys.exit(f"benchmarks/gpu.py needs a GPU: {detect().why_no_gpu or 'none was found'}")
     publish("gpu", "On one GPU", options, measure(options))
@@ -71,7 +71,7 @@ def launches(repeats: int) -> str:
     notebook_launch(compute, 1, **OPTIONS)
     first = time.perf_counter() - began
     notebook_launch(compute, 1, **OPTIONS)
-    time.sleep(CHORES)
+    settle(lambda: psutil.Process().children(recursive=True))  # The launcher postpones some work until it is idle.
     with contextlib.ExitStack() as stack:
         sessions = {ranks: stack.enter_context(Session(ranks, **OPTIONS)) for ranks in (1, 2)}
         contenders: dict[str, Callable[[], object]] = {
@@ -121,17 +121,16 @@ def loop(names: list[str], turns: dict[str, int]) -> str:
     wall = {(row["source"], row["window"], row["name"]): row["wall"] for row in found if "wall" in row}
     notes = [f"{EVERYWHERE[row['name']]}: {row['failed']}\n\n" for row in found if "failed" in row]
     present = [name for name in names if ("list", 1, name) in wall]
+    compared = [name for name in present if name != "hand"] if "hand" in present else []
     rows = []
     for source, window in dict.fromkeys(key[:2] for key in wall):
-        hand = wall[source, window, "hand"]
         cells = [f"{median(wall[source, window, name]):.0f}" for name in present]
-        for name in present:
-            if name != "hand":
-                added = [one - other for one, other in zip(wall[source, window, name], hand, strict=True)]
-                cells.append(f"{median(added):.1f}")
+        for name in compared:
+            pairs = zip(wall[source, window, name], wall[source, window, "hand"], strict=True)
+            cells.append(f"{median([one - by_hand for one, by_hand in pairs]):.1f}")
         rows.append([f"windows of {window}{', with its loader' if source == 'loader' else ''}", *cells])
     head = ["", *(EVERYWHERE[name] for name in present)]
-    head += [f"{EVERYWHERE[name]} adds" for name in present if name != "hand"]
+    head += [f"{EVERYWHERE[name]} adds" for name in compared]
     return (
         "## The loop\n\nMicroseconds of a micro-batch; *adds*: the median of the differences from the loop by hand in "
         f"the same round, of {turns['list']} and {turns['loader']} rounds.\n\n{''.join(notes)}{table(head, rows)}"

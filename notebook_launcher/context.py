@@ -48,11 +48,6 @@ __all__ = [
 PATIENCE = 2.0
 """Seconds without a backward after which a rank that is to stop expects no further update."""
 
-TRAINING_SETTINGS: dict[str, Any] = {
-    "mixed_precision": "no", "gradient_accumulation_steps": 1, "max_grad_norm": None, "comm_hook": "no", "shard": 1,
-}  # fmt: skip
-"""Settings of a launch that have no effect unless an Accelerator is made, with the values that have none anyway."""
-
 COMPUTING, WAITING, SAVING = range(3)
 """Activities of a rank."""
 
@@ -153,8 +148,8 @@ class RankContext:
     """Number of machines that hold ranks; each has a board of its own."""
     call_id: int = 0
     """Number of the call that the rank carries out, the same on all ranks."""
-    read_settings: set[str] = dataclasses.field(default_factory=set)
-    """The settings of training that were asked for in this call, by an Accelerator; see `unread_settings`."""
+    settings_are_read: bool = False
+    """True once an Accelerator has asked for a setting in this call."""
     forwards: dict[int, Any] = dataclasses.field(default_factory=dict)
     """The latest forwards of sharded models in this call, by their number on the board."""
     clock: LoopClock | None = None
@@ -185,9 +180,7 @@ class RankContext:
 
     def unread_settings(self) -> dict[str, Any]:
         """Return the settings that the launch gives for training, if no Accelerator was made in this call."""
-        given = {name: getattr(self.settings, name) for name in TRAINING_SETTINGS}
-        asks = {name: value for name, value in given.items() if value not in (None, TRAINING_SETTINGS[name])}
-        return {} if self.read_settings else asks
+        return {} if self.settings_are_read else self.settings.asked_for()
 
     def set_activity(self, activity: int) -> int:
         """Set what the rank does now: COMPUTING, WAITING or SAVING. Return what it did before."""
@@ -223,7 +216,7 @@ def setting(name: SettingName) -> Any:
     context = _Current.context
     value = None
     if context is not None:
-        context.read_settings.add(name)
+        context.settings_are_read = True
         value = getattr(context.settings, name)
     return _Current.adopted.get(name) if value is None else value
 
@@ -261,7 +254,7 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         context.safepoint, context.backward_pause = None, BackwardPause()
         context.tunables.clear()
         context.forwards.clear()
-        context.read_settings.clear()
+        context.settings_are_read = False
 
 
 def finish_exchanges() -> None:

@@ -213,9 +213,9 @@ def _update(accelerator: Any, model: Any, optimizer: Any, batch: Any) -> float:
 
 
 def _skip_where_cpus_cannot_shard(hardware: Hardware) -> None:
-    from torch.distributed.fsdp import FSDPModule
+    from notebook_launcher.training.parallelism.sums import sums_on_request
 
-    if not (hardware.num_gpus or hasattr(FSDPModule, "set_force_sum_reduction_for_comms")):
+    if not (hardware.num_gpus or sums_on_request()):
         raise Skipped("sharding on CPUs needs torch 2.8 or newer")
 
 

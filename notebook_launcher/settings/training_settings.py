@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import DEFAULT_STEPS
@@ -50,6 +50,15 @@ class TrainingSettings:
     comm_hook: str | None
     check_ranks: bool | None
     shard: int | None
+
+    def asked_for(self) -> dict[str, Any]:
+        """Return the fields that ask an Accelerator for something, by name; what it compares is not among them."""
+        neutral = {
+            "mixed_precision": "no", "gradient_accumulation_steps": DEFAULT_STEPS, "max_grad_norm": None,
+            "comm_hook": "no", "shard": 1,
+        }  # fmt: skip
+        given = {name: getattr(self, name) for name in neutral}
+        return {name: value for name, value in given.items() if value not in (None, neutral[name])}
 
     def resolved(self, environ: Mapping[str, str]) -> TrainingSettings:
         """Return the settings of ranks with this environment: as given, else from Accelerate's variables.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.context import current
 from notebook_launcher.errors import CallOrderError
+from notebook_launcher.group_timeout import set_group_timeout
 from notebook_launcher.processes.afterimport import after_import
 
 if TYPE_CHECKING:
@@ -105,10 +106,8 @@ def _with_timeout(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         timeout = kwargs.get("timeout")
         if found is not None and found is c10d.GroupMember.WORLD and isinstance(timeout, dt.timedelta):
-            with contextlib.suppress(AttributeError):  # The old name is private.
-                # torch 2.15 has a public name for it, and warns of the old one.
-                set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout
-                set_timeout(timeout)
+            with contextlib.suppress(AttributeError):
+                set_group_timeout(timeout)
         return result
 
     return connect

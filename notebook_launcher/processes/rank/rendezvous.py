@@ -141,7 +141,7 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def noting_sockets(self) -> Iterator[None]:
-        """Note the connections that are opened inside this block as connections of the present group."""
+        """Note the connections that a new group opens inside this block, whose lines on them are left out."""
         before = open_sockets()
         with without_gloo_lines():
             yield

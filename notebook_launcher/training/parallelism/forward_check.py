@@ -129,6 +129,8 @@ class _ForwardCheck:
             self._compares = self._bulletin.write(self, TOPIC, [self._num_forwards, mode]) and gathers
 
     def after(self, model: torch.nn.Module, _args: Any, _output: Any) -> None:
+        if self._mark is None and not self._compares:
+            return
         work = None if self._record is None else self._record()
         if self._record is not None and work is None:  # Inside a captured graph.
             self._compares = False
@@ -151,7 +153,7 @@ class _ForwardCheck:
             self._queued.add(mark, work)
             passed = self._queued.take()
         drifts = itertools.chain(map(self._marks.compare_forwards, passed), [self._marks.compare_steps()])
-        for drift in filter(None, drifts):
+        if (drift := next(filter(None, drifts), None)) is not None:
             raise RuntimeError(_explain_drift(_name(model), drift))
 
     def _present_mode(self) -> Mode:

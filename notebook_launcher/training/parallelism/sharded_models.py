@@ -15,7 +15,7 @@ from notebook_launcher.training.parallelism.initial_weights import (
     materialise,
 )
 from notebook_launcher.training.parallelism.replacements import Replacements
-from notebook_launcher.training.parallelism.sums import TOO_OLD, reduce_by_sums, sums_on_request
+from notebook_launcher.training.parallelism.sums import check_sums, reduce_by_sums
 from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
 from notebook_launcher.training.parallelism.unit_changes import (
     check_dtypes,
@@ -106,8 +106,8 @@ class Sharding:
         return [parameter for parameter in model.parameters() if parameter in ignored]
 
     def _check(self, model: torch.nn.Module, ddp: DistributedDataParallelKwargs) -> None:
-        if self.device.type == "cpu" and not sums_on_request():
-            raise RuntimeError(TOO_OLD)
+        if self.device.type == "cpu":
+            check_sums()
         if any(self.replacements.has(parameter) for parameter in model.parameters()):
             raise ValueError(
                 f"prepare(): {type(model).__name__} shares parameters with a model that was sharded before, and would "

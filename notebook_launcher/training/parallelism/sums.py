@@ -10,14 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["TOO_OLD", "reduce_by_sums", "reduce_units_by_sums", "sums_on_request"]
-
-
-TOO_OLD = (
-    f"sharding on CPUs needs torch 2.8 or newer, and this is torch {torch.__version__}. "
-    "Install a newer torch, or launch without sharding."
-)
-"""The error of a torch that cannot be asked for sums."""
+__all__ = ["check_sums", "reduce_by_sums", "reduce_units_by_sums", "sums_on_request"]
 
 
 def sums_on_request() -> bool:
@@ -25,6 +18,15 @@ def sums_on_request() -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+
+
+def check_sums() -> None:
+    """Raise `RuntimeError` if this torch cannot be asked for sums."""
+    if not sums_on_request():
+        raise RuntimeError(
+            f"sharding on CPUs needs torch 2.8 or newer, and this is torch {torch.__version__}. "
+            "Install a newer torch, or launch without sharding."
+        )
 
 
 def reduce_by_sums(unit: torch.nn.Module) -> None:
@@ -42,7 +44,7 @@ def reduce_units_by_sums(model: torch.nn.Module) -> None:
     from torch.distributed.fsdp import FSDPModule
 
     units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
-    if units and not sums_on_request():
-        raise RuntimeError(TOO_OLD)
+    if units:
+        check_sums()
     for unit in units:
         reduce_by_sums(unit)

@@ -21,6 +21,8 @@ from notebook_launcher.wording.counts import rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from notebook_launcher.training.queued_work import QueuedWork
+
 __all__ = ["describe_ahead", "find_ahead", "meet"]
 
 CALLS = ("save_model", "get_state_dict", "save_state", "load_state", "wait_for_everyone", "iter(loader)")
@@ -57,7 +59,8 @@ def meet(call: str, patience: float = math.inf) -> None:
     visit = store.add(_key(call, dist.get_rank()), 1)
     absent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
     begin = time.monotonic()
-    queued, is_marked = mark_queued_work(), False
+    queued: QueuedWork | None = mark_queued_work()
+    is_marked = False
     with contextlib.ExitStack() as stack:
         # The store's own wait cannot be interrupted, and prints warnings.
         while absent := [rank for rank in absent if store.add(_key(call, rank), 0) < visit]:

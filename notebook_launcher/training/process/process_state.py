@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
+from notebook_launcher.group_timeout import set_group_timeout
 from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.arrivals import meet
@@ -288,9 +289,7 @@ def _place_in_group(backend: str | None, timeout: timedelta | None) -> ProcessPl
             "init_process_group(...)."
         )
     if timeout is not None:
-        # torch 2.15 has a public name for it, and warns of the old one.
-        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # noqa: SLF001
-        set_timeout(timeout)
+        set_group_timeout(timeout)
     local_rank = os.environ.get("LOCAL_RANK") or dist.get_rank()
     return ProcessPlace(
         rank=dist.get_rank(), num_processes=dist.get_world_size(), local_rank=int(local_rank), num_local=None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from notebook_launcher.training.queued_work import mark_queued_work
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import Phase, PhaseClock
 
@@ -211,10 +212,4 @@ def _seconds(start: DeviceMoment, end: DeviceMoment) -> float:
 
 def record_cuda_event() -> DeviceMoment | None:
     """Queue an event on the current stream; None before the process uses its GPU, and inside a captured graph."""
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if not started or torch.cuda.is_current_stream_capturing():
-        return None
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    # Named, because Event.record() looks the stream up by a way that takes 20 us.
-    event.record(torch.cuda.current_stream(torch.cuda.current_device()))
-    return event
+    return mark_queued_work(timed=True)
