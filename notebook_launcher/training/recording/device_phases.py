@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from notebook_launcher.training.queued_work import mark_queued_work
-from notebook_launcher.training.recording import phases
-from notebook_launcher.training.recording.phases import Phase, PhaseClock
+from notebook_launcher.training.recording.phases import SYNCED_BACKWARD, Mark, Phase, PhaseClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,57 +55,47 @@ class DevicePhaseClock(PhaseClock):
         super().__init__(send, set_activity, settings_now)
         self._record = record
         self._moments: list[DeviceMoment | None] = []
-        """The moment of each mark; None for the mark between a backward and its wait for the ranks."""
+        """The moment of each mark."""
         self._waits: dict[int, DeviceMoment | None] = {}
-        """By the mark that ends a wait for the ranks: where the wait began, if that backward was watched."""
+        """By the mark of a watched backward: where its wait for the ranks began."""
         self._began_to_wait: DeviceMoment | None = None
         self._weights: list[tuple[int, int, Any]] = []
         """Of each window: its mark, its micro-batches and its weight, which may still be on its way from the device."""
         self._last: tuple[DeviceMoment | None, float] = None, 0.0
         """The last moment that was read, with its time by the program's clock."""
         self._is_ending = False
+        self.note, self.note_window = self._queue_mark, self._queue_window
 
-    def mark(self, phase: Phase | None) -> None:
-        """Mark the device's time since the last mark as spent on this phase; None: on none of them."""
+    def _queue_mark(self, mark: Mark) -> None:
+        """Note a mark, and queue its moment."""
         self._moments.append(self._record())
-        super().mark(phase)
+        self._marks.extend(mark)
 
-    def begin_wait(self) -> float:
-        """Begin a wait for data: a mark, so that the device's time is read before the next batch is copied."""
-        self.mark(None)
-        return phases.read_clock()
+    def _queue_window(self, window: tuple[int, Any]) -> None:
+        """Note a window that ended with the last mark; a weight on the device is read when it has arrived."""
+        micro_batches, weight = window
+        if isinstance(weight, torch.Tensor):
+            self._weights.append((len(self._moments), micro_batches, weight.to("cpu", non_blocking=True)))
+            self.mark(None)  # Its moment shows that the weight has arrived.
+        elif self._moments:
+            self._weights.append((len(self._moments) - 1, micro_batches, weight))
+        else:
+            self._windows.append(window)
 
-    def end_wait(self, since: float) -> None:  # noqa: ARG002 - `begin_wait` has marked it
-        """Mark the end of a wait for data."""
-        self.mark("data")
-
-    def begin_backward(self, *, syncs: bool) -> bool:
-        """Mark the end of the forward; return True if the backward that begins is to call `mark_computed`."""
-        self._moments.append(self._record())
+    def attend(self, now: float, *, syncs: bool) -> bool:
+        """Do what is due at the begin of a backward; return True if the backward is to be watched."""
         self._began_to_wait = None
-        return super().begin_backward(syncs=syncs)
+        return super().attend(now, syncs=syncs)
 
     def mark_computed(self) -> None:
         """Mark that all gradients of a watched backward are queued, and then the wait for the ranks."""
         super().mark_computed()
         self._began_to_wait = self._record()
 
-    def end_backward(self, *, synced: bool) -> None:
-        """Mark the end of the backward; `synced`: it had the device wait for the ranks."""
-        if synced:
-            self._waits[len(self._moments) + 1] = self._began_to_wait if self._watching else None
-            self._moments += None, self._record()
-        super().end_backward(synced=synced)
-
-    def end_window(self, samples: Any, micro_batches: int = 1) -> None:
-        """Count a window that ended with the last mark; a weight on the device is read when it has arrived."""
-        if isinstance(samples, torch.Tensor):
-            self._weights.append((len(self._moments), micro_batches, samples.to("cpu", non_blocking=True)))
-            self.mark(None)  # Its moment shows that the weight has arrived.
-        elif self._moments:
-            self._weights.append((len(self._moments) - 1, micro_batches, samples))
-        else:
-            super().end_window(samples, micro_batches)
+    def end_watched(self) -> None:
+        """Mark the end of a watched backward, which has the device wait for the ranks."""
+        self._waits[len(self._moments)] = self._began_to_wait
+        super().end_watched()
 
     def flush(self) -> None:
         """Send all measurements; where the device is not done, as after a failure, the program's times stand in."""
@@ -120,39 +109,36 @@ class DevicePhaseClock(PhaseClock):
         if self._is_ending or not is_capturing:
             super()._report(now)
 
-    def _sums(self) -> tuple[dict[str, float], dict[str, int], list[tuple[str, float, float]]]:
-        times = self._read()
-        done = len(times)
-        later_phases, later_times = self._phases[done:], self._times[done:]
-        self._phases, self._times = self._phases[:done], times
-        sums = super()._sums()
-        self._phases, self._times = later_phases, later_times
-        windows = [
-            (count, _arrived(weight, self._moments[mark])) for mark, count, weight in self._weights if mark < done
-        ]
-        self._moments = self._moments[done:]
-        self._waits = {mark - done: moment for mark, moment in self._waits.items() if mark >= done}
-        self._windows += windows
-        self._weights = [(mark - done, count, weight) for mark, count, weight in self._weights if mark >= done]
-        return sums
-
-    def _read(self) -> list[float]:
-        """Return the times of the marks that the device has passed."""
+    def _take(self) -> tuple[list[Phase | None], list[float]]:
+        """Take the marks that the device has passed."""
+        phases: list[Phase | None] = []
+        ends: list[float] = []
         takes_all = self._is_ending or len(self._moments) > MAX_PENDING
-        num_passed = _count_passed(self._moments)
-        times: list[float] = []
-        for mark, moment in enumerate(self._moments):
-            if mark + 1 in self._waits:
-                continue  # A backward that waits: its end is known with the end of the wait.
-            passed = mark < num_passed
+        num_passed, done = _count_passed(self._moments), 0
+        for phase, queued, moment in zip(self._marks[::2], self._marks[1::2], self._moments, strict=True):
+            passed = done < num_passed
             if not (passed or takes_all):
                 break
             since = self._last[1]
-            now = self._time_of(moment if passed else None, self._times[mark])
-            if mark in self._waits:
-                times.append(self._begin_of_wait(mark, since, now, passed=passed))
-            times.append(now)
-        return times
+            now = self._time_of(moment if passed else None, queued)
+            if phase == "synced backward":
+                phases += SYNCED_BACKWARD
+                ends += self._begin_of_wait(done, since, now, passed=passed), now
+            else:
+                phases.append(phase)
+                ends.append(now)
+            done += 1
+        self._forget(done)
+        return phases, ends
+
+    def _forget(self, done: int) -> None:
+        """Forget the first marks, which are read, and count the windows that ended with them."""
+        self._windows += [
+            (count, _arrived(weight, self._moments[mark])) for mark, count, weight in self._weights if mark < done
+        ]
+        self._weights = [(mark - done, count, weight) for mark, count, weight in self._weights if mark >= done]
+        self._waits = {mark - done: moment for mark, moment in self._waits.items() if mark >= done}
+        del self._moments[:done], self._marks[: 2 * done]
 
     def _time_of(self, moment: DeviceMoment | None, queued: float) -> float:
         """Return the time of a moment that was queued at a time of the program, which it cannot be before."""
@@ -164,7 +150,7 @@ class DevicePhaseClock(PhaseClock):
 
     def _begin_of_wait(self, mark: int, since: float, now: float, *, passed: bool) -> float:
         """Return when the wait that ends with this mark began: measured, or by the share of the last one measured."""
-        began, end = self._waits[mark], self._moments[mark]
+        began, end = self._waits.get(mark), self._moments[mark]
         if passed and began is not None and end is not None:
             self._sync_share = min(1.0, _seconds(began, end) / max(now - since, 1e-9))
         return since + (now - since) * (1.0 - self._sync_share)

@@ -1,7 +1,11 @@
 """The time of a rank by phase: data, forward, backward, sync, step.
 
-`mark` names the phase that the time since the last mark was spent on; that is one span. Marks are only noted, and
+A mark names the phase that the time since the last mark was spent on; that is one span. Marks are only noted, and
 summed up where a record is sent: all of them, so that shares are exact, but only the newest spans are in it.
+
+A loop notes about six marks for each micro-batch, between calls of torch that push any other code out of the
+processor's caches. There a call of a Python function takes 1 to 2 µs, whatever it does, so `note` and `note_window` are
+methods of lists, and the loops themselves look whether `attend` is due.
 
 The times are the program's. On a GPU the program only queues the work: `device_phases.py` has the clock for a GPU.
 """
@@ -20,12 +24,14 @@ from notebook_launcher.messaging import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["PHASES", "Phase", "PhaseClock", "make_clock", "read_clock"]
+__all__ = ["PHASES", "SYNCED_BACKWARD", "Mark", "Phase", "PhaseClock", "make_clock", "read_clock"]
 
 Phase = Literal["data", "forward", "backward", "sync", "step"]
 
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "sync", "step")
-WAIT: tuple[None, Phase] = (None, "data")
+Mark = tuple[Phase | Literal["synced backward"] | None, float]
+"""A phase, and the moment of its end, in seconds of `read_clock`. A synced backward, which waits for the ranks, is
+divided where it is read into the phases "backward" and "sync"; None: no phase."""
 SYNCED_BACKWARD: tuple[Phase, Phase] = ("backward", "sync")
 WATCH_INTERVAL = 0.1
 """Seconds between two windows in which the wait for the ranks is measured."""
@@ -55,58 +61,49 @@ class PhaseClock:
         self._send = send
         self._set_activity = set_activity
         self._settings_now = settings_now
-        self._due = read_clock() + SEND_INTERVAL
-        """The moment after which a mark sends a record."""
+        self.send_at = read_clock() + SEND_INTERVAL
+        """The moment from which on `attend` sends a record."""
+        self.watch_at = 0.0
+        """The moment from which on `attend` has a backward watched that waits for the ranks."""
         self._since = 0.0
         """The last mark that is in a record; 0: what comes next only begins to measure."""
-        # Two lists: a tuple for each mark would be one more thing for the garbage collector to look at.
-        self._phases: list[Phase | None] = []
-        self._times: list[float] = []
+        # In one list: a tuple for each mark would be one more thing for the garbage collector to look at.
+        self._marks: list[Any] = []
+        """By turns the phase of a mark and its moment."""
         self._windows: list[tuple[int, float]] = []
-        self._watching = False
-        """True while the backward that runs is to call `mark_computed`."""
-        self._watch_at = self._began = self._computed = 0.0
+        self.note: Callable[[Mark], None] = self._marks.extend
+        """Notes a mark. The first one after the clock was made, or flushed, only begins to measure."""
+        self.note_window: Callable[[tuple[int, Any]], None] = self._windows.append
+        """Notes a window that has ended: the number of its micro-batches, and their weight on all ranks together, a
+        number, or a tensor on a GPU."""
+        self._began = self._computed = 0.0
         self._sync_share = 0.0
         """The share of a backward that waited for the ranks, when one was watched last."""
 
     def mark(self, phase: Phase | None) -> None:
-        """Mark the time since the last mark as spent on this phase; None: on none of them.
-
-        The first mark after the clock was made, or flushed, only begins to measure.
-        """
+        """Note that a phase, or None, ends now, and send a record if one is due."""
         now = read_clock()
-        self._phases.append(phase)
-        self._times.append(now)
-        if now > self._due:
+        self.note((phase, now))
+        if now > self.send_at:
             self._report(now)
 
-    begin_wait: Callable[[], float] = staticmethod(read_clock)
-    """Begins a wait for data, for which `end_wait` gets the time that this returns."""
+    def attend(self, now: float, *, syncs: bool) -> bool:
+        """Do what is due at the begin of a backward; return True if the backward is to be watched.
 
-    def end_wait(self, since: float) -> None:
-        """Mark the end of a wait for data; the time between the last mark and its begin belongs to no phase."""
-        now = read_clock()
-        self._phases += WAIT
-        self._times += since, now
-        if now > self._due:
-            self._report(now)
-
-    def begin_backward(self, *, syncs: bool) -> bool:
-        """Mark the end of the forward; return True if the backward that begins is to call `mark_computed`.
-
-        Its hook in the graph costs about 30 µs, so that is asked for a few times a second; the share of
-        the others' time that is spent on waiting for the ranks is taken to be the same.
+        Then `mark_computed` and `end_watched` are called, and the mark of the backward is not noted. The hook that
+        this takes in the graph costs about 30 µs, so it is asked for a few times a second; the share of the others'
+        time that is spent on waiting for the ranks is taken to be the same.
 
         Args:
+            now: The moment at which the forward ended.
             syncs: True if the backward will wait for the ranks.
         """
-        now = read_clock()
-        self._phases.append("forward")
-        self._times.append(now)
-        self._watching = syncs and now >= self._watch_at
-        if self._watching:
-            self._began, self._watch_at = now, now + WATCH_INTERVAL
-        return self._watching
+        if now > self.send_at:
+            self._report(now)
+        if not syncs or now < self.watch_at:
+            return False
+        self._began, self.watch_at = now, now + WATCH_INTERVAL
+        return True
 
     def mark_computed(self) -> None:
         """Mark that a watched backward has computed all gradients and now waits for the ranks."""
@@ -114,35 +111,14 @@ class PhaseClock:
         if self._set_activity is not None:
             self._set_activity(WAITING)
 
-    def end_backward(self, *, synced: bool) -> None:
-        """Mark the end of the backward.
-
-        Args:
-            synced: True if the backward waited for the ranks: its time then belongs to two phases.
-        """
-        if not synced:
-            self.mark("backward")
-            return
-        now, since = read_clock(), self._times[-1] if self._times else self._since
-        if self._watching:
-            if self._began < self._computed:
-                self._sync_share = (now - self._computed) / max(now - since, 1e-9)
-            if self._set_activity is not None:
-                self._set_activity(COMPUTING)
-        # `mark` twice, written out: beside a busy peer, a call costs more than its work.
-        self._phases += SYNCED_BACKWARD
-        self._times += since + (now - since) * (1.0 - self._sync_share), now
-        if now > self._due:
-            self._report(now)
-
-    def end_window(self, samples: Any, micro_batches: int = 1) -> None:
-        """Count a window that has ended.
-
-        Args:
-            samples: The weight of the window's micro-batches, on all ranks together: a number, or a tensor on a GPU.
-            micro_batches: Number of micro-batches.
-        """
-        self._windows.append((micro_batches, samples))
+    def end_watched(self) -> None:
+        """Mark the end of a watched backward."""
+        now = read_clock()
+        if self._began < self._computed:
+            self._sync_share = (now - self._computed) / max(now - self._began, 1e-9)
+        if self._set_activity is not None:
+            self._set_activity(COMPUTING)
+        self.note(("synced backward", now))
 
     def flush(self) -> None:
         """Send the remaining measurements, and stop until the next mark; a rank calls it when its function ends."""
@@ -154,8 +130,8 @@ class PhaseClock:
         return make_clock, ()
 
     def _report(self, now: float) -> None:
-        self._due = now + SEND_INTERVAL
-        since = self._since or next(iter(self._times), now)
+        self.send_at = now + SEND_INTERVAL
+        since = self._since or next(iter(self._marks[1:2]), now)
         seconds, counts, newest = self._sums()
         if not (newest or self._windows):
             return
@@ -178,19 +154,34 @@ class PhaseClock:
 
     def _sums(self) -> tuple[dict[str, float], dict[str, int], list[tuple[str, float, float]]]:
         """Take the marks; return the seconds and the number of spans of each phase, and the newest spans."""
-        phases, times = self._phases, self._times
-        self._phases, self._times = [], []
-        if times and not self._since:  # The first mark only begins to measure.
-            phases[0], self._since = None, times[0]
-        begins = [self._since, *times][:-1]
-        self._since = times[-1] if times else self._since
-        # A step leaves up to 8 marks, so what is done for each of them is kept short.
+        phases, ends = self._take()
+        if ends and not self._since:  # The first mark only begins to measure.
+            phases[0], self._since = None, ends[0]
+        begins = [self._since, *ends][:-1]
+        self._since = ends[-1] if ends else self._since
+        # A step leaves up to 7 marks, so what is done for each of them is kept short.
         sums: dict[Phase | None, float] = dict.fromkeys((*PHASES, None), 0.0)
-        for phase, begin, end in zip(phases, begins, times, strict=True):
+        for phase, begin, end in zip(phases, begins, ends, strict=True):
             sums[phase] += end - begin
         found = collections.Counter(phases)
-        newest = _newest_spans(phases, begins, times)
+        newest = _newest_spans(phases, begins, ends)
         return {phase: sums[phase] for phase in PHASES}, {phase: found[phase] for phase in PHASES}, newest
+
+    def _take(self) -> tuple[list[Phase | None], list[float]]:
+        """Take the marks; return the phases and their ends, with synced backwards divided."""
+        marks = self._marks[:]
+        self._marks.clear()
+        phases: list[Phase | None] = []
+        ends: list[float] = []
+        for phase, end in zip(marks[::2], marks[1::2], strict=True):
+            if phase == "synced backward":
+                begin = ends[-1] if ends else self._since
+                phases += SYNCED_BACKWARD
+                ends += begin + (end - begin) * (1.0 - self._sync_share), end
+            else:
+                phases.append(phase)
+                ends.append(end)
+        return phases, ends
 
 
 def _newest_spans(

@@ -49,15 +49,19 @@ class Device:
         self.now += data
         self.clock.mark("data")
         self.compute(forward, 2**-10)
-        watched = self.clock.begin_backward(syncs=True)
+        self.clock.note(("forward", self.now))
+        watched = self.clock.attend(self.now, syncs=True)
         self.compute(backward, 2**-10)
         if watched:
             self.clock.mark_computed()
         self.compute(wait)
-        self.clock.end_backward(synced=True)
+        if watched:
+            self.clock.end_watched()
+        else:
+            self.clock.note(("synced backward", self.now))
         self.compute(2**-10, 2**-10)
         self.clock.mark("step")
-        self.clock.end_window(self.weight, 2)
+        self.clock.note_window((2, self.weight))
 
     def sums(self) -> dict[str, float]:
         return {phase: sum(record.seconds[phase] for record in self.sent) for phase in phases.PHASES}
@@ -112,13 +116,13 @@ def test_phases_last_as_long_as_the_device_takes(weight: Any, device: Device) ->
 
 def test_backward_that_reduces_nothing_lasts_as_long_as_the_device_takes(device: Device) -> None:
     for _ in range(10):
-        begun = device.clock.begin_wait()
-        assert begun == device.now, "loops time their reports by it"
-        device.clock.end_wait(begun)
+        device.clock.note((None, device.now))
+        device.clock.note(("data", device.now))
         device.compute(0.25, 2**-10)
-        device.clock.begin_backward(syncs=False)
+        device.clock.note(("forward", device.now))
+        assert not device.clock.attend(device.now, syncs=False)
         device.compute(0.5, 2**-10)
-        device.clock.end_backward(synced=False)
+        device.clock.note(("backward", device.now))
     device.now = device.done
     device.clock.flush()
     seconds = device.sums()
@@ -201,13 +205,13 @@ def test_window_counts_once_the_device_is_done_with_it(device: Device) -> None:
     device.now = device.done
     device.clock._report(device.now)
     assert [(record.windows, record.samples) for record in device.sent][-1] == (1, 8.0)
-    device.clock.end_window(8.0)  # No mark waits for the device.
+    device.clock.note_window((1, 8.0))  # No mark waits for the device.
     device.clock.flush()
     assert device.sent[-1].windows == 1
 
 
 def test_weight_that_cannot_be_counts_as_nothing(device: Device) -> None:
-    device.clock.end_window(torch.tensor(float("nan")), 2)
+    device.clock.note_window((2, torch.tensor(float("nan"))))
     device.now += 1.0
     device.clock.flush()
     assert [(record.windows, record.samples) for record in device.sent] == [(1, 0.0)]

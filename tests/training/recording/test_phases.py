@@ -45,7 +45,7 @@ def test_spans_follow_each_other(line: Line) -> None:
     line.spend(step=0.125)
     line.now += 4  # Nobody's either.
     line.clock.mark(None)
-    line.clock.end_window(32.0, micro_batches=2)
+    line.clock.note_window((2, 32.0))
     line.spend(sync=1.0)
     line.clock.flush()
     seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
@@ -70,7 +70,7 @@ def test_spans_follow_each_other(line: Line) -> None:
 def test_records_are_few_and_bounded_and_lose_nothing_of_the_sums(line: Line) -> None:
     for _ in range(1000):
         line.spend(forward=2**-10, backward=2**-10)
-        line.clock.end_window(1.0)
+        line.clock.note_window((1, 1.0))
     assert len(line.sent) == 9  # 1.95 s
     line.clock.flush()
     assert max(len(record.spans) for record in line.sent) == 64
@@ -101,14 +101,22 @@ def test_time_between_two_calls_belongs_to_no_phase(line: Line) -> None:
     assert (record.seconds["data"], record.seconds["forward"]) == (0.0, 0.5)
 
 
+def begin_backward(line: Line, *, syncs: bool) -> bool:
+    line.clock.note(("forward", line.now))
+    return line.clock.attend(line.now, syncs=syncs)
+
+
 def synced_backward(line: Line, *, computing: float, waiting: float) -> bool:
     """Spend a backward that waits for the ranks; return whether it was watched."""
-    watched = line.clock.begin_backward(syncs=True)
+    watched = begin_backward(line, syncs=True)
     line.now += computing
     if watched:
         line.clock.mark_computed()
     line.now += waiting
-    line.clock.end_backward(synced=True)
+    if watched:
+        line.clock.end_watched()
+    else:
+        line.clock.note(("synced backward", line.now))
     return watched
 
 
@@ -117,9 +125,9 @@ def test_wait_for_the_ranks_is_measured_now_and_then_and_taken_to_be_the_same_be
     assert not synced_backward(line, computing=0.05, waiting=0.03)
     line.now += 0.1
     assert synced_backward(line, computing=0.02, waiting=0.02)
-    assert not line.clock.begin_backward(syncs=False)
+    assert not begin_backward(line, syncs=False)
     line.now += 0.5
-    line.clock.end_backward(synced=False)
+    line.clock.note(("backward", line.now))
     line.clock.flush()
     seconds, counts = ({phase: sum(getattr(record, what)[phase] for record in line.sent) for phase in PHASES}
                        for what in ("seconds", "counts"))  # fmt: skip
@@ -129,7 +137,7 @@ def test_wait_for_the_ranks_is_measured_now_and_then_and_taken_to_be_the_same_be
 
 
 def test_backward_that_failed_is_not_mistaken_for_the_next(line: Line) -> None:
-    assert line.clock.begin_backward(syncs=True)
+    assert begin_backward(line, syncs=True)
     line.clock.mark_computed()
     line.now += 0.05  # Then it fails.
     assert not synced_backward(line, computing=0.01, waiting=0.01)
@@ -154,7 +162,7 @@ def test_mark_costs_little() -> None:
     def micro_batch() -> None:
         for phase in PHASES:
             clock.mark(phase)
-        clock.end_window(32.0)
+        clock.note_window((1, 32.0))
 
     best = float("inf")
     for _ in range(20):
@@ -168,10 +176,10 @@ def test_mark_costs_little() -> None:
 def test_fullest_windows_are_counted(line: Line) -> None:
     live = LiveValues(launched=0.0)
     for micro_batches, samples in [(3, 192.0), (4, 256.0), (4, 240.0), (4, 256.0), (1, 999.0)]:
-        line.clock.end_window(samples, micro_batches)
+        line.clock.note_window((micro_batches, samples))
         line.clock.flush()  # Each in a record of its own,
     for _ in range(2):
-        line.clock.end_window(256.0, 4)
+        line.clock.note_window((4, 256.0))
     line.clock.flush()  # or several in one.
     for record in line.sent:
         live.fold(0, record)
@@ -197,7 +205,7 @@ def train(num_windows: int) -> None:
         clock.mark("forward")
         clock.mark("backward")
         clock.mark("step")
-        clock.end_window(4.0, micro_batches=2)
+        clock.note_window((2, 4.0))
     clock.mark("data")
 
 

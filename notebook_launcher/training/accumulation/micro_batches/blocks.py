@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher import context
 from notebook_launcher.training.accumulation.members.member import SwitchOff
 from notebook_launcher.training.accumulation.members.synchronisation import switch_back, switch_off
+from notebook_launcher.training.recording.phases import read_clock
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -117,8 +118,8 @@ class MicroBatchBlock:
                 self._check_untouched()
         elif kind is None and self._clock is not None:
             if gradient_state.active_loaders.active is None:  # A prepared loader marks the end of a step itself.
-                self._clock.mark(None)
-            self._clock.end_window(window.world_weight, window.num_batches)
+                self._clock.note((None, read_clock()))
+            self._clock.note_window((window.num_batches, window.world_weight))
         is_endless = not gradient_state.leave(self, failed=kind is not None)
         self.outer = None
         if is_endless:

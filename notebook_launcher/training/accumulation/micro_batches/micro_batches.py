@@ -10,6 +10,7 @@ from notebook_launcher.training.accumulation.members.synchronisation import redu
 from notebook_launcher.training.accumulation.micro_batches import gradients
 from notebook_launcher.training.accumulation.micro_batches.blocks import MicroBatchBlock
 from notebook_launcher.training.accumulation.micro_batches.gradients import InitialGradient
+from notebook_launcher.training.recording.phases import read_clock
 from notebook_launcher.wording.choices import unknown
 
 if TYPE_CHECKING:
@@ -124,12 +125,17 @@ class MicroBatches:
         block = self._gradient_state.block
         window: Window | None = None if block is None else block.window  # As `gradient_state.current`, without a call.
         factor, ends, syncs = self._weigh(window, weight, reduction)
-        is_timed = self._clock is not None and self._clock.begin_backward(syncs=syncs)
+        clock, is_watched = self._clock, False
+        if clock is not None:
+            now = read_clock()
+            clock.note(("forward", now))
+            if now > clock.send_at or (syncs and now >= clock.watch_at):
+                is_watched = clock.attend(now, syncs=syncs)
         in_reach, check = self._models_in_reach(), self._rank_check
         written = () if check is None else check.write(in_reach, window, syncs=syncs)
         ending = window if ends else None  # The window that ends with this micro-batch.
         pending = None if ending is None or ending.kind != "given" else self._weighing.sum_weights(ending)
-        self._compute(loss, factor, kwargs, window, is_timed=is_timed)
+        self._compute(loss, factor, kwargs, window, is_watched=is_watched)
         if block is not None and not ends:
             block.window.note_gathered(block.members)
         # A call that comes after the wait for the other ranks takes about 1 µs: the processor has forgotten the code.
@@ -143,14 +149,20 @@ class MicroBatches:
             self._weighing.correct(ending, pending)
         if self._safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
             self._safepoint.count(updated=ends and (syncs or self._num_processes == 1))
-        if self._clock is not None:
-            self._clock.end_backward(synced=syncs)
+        if is_watched and clock is not None:
+            clock.end_watched()
+        elif clock is not None:
+            clock.note(("synced backward" if syncs else "backward", read_clock()))
 
     def note_step(self) -> None:
         """Note that an optimizer has stepped: its phase ends, and a backward outside blocks is of the next update."""
         self._has_stepped = True
-        if self._clock is not None:
-            self._clock.mark("step")
+        clock = self._clock
+        if clock is not None:
+            now = read_clock()
+            clock.note(("step", now))
+            if now > clock.send_at:
+                clock.attend(now, syncs=False)
 
     def note_local_training(self, model: Any, *, is_on: bool) -> None:
         """Note that `LocalSGD` has begun or ended: each rank steps with its own gradients of a model in between."""
@@ -204,11 +216,11 @@ class MicroBatches:
         kwargs: dict[str, Any],
         window: Window | None,
         *,
-        is_timed: bool,
+        is_watched: bool,
     ) -> None:
         """Compute the gradients; if that fails, the window is broken off."""
         try:
-            if is_timed and loss.requires_grad:
+            if is_watched and loss.requires_grad:
                 loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
             if self.scaler is not None:
                 loss = self.scaler.scale(loss)

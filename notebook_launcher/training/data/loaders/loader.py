@@ -35,7 +35,7 @@ from notebook_launcher.training.data.sampling.samplers import (
 )
 from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
 from notebook_launcher.training.data.sampling.walking import WalkedSampler
-from notebook_launcher.training.recording.phases import make_clock
+from notebook_launcher.training.recording.phases import make_clock, read_clock
 from notebook_launcher.training.user_warnings import warn_user
 from notebook_launcher.wording.counts import plural
 
@@ -269,17 +269,19 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             yield from deliveries
             return
         report = reporting.LoopReport(context, length_of(self), f"epoch {start.epoch}")
-        begin_wait, end_wait = clock.begin_wait, clock.end_wait
+        note = clock.note
         step_boundary()
-        now = begin_wait()
+        note((None, read_clock()))
         for done, delivery in enumerate(deliveries, 1):
-            end_wait(now)
+            note(("data", read_clock()))
             yield delivery
-            now = begin_wait()
+            now = read_clock()
+            note((None, now))
             # What follows stands here for the sake of speed: a call between two micro-batches takes about 1 µs.
             context.num_items += 1
             if now >= report.due or done == report.total:
                 report.send(done, now)
+                clock.attend(now, syncs=False)
             if context.board[STOP_FLAG]:
                 step_boundary()
 
