@@ -128,6 +128,11 @@ class Tasks:
             self._way = self._make_way(self._num_ranks)
         return self._way
 
+    def prompt(self) -> dict[str, Any]:
+        """Be a process with a prompt, as a kernel is: a person there is likely to launch again."""
+        sys.ps1 = ">>> "
+        return {}
+
     def cold(self) -> dict[str, Any]:
         """Time the first call of a fresh interpreter, imports included."""
         return self.trivial()

@@ -19,6 +19,7 @@ def measure_first(found: Measurements, repeats: int) -> None:
     for _ in range(repeats):
         for pause in PAUSES:
             with found.guarded("first", pause), Contender("ours", 2) as one:
+                one.ask("prompt", timeout=LIMIT)
                 for number in range(COUNT):
                     time.sleep(pause if number else 0)
                     found.add(one.ask("trivial", timeout=LIMIT)["seconds"], "first", pause, number)

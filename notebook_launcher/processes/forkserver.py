@@ -6,8 +6,9 @@ OpenMP pool, no CUDA context and no other thread, whatever the kernel did before
 After a moment without a launch, if another one is likely, the server does its chores, which take seconds. No launch
 waits for them: the server first forks a deputy, which serves launches in its place until the chores are done.
 
-For a minute after a detached launch the server keeps a spare host, which serves the next one. After the second of two
-launches of one kind it keeps, for as long, spare ranks that have joined their group.
+For a minute after a detached launch the server keeps a spare host, which serves the next one. After a launch that
+another one of its kind is likely to follow it keeps, for as long, spare ranks that have joined their group; so does the
+deputy while it serves.
 
     server ──fork──▶ imports, huge pages ──────────────▶ serves again
        └──▶ deputy   serves                        closes its channel; ends with its last supervisor
@@ -98,7 +99,10 @@ class _Server:
         self._expects_launches = True
         """True if another launch is likely, which the chores are for: also before the first one, after `prewarm`."""
         self._launches = LaunchClock()
-        self._spares = Spares(partial(run_spare_host, _serve), run_spare_supervisor)
+        pid = os.getpid()  # The server's, also in its deputy: by this number spare processes name themselves.
+        self._spares = Spares(
+            partial(run_spare_host, _serve, server_pid=pid), partial(run_spare_supervisor, server_pid=pid)
+        )
         self._is_retired = False
         """True in a deputy that takes no more launches."""
         self._is_done = False
@@ -155,7 +159,8 @@ class _Server:
                 self._note_launch(request)
                 if not self._spares.take_host(request, host_fd):
                     self._fork(lambda: run_host(_serve, request.module, host_fd), host_fd)
-                if self._may_have_spares:
+                # A host that is forked before the chores would do them all by itself.
+                if not self._has_chores and self._server_pidfd < 0:
                     self._spares.expect_host(request.module)
             case unknown, _:
                 raise TypeError(f"the fork server got an unknown message: {unknown!r}")
@@ -168,11 +173,6 @@ class _Server:
         if request.uses_compiler and self._has_chores:
             import_compiler()
 
-    @property
-    def _may_have_spares(self) -> bool:
-        # A process that is forked before the chores would do them all by itself, and a deputy retires after them.
-        return not self._has_chores and self._server_pidfd < 0
-
     def _start_supervisor(self, request: messages.StartSupervisor, sock_fd: int, reaped_fd: int) -> None:
         pid = self._spares.take_ranks(request, sock_fd)
         if pid is not None:
@@ -180,7 +180,7 @@ class _Server:
         else:
             pid = self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
         if pid > 0:
-            self._spares.note_launch(pid, request.setup)
+            self._spares.note_launch(pid, request)
 
     def _on_kernel_gone(self) -> None:
         if self._server_pidfd >= 0:  # This is the deputy: the server may be in the middle of its chores.
@@ -203,6 +203,7 @@ class _Server:
             return -1
         if pid == 0:
             self._close_watched()
+            self._spares.dismiss()
             self._channel.close()
             for each in (*self._fds, *reaped_fds):
                 os.close(each)
@@ -223,7 +224,6 @@ class _Server:
     def _close_watched(self) -> None:
         """Close the descriptors that belong to the parent's children; call it in a forked process."""
         self._selector.close()
-        self._spares.dismiss()
         for fds in self._children.values():
             for fd in fds:
                 os.close(fd)
@@ -246,7 +246,7 @@ class _Server:
                 self._selector.unregister(fds[0])
                 for fd in fds:
                     os.close(fd)
-                self._spares.note_end(pid, may_expect=self._may_have_spares)
+                self._spares.note_end(pid, may_expect=not self._is_retired)
 
     @property
     def _is_needed(self) -> bool:
@@ -271,6 +271,7 @@ class _Server:
             self._watch(pid)
             with self._reaping():
                 do_chores(self._launches)
+            self._keep_spares()  # Before the deputy dismisses its own.
         os.close(ours)  # Makes the deputy retire; the death of this process would do the same.
 
     @contextlib.contextmanager
@@ -284,7 +285,7 @@ class _Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def _become_deputy(self, server: int, done: int) -> None:
-        self._close_watched()
+        self._close_watched()  # No spare process waits before the chores, but one may be expected.
         self._listen()
         self._selector.register(done, selectors.EVENT_READ, lambda: self._retire(done))
         self._server_pidfd = server
@@ -294,6 +295,7 @@ class _Server:
         self._selector.unregister(done)
         self._selector.unregister(self._channel)
         self._channel.close()
+        self._spares.dismiss()
         self._is_retired = True
 
 

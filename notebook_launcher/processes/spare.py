@@ -23,12 +23,11 @@ class Spare(Generic[K]):
     The process ends with the fork server, by the end of file on its channel.
 
     Args:
-        become: Life of the process; it gets the kind, a descriptor at which its request arrives, and the process number
-            of the fork server.
+        become: Life of the process; it gets the kind, and a descriptor at which its request arrives.
         keep_for: Seconds after a launch for which a process is kept ready.
     """
 
-    def __init__(self, become: Callable[[K, int, int], None], *, keep_for: float) -> None:
+    def __init__(self, become: Callable[[K, int], None], *, keep_for: float) -> None:
         self._become = become
         self._keep_for = keep_for
         self._kind: K | None = None
@@ -72,8 +71,8 @@ class Spare(Generic[K]):
         """
         self._channel, theirs = channel_pair()
         assert self._kind is not None
-        become, kind, fd, server_pid = self._become, self._kind, theirs.detach(), os.getpid()
-        self.pid = fork(lambda: become(kind, fd, server_pid), fd)
+        become, kind, fd = self._become, self._kind, theirs.detach()
+        self.pid = fork(lambda: become(kind, fd), fd)
 
     def take(self, kind: K, request: object, fd: int) -> bool:
         """Pass a request and its descriptor, which is closed here, to the waiting process; expect no further launch.

@@ -1,7 +1,7 @@
 """The processes that a fork server forks ahead: a host for a detached launch, and ranks for a launch like the last two.
 
-The first launch of a kind shows nothing about the next one. After the second one in a row a third is likely, as when a
-cell is run again and again.
+A person at a prompt is likely to launch again, as when a cell is run again and again. In a script the first launch of a
+kind shows nothing about the next one; after the second one in a row a third is likely.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ class Spares:
     """The spare processes of a fork server: at most one host, and the ranks of at most one launch.
 
     Args:
-        become_host: Life of a spare host; it gets the host's module, a descriptor at which the request arrives, and the
-            process number of the fork server.
-        become_supervisor: Life of the supervisor of spare ranks; it gets their settings, and the same.
+        become_host: Life of a spare host; it gets the host's module, and a descriptor at which the request arrives.
+        become_supervisor: Life of the supervisor of spare ranks; it gets their settings, and such a descriptor.
     """
 
     def __init__(
         self,
-        become_host: Callable[[str, int, int], None],
-        become_supervisor: Callable[[messages.Setup, int, int], None],
+        become_host: Callable[[str, int], None],
+        become_supervisor: Callable[[messages.Setup, int], None],
     ) -> None:
         self._host = Spare(become_host, keep_for=KEPT_FOR)
         """Its kind is the module of the host."""
@@ -46,8 +45,8 @@ class Spares:
         """Kind of the last launch; None if such launches get no spare ranks."""
         self._running: set[int] = set()
         """The supervisors of launches."""
-        self._repeating: dict[int, messages.Setup] = {}
-        """The kinds of those launches whose kind was also the one before, by supervisor."""
+        self._heralds: dict[int, messages.Setup] = {}
+        """The kinds of those launches after which another one of their kind is likely, by supervisor."""
 
     def due(self) -> float | None:
         """Return the seconds without a request until `tend` has something to do; None: it has nothing to do."""
@@ -78,14 +77,14 @@ class Spares:
         self._ranks.dismiss()  # They would hold memory while other ranks run.
         return None
 
-    def note_launch(self, pid: int, setup: messages.Setup) -> None:
+    def note_launch(self, pid: int, request: messages.StartSupervisor) -> None:
         """Note that this supervisor serves a launch; sessions do not count, because they last."""
-        if setup.many_calls:
+        if request.setup.many_calls:
             return
-        kind = kind_of_launch(setup)
+        kind = kind_of_launch(request.setup)
         self._running.add(pid)
-        if kind is not None and kind == self._last:
-            self._repeating[pid] = kind
+        if kind is not None and (request.is_interactive or kind == self._last):
+            self._heralds[pid] = kind
         self._last = kind
 
     def note_end(self, pid: int, *, may_expect: bool) -> None:
@@ -94,7 +93,7 @@ class Spares:
         While other launches run, none is expected: spare ranks would take processor time from them.
         """
         self._running.discard(pid)
-        kind = self._repeating.pop(pid, None)
+        kind = self._heralds.pop(pid, None)
         if kind is not None and may_expect and not self._running:
             self._ranks.expect(kind)
 

@@ -19,6 +19,7 @@ import pytest
 from notebook_launcher.processes import chores as server_chores
 from notebook_launcher.processes import forkserver
 from tests.support.kernels import PATIENCE, ROOT, Kernel
+from tests.support.waiting import until
 from tests.support.warm_kernels import FIRST
 
 if TYPE_CHECKING:
@@ -172,6 +173,28 @@ def test_ranks_that_were_started_during_the_chores_outlive_them(kernel: Kernel, 
     run(kernel, "session.run(ready)")
     run(kernel, "session.close()")
     assert ends(deputy)
+
+
+def spares(parent: psutil.Process, server: psutil.Process) -> list[psutil.Process]:
+    """Return a spare supervisor of a fork server or its deputy, and its two ranks; empty unless there are three."""
+    name = f"spare {server.pid}"
+    found = [process for process in parent.children(recursive=True) if process.name() == name]
+    return found if len(found) == 3 else []
+
+
+def test_spare_ranks_serve_the_second_launch_and_end_with_the_chores(kernel: Kernel, chores: Chores) -> None:
+    run(kernel, "again()")
+    with chores.held():
+        server, deputy = servers(kernel)
+        until(lambda: spares(deputy, server))
+        supervisor, *_ = waiting = spares(deputy, server)
+        ranks = {process.pid for process in waiting if process.ppid() == supervisor.pid}
+        assert {*eval(run(kernel, "[*notebook_launch(os.getpid, 2, output='none')]"))} == ranks
+        until(lambda: spares(deputy, server) and not {*spares(deputy, server)} & {*waiting})
+        waiting = spares(deputy, server)
+    assert psutil.wait_procs(waiting, timeout=PATIENCE)[1] == []
+    assert ends(deputy)
+    until(lambda: spares(server, server))
 
 
 def test_server_killed_at_its_chores_is_replaced_and_ends_no_run(kernel: Kernel, chores: Chores) -> None:

@@ -23,7 +23,7 @@ class Waiting:
     """A spare whose process is this one."""
 
     def __init__(self, *, keep_for: float) -> None:
-        self.lives: list[tuple[str, int, int]] = []
+        self.lives: list[tuple[str, int]] = []
         self.spare: Spare[str] = Spare(lambda *life: self.lives.append(life), keep_for=keep_for)
         self.spare.expect("some.module")
         self.spare.start(self._live)
@@ -31,7 +31,7 @@ class Waiting:
 
     def _live(self, become: Callable[[], None], fd: int) -> int:
         become()
-        assert self.lives == [("some.module", fd, os.getpid())]
+        assert self.lives == [("some.module", fd)]
         self.end = Channel(socket.socket(fileno=fd))
         return os.getpid()
 

@@ -1,4 +1,4 @@
-"""Tests for the ranks that a fork server keeps ready after two launches of one kind."""
+"""Tests for the ranks that a fork server keeps ready after two launches of one kind, as in a script."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_no_ranks_are_forked_ahead_while_a_launch_runs(waiting: Waiting, tmp_pat
     assert {*run.result()} == waiting.ranks
 
 
-def test_first_launches_of_a_kind_leave_no_ranks(waiting: Waiting) -> None:
+def test_first_launches_of_a_kind_leave_no_ranks_in_a_script(waiting: Waiting) -> None:
     del waiting
     for number in range(3):
         notebook_launch(number_of_process, 2, **{**QUIET, "env": {"NUMBER": str(number)}})

@@ -37,9 +37,9 @@ class Kept:
             spare.start(self.fork)
         return len(missing)
 
-    def launch(self, pid: int, *, may_expect: bool = True, **options: Any) -> None:
+    def launch(self, pid: int, *, may_expect: bool = True, is_interactive: bool = False, **options: Any) -> None:
         """Launch and end."""
-        self.spares.note_launch(pid, setup(**options))
+        self.spares.note_launch(pid, request(is_interactive=is_interactive, **options))
         self.spares.note_end(pid, may_expect=may_expect)
 
 
@@ -49,8 +49,8 @@ def setup(*, many_calls: bool = False, **options: Any) -> messages.Setup:
     return make_plan(config, machine).setup(many_calls=many_calls)
 
 
-def request(**options: Any) -> messages.StartSupervisor:
-    return messages.StartSupervisor(setup=setup(**options), is_interactive=False, uses_compiler=False)
+def request(*, is_interactive: bool = False, **options: Any) -> messages.StartSupervisor:
+    return messages.StartSupervisor(setup=setup(**options), is_interactive=is_interactive, uses_compiler=False)
 
 
 @pytest.fixture
@@ -60,6 +60,12 @@ def kept() -> Iterator[Kept]:
     made.spares.dismiss()
     for end in made.ends:
         end.close()
+
+
+def test_first_launch_of_a_person_at_a_prompt_is_followed_by_spare_ranks(kept: Kept) -> None:
+    kept.launch(1, is_interactive=True)
+    assert kept.spares.due() == SPARES_AFTER
+    assert kept.tend() == 1
 
 
 def test_second_launch_of_a_kind_is_followed_by_spare_ranks(kept: Kept) -> None:
@@ -114,7 +120,7 @@ def test_sessions_do_not_count_as_launches(kept: Kept) -> None:
     assert kept.tend() == 0
 
 
-def test_no_spare_ranks_before_the_chores(kept: Kept) -> None:
+def test_no_spare_ranks_in_a_retired_deputy(kept: Kept) -> None:
     kept.launch(1)
     kept.launch(2, may_expect=False)
     assert kept.tend() == 0
@@ -123,7 +129,7 @@ def test_no_spare_ranks_before_the_chores(kept: Kept) -> None:
 def test_no_spare_ranks_until_the_last_launch_has_ended(kept: Kept) -> None:
     kept.launch(1)
     for pid in (2, 3):
-        kept.spares.note_launch(pid, setup())
+        kept.spares.note_launch(pid, request())
     kept.spares.note_end(2, may_expect=True)
     assert kept.tend() == 0
     kept.spares.note_end(3, may_expect=True)

@@ -93,7 +93,7 @@ class DevicePhaseClock(PhaseClock):
         self._began_to_wait = self._record()
 
     def end_watched(self) -> None:
-        """Mark the end of a watched backward, which has the device wait for the ranks."""
+        """Note where the device begins to wait for the ranks in a watched backward, whose mark comes next."""
         self._waits[len(self._moments)] = self._began_to_wait
         super().end_watched()
 

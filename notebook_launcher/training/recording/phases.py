@@ -90,12 +90,12 @@ class PhaseClock:
     def attend(self, now: float, *, syncs: bool) -> bool:
         """Do what is due at the begin of a backward; return True if the backward is to be watched.
 
-        Then `mark_computed` and `end_watched` are called, and the mark of the backward is not noted. The hook that
-        this takes in the graph costs about 30 µs, so it is asked for a few times a second; the share of the others'
-        time that is spent on waiting for the ranks is taken to be the same.
+        Then `mark_computed` and `end_watched` are called before the backward's mark. The hook that this takes in the
+        graph costs about 30 µs, so it is asked for a few times a second; the share of the others' time that is spent
+        on waiting for the ranks is taken to be the same.
 
         Args:
-            now: The moment at which the forward ended.
+            now: The present moment.
             syncs: True if the backward will wait for the ranks.
         """
         if now > self.send_at:
@@ -112,13 +112,12 @@ class PhaseClock:
             self._set_activity(WAITING)
 
     def end_watched(self) -> None:
-        """Mark the end of a watched backward."""
+        """Measure the wait of a watched backward, which has ended."""
         now = read_clock()
         if self._began < self._computed:
             self._sync_share = (now - self._computed) / max(now - self._began, 1e-9)
         if self._set_activity is not None:
             self._set_activity(COMPUTING)
-        self.note(("synced backward", now))
 
     def flush(self) -> None:
         """Send the remaining measurements, and stop until the next mark; a rank calls it when its function ends."""

@@ -57,8 +57,7 @@ class Device:
         self.compute(wait)
         if watched:
             self.clock.end_watched()
-        else:
-            self.clock.note(("synced backward", self.now))
+        self.clock.note(("synced backward", self.now))
         self.compute(2**-10, 2**-10)
         self.clock.mark("step")
         self.clock.note_window((2, self.weight))

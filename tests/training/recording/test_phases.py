@@ -115,8 +115,7 @@ def synced_backward(line: Line, *, computing: float, waiting: float) -> bool:
     line.now += waiting
     if watched:
         line.clock.end_watched()
-    else:
-        line.clock.note(("synced backward", line.now))
+    line.clock.note(("synced backward", line.now))
     return watched
 
 

@@ -125,17 +125,13 @@ class MicroBatches:
         block = self._gradient_state.block
         window: Window | None = None if block is None else block.window  # As `gradient_state.current`, without a call.
         factor, ends, syncs = self._weigh(window, weight, reduction)
-        clock, is_watched = self._clock, False
-        if clock is not None:
-            now = read_clock()
-            clock.note(("forward", now))
-            if now > clock.send_at or (syncs and now >= clock.watch_at):
-                is_watched = clock.attend(now, syncs=syncs)
+        if self._clock is not None:
+            self._clock.note(("forward", read_clock()))
         in_reach, check = self._models_in_reach(), self._rank_check
         written = () if check is None else check.write(in_reach, window, syncs=syncs)
         ending = window if ends else None  # The window that ends with this micro-batch.
         pending = None if ending is None or ending.kind != "given" else self._weighing.sum_weights(ending)
-        self._compute(loss, factor, kwargs, window, is_watched=is_watched)
+        self._compute(loss, factor, kwargs, window, syncs=syncs)
         if block is not None and not ends:
             block.window.note_gathered(block.members)
         # A call that comes after the wait for the other ranks takes about 1 µs: the processor has forgotten the code.
@@ -149,10 +145,8 @@ class MicroBatches:
             self._weighing.correct(ending, pending)
         if self._safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
             self._safepoint.count(updated=ends and (syncs or self._num_processes == 1))
-        if is_watched and clock is not None:
-            clock.end_watched()
-        elif clock is not None:
-            clock.note(("synced backward" if syncs else "backward", read_clock()))
+        if self._clock is not None:
+            self._clock.note(("synced backward" if syncs else "backward", read_clock()))
 
     def note_step(self) -> None:
         """Note that an optimizer has stepped: its phase ends, and a backward outside blocks is of the next update."""
@@ -216,10 +210,13 @@ class MicroBatches:
         kwargs: dict[str, Any],
         window: Window | None,
         *,
-        is_watched: bool,
+        syncs: bool,
     ) -> None:
         """Compute the gradients; if that fails, the window is broken off."""
+        clock, is_watched = self._clock, False
         try:
+            if clock is not None and ((now := read_clock()) > clock.send_at or (syncs and now >= clock.watch_at)):
+                is_watched = clock.attend(now, syncs=syncs)
             if is_watched and loss.requires_grad:
                 loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
             if self.scaler is not None:
@@ -230,14 +227,19 @@ class MicroBatches:
                 gradient = self._initial.of(loss, factor)
             if isinstance(factor, torch.Tensor) or factor:
                 gradients.backward(loss, gradient, kwargs)
-                return
-            trained = (parameter for member in self._members.models_and_leaves for parameter in member.parameters())
-            with gradients.without_sparse_rows(trained):
-                gradients.backward(loss, gradient, kwargs)
+            else:
+                self._compute_without_weight(loss, gradient, kwargs)
+            if is_watched and clock is not None:
+                clock.end_watched()
         except BaseException:
             if window is not None:
                 window.break_off()
             raise
+
+    def _compute_without_weight(self, loss: torch.Tensor, gradient: torch.Tensor, kwargs: dict[str, Any]) -> None:
+        trained = (parameter for member in self._members.models_and_leaves for parameter in member.parameters())
+        with gradients.without_sparse_rows(trained):
+            gradients.backward(loss, gradient, kwargs)
 
     def _initial_gradient(self, loss: torch.Tensor, factor: float | torch.Tensor, given: Any) -> torch.Tensor:
         """Return the factor as the initial gradient, which saves the two kernels of a multiplication in the graph.
