@@ -40,8 +40,8 @@ class Growth(NamedTuple):
 
 GROWTHS = {
     "launch": Growth(
-        "a warm launch, by ranks; by hand a fork and gloo's group", RANKS, (1, 2, 4),
-        {"ms": PROPORTIONAL, "by hand ms": None},
+        "a warm launch, by ranks; by hand a fork and gloo's group, which connects each pair of ranks", RANKS, (1, 2, 4),
+        {"ms": None, "by hand ms": None, "ours / by hand": CONSTANT},
     ),
     "call": Growth("a session's call, by ranks", RANKS, (1, 2, 4), {"ms": PROPORTIONAL}),
     "output": Growth("1,000 lines of each rank, by ranks", RANKS, (1, 2, 4), {"ms": PROPORTIONAL}),
@@ -49,7 +49,7 @@ GROWTHS = {
         "the monitor's messages, by ranks", RANKS, (1, 2, 4), {"first ms": PROPORTIONAL, "later us": PROPORTIONAL}
     ),
     "accumulation": Growth(
-        "a micro-batch in windows of 4, by ranks", RANKS[1:], (2, 4),
+        "a micro-batch in windows of 4 on rank 0, alone on its core, by ranks", RANKS[1:], (2, 4),
         {"by hand us": None, "added us": CONSTANT},
     ),
     "printed": Growth(

@@ -101,9 +101,10 @@ class RankCheck:
         else:
             if self._members.leaves:
                 written = self._write_due(watched)
+        has_left_out = False
         if window is not None and (syncs or self._gradient_state.loops.left_out is not None):
-            self.left_out.write(window, watched, syncs=syncs)
-        self.is_pending = bool(written) or self.left_out.has_written
+            has_left_out = self.left_out.write(window, watched, syncs=syncs)
+        self.is_pending = bool(written) or has_left_out
         return written
 
     def _write_due(self, watched: Sequence[tuple[PreparedModel, Any]]) -> list[Comparand]:

@@ -42,19 +42,21 @@ class LeftOut:
         self._held: list[int] | None = None
         """Contents of this rank's window, if this rank has written them for the present backward."""
 
-    def write(self, window: Window, watched: Sequence[tuple[PreparedModel, Any]], *, syncs: bool) -> None:
+    def write(self, window: Window, watched: Sequence[tuple[PreparedModel, Any]], *, syncs: bool) -> bool:
         """Before a backward: write what the window holds, if this rank left something out since the last reduction.
+
+        Returns True if this rank has written, and `compare` has to follow.
 
         Args:
             window: The window that the backward belongs to.
             watched: The models that the backward may reach.
             syncs: True if the backward reduces the gradients.
         """
-        found = self._gradient_state.loops.left_out
+        found, self._held = self._gradient_state.loops.left_out, None
         # DDP reduces at the first backward after a forward that was to synchronise and had none.
         syncs = syncs or (found is not None and any(member.notes.forwards & FORWARD_SYNCED for member, _ in watched))
         if not syncs:
-            return
+            return False
         self._num_reductions += 1
         if self._registered_in != context.call_id():  # On all ranks; later only some may have a word to write.
             self._registered_in = context.call_id()
@@ -64,10 +66,6 @@ class LeftOut:
             held = [self._gradient_state.loops.num_blocks, window.num_batches, window.num_backwards]
             if self._bulletin.write(self, self._topic, held):
                 self._held = held
-
-    @property
-    def has_written(self) -> bool:
-        """True if this rank has written, and `compare` has to follow."""
         return self._held is not None
 
     @property

@@ -62,9 +62,9 @@ class PhaseClock:
         self._set_activity = set_activity
         self._settings_now = settings_now
         self.send_at = read_clock() + SEND_INTERVAL
-        """The moment from which on `attend` sends a record."""
+        """The moment after which `attend` sends a record."""
         self.watch_at = 0.0
-        """The moment from which on `attend` has a backward watched that waits for the ranks."""
+        """The moment after which `attend` has the next backward that waits for the ranks watched."""
         self._since = 0.0
         """The last mark that is in a record; 0: what comes next only begins to measure."""
         # In one list: a tuple for each mark would be one more thing for the garbage collector to look at.

@@ -100,7 +100,7 @@ class MicroBatchBlock:
             self._warn_of_reading()
         if window.num_batches > 1 and self._rules.guards:
             self._check_untouched()
-        self.outer = gradient_state.open_block(self)
+        self.outer, gradient_state.block = gradient_state.block, self
         self.free = False
         if not gradient_state.sync_gradients and self._switchable:
             self._switched_off = switch_off(self._switchable, sync_each_batch=gradient_state.plugin.sync_each_batch)

@@ -118,7 +118,7 @@ class GradientState(AccelerateNames):
         return self.windows[new.key]
 
     def enter(self, window: Window, probes: Sequence[torch.Tensor | None]) -> Sequence[Abandoned]:
-        """Begin a micro-batch; return the windows whose gradients must be dropped.
+        """Begin a micro-batch, before its block becomes `block`; return the windows whose gradients must be dropped.
 
         Args:
             window: The window that the micro-batch belongs to.
@@ -181,11 +181,6 @@ class GradientState(AccelerateNames):
         return window.is_broken or (
             window.iteration is not None and iteration is not window.iteration and self._is_over(window)
         )
-
-    def open_block(self, block: OpenBlock) -> OpenBlock | None:
-        """Note that a block was entered, after `enter`; return the block around it."""
-        outer, self.block = self.block, block
-        return outer
 
     def leave(self, block: OpenBlock, *, failed: bool) -> bool:
         """Close a block and end its micro-batch; return False if its window cannot end: the loader is exhausted.
