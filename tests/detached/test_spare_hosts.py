@@ -34,10 +34,21 @@ def spare(home: Path) -> psutil.Process:
 
 
 def spare_hosts() -> list[psutil.Process]:
-    """Return the hosts that wait for a launch of this process."""
-    servers = {child.pid for child in psutil.Process().children()}
-    names = {f"spare {pid}" for pid in servers}
-    return [process for process in psutil.process_iter(["name"]) if process.info["name"] in names]
+    """Return the hosts that wait for a launch of this process.
+
+    Unlike spare ranks, they have left its family, and have a fork server of their own.
+    """
+    names = {f"spare {child.pid}" for child in psutil.Process().children()}
+    waiting = [process for process in psutil.process_iter(["name"]) if process.info["name"] in names]
+    family = {child.pid for child in psutil.Process().children(recursive=True)}
+    return [process for process in waiting if process.pid not in family and has_children(process)]
+
+
+def has_children(process: psutil.Process) -> bool:
+    try:
+        return bool(process.children())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def host_of(run: Any) -> int:
