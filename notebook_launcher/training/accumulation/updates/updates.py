@@ -102,8 +102,7 @@ class Updates:
         window = None if block is None else block.window  # As `gradient_state.current`, without a call.
         if self._rules.guards and window is not None:
             self._check_window(prepared, window, closure)
-        lacks_backward = window is not None and not window.backwards_in_block
-        if not gradient_state.sync_gradients or (lacks_backward and self._puts_off(window)):
+        if not gradient_state.sync_gradients or self._puts_off(window):
             return None, prepared.step_was_skipped
         if self._rules.guards:
             if len(gradient_state.windows) > 1:
