@@ -93,6 +93,7 @@ class AcceleratorParts:
         self._warn_once = Warner()
         """Gives each warning once for each Accelerator."""
         self.prepared = Prepared(Members(num_processes=process.num_processes, strict=rules.guards))
+        gradient_state.loops.models = self.prepared.members.models
         self.rank_check = self._make_rank_check()
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
         self._scaler = self._make_scaler()

@@ -52,6 +52,9 @@ class LoopListener(Protocol):
     def note_end(self, loader: ActiveLoader) -> None:
         """Note that a loop over a prepared loader has come to its end."""
 
+    def evaluates(self) -> bool:
+        """Return True if the present loop evaluates."""
+
 
 class LoopOwner(Protocol):
     """The part of `GradientState` that hears of loops over prepared loaders."""
@@ -130,6 +133,11 @@ class ActiveLoaders:
         """Note that a loop over `loader` has come to its end."""
         if (owner := self.owner) is not None:
             owner.loops.note_end(loader)
+
+    def evaluates(self) -> bool:
+        """Return True if the present loop evaluates, as far as the owner knows."""
+        owner = self.owner
+        return owner is not None and owner.loops.evaluates()
 
     def end(self, loader: ActiveLoader) -> None:
         """Remove `loader`, wherever it stands."""

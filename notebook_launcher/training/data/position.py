@@ -14,7 +14,7 @@ from notebook_launcher.training.random import capture_rng_states, restore_rng_st
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["LoaderProgress", "Order", "Position", "generator_owners", "pack_position", "unpack_position"]
+__all__ = ["LoaderProgress", "LoaderState", "Order", "Position", "generator_owners"]
 
 DEFAULT_GENERATORS = ("random_state", "numpy_random_seed", "torch_manual_seed")
 """The states of `capture_rng_states` that samplers without a generator of their own draw from."""
@@ -49,6 +49,25 @@ class LoaderProgress:
     """The point at which the next loop begins; None: the start of its epoch."""
     from_start: bool = False
     """True if the next loop begins at the start of the epoch of `begin_at`."""
+    is_complete: bool = False
+    """True if no batch comes after `position` in its epoch."""
+    was_evaluation: bool = False
+    """True if the loop that `position` is of evaluated, and was left before its end."""
+    later: Order | None = None
+    """States, loaded from a checkpoint, that draw the order of the epoch after the one that `position` is in."""
+
+    loop: object | None = None
+    """The token of the newest loop, the only one that writes `was_evaluation`."""
+
+    def begin(self, loop: object, start: Position) -> None:
+        """Note that a loop begins at `start`."""
+        self.loop, self.begin_at, self.later = loop, None, None
+        self.position, self.is_complete, self.was_evaluation = start, False, False
+
+    def leave(self, loop: object, *, evaluates: bool) -> None:
+        """Note that a loop was left before its end, unless another one has begun."""
+        if self.loop is loop:
+            self.was_evaluation = evaluates
 
     def set_epoch(self, epoch: int) -> None:
         """Forget positions in another epoch."""
@@ -62,7 +81,7 @@ class LoaderProgress:
         """Count an epoch that has ended."""
         if self.iteration == epoch:
             self.iteration = epoch + 1
-            self.position = Position(self.iteration)
+            self.position, self.is_complete = Position(self.iteration), False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,30 +133,52 @@ class Order:
             restore_rng_states(here)
 
 
-def pack_position(position: Position, order: Order | None, seed: int | None) -> dict[str, Any]:
-    """Return a position, order and seed in plain types and tensors."""
-    return {
-        "epoch": position.epoch,
-        "samples": position.samples,
-        "streams": list(position.streams),
-        "stream": position.stream,
-        "generators": None if order is None else list(order.generators),
-        "defaults": {} if order is None else order.defaults,
-        "seed": seed,
-    }
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoaderState:
+    """The state of a loader in a checkpoint; the fields are those of `LoaderProgress`."""
 
+    position: Position
+    order: Order | None
+    seed: int | None
+    """The seed of a seedable sampler."""
+    is_complete: bool
+    was_evaluation: bool
+    later: Order | None
 
-def unpack_position(state: dict[str, Any]) -> tuple[Position, Order | None, int | None]:
-    """Return the arguments of `pack`; raise ValueError for another dictionary."""
-    try:
-        position = Position(state["epoch"], state["samples"], tuple(state["streams"]), state["stream"])
-        generators, defaults, seed = state["generators"], state["defaults"], state["seed"]
-    except KeyError as error:
-        raise ValueError(
-            f"load_state_dict got a state without {error}. It takes what state_dict() of a prepared loader "
-            f"returned, and this has {sorted(state)}."
-        ) from None
-    return position, None if generators is None else Order(tuple(generators), defaults), seed
+    def pack(self) -> dict[str, Any]:
+        """Return the state in plain types and tensors."""
+        return {
+            "epoch": self.position.epoch,
+            "samples": self.position.samples,
+            "streams": list(self.position.streams),
+            "stream": self.position.stream,
+            "generators": None if self.order is None else list(self.order.generators),
+            "defaults": {} if self.order is None else self.order.defaults,
+            "seed": self.seed,
+            "is_complete": self.is_complete,
+            "was_evaluation": self.was_evaluation,
+            "later": None if self.later is None else list(self.later.generators),
+        }
+
+    @classmethod
+    def unpack(cls, state: dict[str, Any]) -> LoaderState:
+        """Return the state that `pack` has packed, also before it had its last three fields.
+
+        Raises:
+            ValueError: The dictionary is another one.
+        """
+        try:
+            position = Position(state["epoch"], state["samples"], tuple(state["streams"]), state["stream"])
+            generators, defaults, seed = state["generators"], state["defaults"], state["seed"]
+        except KeyError as error:
+            raise ValueError(
+                f"load_state_dict got a state without {error}. It takes what state_dict() of a prepared loader "
+                f"returned, and this has {sorted(state)}."
+            ) from None
+        order = None if generators is None else Order(tuple(generators), defaults)
+        later = None if state.get("later") is None else Order(tuple(state["later"]))
+        is_complete, was_evaluation = state.get("is_complete", False), state.get("was_evaluation", False)
+        return cls(position, order, seed, is_complete, was_evaluation, later)
 
 
 def _default_states() -> dict[str, Any]:

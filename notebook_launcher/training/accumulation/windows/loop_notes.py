@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.training.data.active_loaders import ActiveLoader
 
 __all__ = ["LeftOutBatch", "LoopNotes"]
@@ -36,6 +38,8 @@ class LoopNotes:
         self.is_out_of_step = False
         """True if the micro-batch began without a batch of its own from the loader that ends its window: the loader
         ends windows by another batch then."""
+        self.models: Sequence[torch.nn.Module] = ()
+        """The prepared models."""
         self._blocks_before_loop = 0
         """Micro-batches that had begun when the last loop over a prepared loader began."""
 
@@ -48,6 +52,11 @@ class LoopNotes:
         is_unused = self.num_blocks == self._blocks_before_loop and loader.num_drawn > 1
         # An evaluation, which needs no accumulate(), computes no gradients.
         self.was_read_ahead = is_unused and torch.is_grad_enabled()
+
+    def evaluates(self) -> bool:
+        """Return True if gradients are switched off, or all prepared models are in evaluation mode."""
+        is_off = bool(self.models) and not any(model.training for model in self.models)
+        return is_off or not torch.is_grad_enabled()
 
     def forget_left_out(self) -> None:
         """Forget the batch that was left out last: all ranks have left out the same."""

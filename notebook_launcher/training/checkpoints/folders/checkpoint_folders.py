@@ -77,13 +77,20 @@ def continue_after(config: ProjectConfiguration, folder: Path) -> None:
 
 
 def keep_newest(config: ProjectConfiguration, newest: Path) -> None:
-    """Remove the oldest automatically named checkpoints, now that a new one is whole."""
+    """Remove the oldest automatically named checkpoints, now that a new one is whole.
+
+    Numbers count up, so a checkpoint with a higher number than the new one is of an earlier run, and older than all of
+    this run: a run that loads nothing begins at 0 again.
+    """
     if config.total_limit is None or not _is_numbered(config, newest):
         return
     directory = newest.parent
     for leftover in directory.glob(".checkpoint_*.partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    for _, folder in _numbered(directory)[: -config.total_limit]:
+    others = [(number, folder) for number, folder in _numbered(directory) if folder != newest]
+    mine = int(newest.name.rpartition("_")[2])
+    oldest_first = sorted(others, key=lambda other: (other[0] < mine, other[0]))
+    for _, folder in oldest_first[: max(0, len(others) + 1 - config.total_limit)]:
         # Renamed first, so that no half removed checkpoint looks whole.
         doomed = directory / f".{folder.name}.partial-{secrets.token_hex(4)}"
         folder.rename(doomed)

@@ -163,10 +163,9 @@ def _apply(
     ]
     for stateful_object, state in pairs:
         stateful_object.load_state_dict(state)
-    if not stateful.loaders_resume:
-        for loader in stateful.dataloaders:
-            if not loader.use_stateful_dataloader:
-                loader.restart_epoch()
+    for loader in stateful.dataloaders:
+        if not loader.use_stateful_dataloader and (loader.was_evaluation or not stateful.loaders_resume):
+            loader.restart_epoch(draws_on=stateful.loaders_resume)
     if stateful.scaler is not None and states.scaler is not None:
         stateful.scaler.load_state_dict(states.scaler)
     restore_window(stateful, states.window)

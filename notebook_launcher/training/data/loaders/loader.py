@@ -20,11 +20,10 @@ from notebook_launcher.training.data.loaders.row_watch import watch_rows
 from notebook_launcher.training.data.loaders.transfer import Delivery, copied_ahead, move, without_label
 from notebook_launcher.training.data.position import (
     LoaderProgress,
+    LoaderState,
     Order,
     Position,
     generator_owners,
-    pack_position,
-    unpack_position,
 )
 from notebook_launcher.training.data.sampling.samplers import (
     SeedableRandomSampler,
@@ -65,6 +64,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         first, progress = settings.iteration, settings.progress
         self._progress = LoaderProgress(first, Position(first)) if progress is None else progress
         """The epoch and position, which the loader of an epoch's rest shares."""
+        self._is_rest = progress is not None
+        """True if `skip_first_batches` has made this loader from another one."""
         self._loaded = False
         """True if the position at which the next loop begins was loaded into this loader."""
         self._walked: WalkedSampler | None = None
@@ -215,11 +216,12 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         start, order = self._find_start()
         self._prepare_epoch(start)
         self.begin()
-        token, drawn = self.iteration_token, None
+        token, evaluates = self.iteration_token, self.active_loaders.evaluates()
+        drawn, has_ended = None, False
         try:
-            progress.begin_at, self._loaded = None, False
+            progress.begin(token, start)
+            self._loaded = False
             self.set_epoch(start.epoch)
-            progress.position = start
             deliveries, moved = self._moving(self._deliveries(start, order))
             # DataLoader looks at the name of every attribute that is set, which takes 0.4 µs.
             attributes, watch = vars(self), watch_rows(self, self._place)
@@ -235,14 +237,19 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
                 active_loaders.note_draw(self)
                 if watch is not None:
                     watch.look(batch, drawn)
-                progress.position = position
+                progress.position, progress.is_complete = position, is_last
                 yield batch if moved is None else moved(batch)
                 if requests is not None and requests.is_due:
                     requests.act()
             progress.count_epoch(start.epoch)
+            has_ended = True
             self._warn_of_repetition(drawn)
+            if drawn is None and start:
+                self._warn_of_no_rest(start.epoch)
             self.active_loaders.note_end(self)
         finally:
+            if not has_ended:
+                progress.leave(token, evaluates=evaluates and self.active_loaders.evaluates())
             if self.iteration_token is token:
                 self.reset()
             self.end()
@@ -260,6 +267,13 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             f"loop added up counts {plural(drawn.rows[rank], 'sample')} twice. Add up what gather_for_metrics() "
             "returns; or let ranks end apart, if the loop calls nothing in which ranks meet: "
             'DataLoaderConfiguration(even_batches=False, uneven="leave").'
+        )
+
+    def _warn_of_no_rest(self, epoch: int) -> None:
+        """Warn of a loop without batches: a program that counts it as an epoch trains for one epoch less."""
+        warn_user(
+            f"the state that was loaded is of the last batch of epoch {epoch}, so this loop, over the rest of that "
+            f"epoch, has no batches. If the loop is to be epoch {epoch + 1}, iterate skip_first_batches(loader, 0)."
         )
 
     def _with_progress(self, deliveries: Iterator[Delivery], start: Position) -> Iterator[Delivery]:
@@ -296,14 +310,17 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
 
     def _find_start(self) -> tuple[Position, Order | None]:
         """Return the position at which the next loop begins, and the states that drew its order if they are known."""
-        wanted = self._progress.begin_at
-        if wanted is None:
-            return Position(self.iteration), None
-        if self._progress.from_start:
-            return Position(wanted.epoch), None if self._loaded else self._progress.order
-        # A user who loads a position and skips batches by hand skips from the epoch's start, in the same order.
-        by_hand = self.skip_batches > 0 and not self._loaded
-        return Position(wanted.epoch) if by_hand else wanted, self._progress.order
+        progress = self._progress
+        wanted = progress.begin_at
+        # A user who loads a position and skips batches by hand skips from the epoch's start, in the same order. None
+        # are skipped of the epoch after the one that is complete: such users divide the steps by those of an epoch.
+        by_hand = self._is_rest and not self._loaded
+        is_next = by_hand and not self.skip_batches and progress.is_complete and not progress.from_start
+        if wanted is not None and not is_next and (by_hand or not progress.from_start):
+            return Position(wanted.epoch) if by_hand else wanted, progress.order
+        if progress.later is not None:
+            progress.later.restore_generators(self._owners())
+        return Position(self.iteration if wanted is None else wanted.epoch + is_next), None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loop, or the point where it was left, in plain types and tensors.
@@ -313,11 +330,11 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         """
         progress = self._progress
         position = progress.begin_at or progress.position or Position(self.iteration)
-        order = progress.order if position else Order.capture(self._owners(), with_defaults=False)
+        now = Order.capture(self._owners(), with_defaults=False)
+        order, later = (progress.order, progress.later or now) if position else (now, None)
         sampler = self.get_sampler()
-        return pack_position(
-            position, order, sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
-        )
+        seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
+        return LoaderState(position, order, seed, progress.is_complete, progress.was_evaluation, later).pack()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop begin right after the batch that was current when the state was taken.
@@ -327,23 +344,37 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         Raises:
             ValueError: The state is not one of `state_dict`.
         """
-        position, order, seed = unpack_position(state_dict)
+        state = LoaderState.unpack(state_dict)
+        position, order = state.position, state.order
         sampler = self.get_sampler()
-        if seed is not None and isinstance(sampler, SeedableRandomSampler):
-            sampler.initial_seed = seed
+        if state.seed is not None and isinstance(sampler, SeedableRandomSampler):
+            sampler.initial_seed = state.seed
         if order is not None and not position:
             order.restore_generators(self._owners())
         self.set_epoch(position.epoch)
         progress, self._loaded = self._progress, True
         progress.position, progress.order, progress.begin_at = position, order, position or None
+        progress.is_complete, progress.was_evaluation = state.is_complete, state.was_evaluation
+        progress.later = state.later
         progress.from_start = False
 
-    def restart_epoch(self) -> None:
+    def restart_epoch(self, *, draws_on: bool = True) -> None:
         """Let the next loop begin at the start of its epoch, in a new order, though a position was loaded.
 
         A loader that `skip_first_batches` returns still has the order that was loaded.
+
+        Args:
+            draws_on: True: the order is the one that the run would have drawn that saved. False: as in Accelerate,
+                generators are left as this process has made them.
         """
         self._progress.from_start = True
+        if not draws_on:
+            self._progress.later = None
+
+    @property
+    def was_evaluation(self) -> bool:
+        """True if the last loop evaluated, and was left before its end: a resumed run begins it anew."""
+        return self._progress.was_evaluation
 
     def _owners(self) -> list[Any]:
         """Return the objects whose generators draw the order."""

@@ -109,6 +109,17 @@ def test_oldest_are_removed_once_the_new_one_is_whole(tmp_path):
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == folders
 
 
+def test_checkpoints_of_an_earlier_run_are_removed_first(tmp_path):
+    first = project(tmp_path, total_limit=3)
+    for _ in range(9):
+        first.save_state()
+    second, left = project(tmp_path, total_limit=3), []
+    for _ in range(4):
+        assert second.save_state().is_dir()
+        left.append(sorted(int(path.name.rpartition("_")[2]) for path in (tmp_path / "checkpoints").iterdir()))
+    assert left == [[0, 7, 8], [0, 1, 8], [0, 1, 2], [1, 2, 3]]
+
+
 def test_automatic_name_that_is_taken_is_not_written_over(tmp_path):
     first = project(tmp_path)
     first.save_state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -132,3 +133,62 @@ def test_different_loaders_start_at_their_beginning_with_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="holds the positions of 1 loaders, and 2 are prepared here: they start from"):
         other.accelerator.load_state(tmp_path / "a")
     assert sum(1 for _ in other.loader) == 12
+
+
+def evaluate(training: Training, evaluation: Any, way: str) -> list[float]:
+    """Return what an evaluation of two batches has seen."""
+    seen: list[float] = []
+    if way == "mode":
+        training.model.eval()
+    with torch.no_grad() if way == "no_grad" else contextlib.nullcontext():
+        for batch in evaluation:
+            with torch.no_grad():
+                seen += training.model(batch).flatten().tolist() and batch.flatten().tolist()
+            if len(seen) >= 4:
+                break
+    training.model.train()
+    return seen
+
+
+@pytest.mark.parametrize("way", ["mode", "no_grad"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_evaluation_that_was_left_begins_at_its_start(tmp_path, way, is_nested):
+    first, second = Training(1), Training(2)
+    numbers = torch.arange(12.0).view(-1, 1)
+    loaders = [one.accelerator.prepare(DataLoader(numbers, batch_size=2)) for one in (first, second)]  # type: ignore[arg-type]
+    loop = iter(first.loader)
+    if is_nested:
+        next(loop)
+    evaluate(first, loaders[0], way)
+    first.accelerator.save_state(tmp_path / "a")
+    second.accelerator.load_state(tmp_path / "a")
+    assert evaluate(second, loaders[1], way) == [0.0, 1.0, 2.0, 3.0]
+    assert sum(1 for _ in second.loader) == (11 if is_nested else 12)
+    loop.close()
+
+
+def test_evaluation_that_was_left_continues_with_a_stateful_loader(tmp_path):
+    config = DataLoaderConfiguration(use_stateful_dataloader=True)
+    loaders = []
+    for _ in range(2):
+        accelerator = Accelerator(cpu=True, dataloader_config=config)
+        loader: Any = accelerator.prepare(DataLoader(torch.arange(6), batch_size=2))  # type: ignore[arg-type]
+        loaders.append((accelerator, loader))
+    (first, loader), (second, other) = loaders
+    with torch.no_grad():
+        for _ in loader:
+            break
+    first.save_state(tmp_path / "a")
+    second.load_state(tmp_path / "a")
+    assert [batch.tolist() for batch in other] == [[2, 3], [4, 5]]
+
+
+def test_training_loop_whose_model_evaluated_meanwhile_continues(tmp_path):
+    first, second = Training(1), Training(2)
+    first.model.eval()
+    for _ in first.loader:
+        first.model.train()
+        break
+    first.accelerator.save_state(tmp_path / "a")
+    second.accelerator.load_state(tmp_path / "a")
+    assert sum(1 for _ in second.loader) == 11
