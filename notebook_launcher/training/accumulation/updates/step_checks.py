@@ -65,11 +65,13 @@ class StepChecks:
         lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
         block = gradient_state.block
         if lacks_backward and block is not None and window.has_unnoted_gradients(block.members):
+            window.note_foreign()
             self._warn_once(
                 "backward of torch",
-                "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss): "
-                "loss.backward() alone adds the micro-batches up instead of taking their mean. Write "
-                "accelerator.backward(loss).",
+                "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss). loss.backward() "
+                f"alone adds the {window.num_steps} micro-batches of a window up: that is their mean only if the loss "
+                "is divided by their number, and if they are of equal size. Write accelerator.backward(loss), and do "
+                "not divide.",
             )
 
     def check_synced(self, prepared: AcceleratedOptimizer) -> None:

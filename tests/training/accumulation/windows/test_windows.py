@@ -282,6 +282,22 @@ def test_backward_of_torch_alone_warns():
             training.optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore:a micro-batch of accumulate")
+def test_backwards_of_torch_alone_add_up_in_a_window():
+    training = Training(steps=2)
+    weight = next(training.model.parameters())
+    for number in range(4):
+        with training.accelerator.accumulate(training.model):
+            (training.loss(number) / 2).backward()
+            if training.accelerator.sync_gradients:
+                found = weight.grad.clone()
+                (expected,) = torch.autograd.grad((training.loss(number) + training.loss(number - 1)) / 2, weight)
+                torch.testing.assert_close(found, expected)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        assert (weight.grad is None) == training.accelerator.sync_gradients
+
+
 def test_closure_in_a_window_of_several_micro_batches_is_refused():
     training = Training(steps=4)
     with (
