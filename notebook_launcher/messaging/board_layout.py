@@ -27,7 +27,7 @@ CHANGE_CHOICE = slice(40, 56)
 """The same pair for the update after which all ranks carry out the changes."""
 COOPERATIVE = 64
 """Rank r sets byte COOPERATIVE + r once it reads the board."""
-MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 4
+MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 5
 ACTIVITY = COOPERATIVE + MAX_RANKS
 """Byte ACTIVITY + r has the activity of rank r: COMPUTING, WAITING or SAVING of `context`."""
 FORWARDS = ACTIVITY + MAX_RANKS
@@ -35,3 +35,6 @@ FORWARDS = ACTIVITY + MAX_RANKS
 again; 0: none, or the rank is on another machine. `training.parallelism.forward_marks` reads and writes it."""
 STEPS = FORWARDS + MAX_RANKS
 """Byte STEPS + r has the optimizer steps of rank r before its last such forward, modulo 255; 255: not written yet."""
+REDUCTIONS = STEPS + MAX_RANKS
+"""Byte REDUCTIONS + r counts the reductions of sharded models' units that rank r has begun in this call, from 1 to 255
+and from 1 again; 0: none, or the rank is on another machine. `training.parallelism.gradient_check` uses it."""

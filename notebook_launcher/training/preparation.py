@@ -20,6 +20,7 @@ from notebook_launcher.training.data.loaders.loader_settings import SharingSetti
 from notebook_launcher.training.data.prepare import make_prepared_loader
 from notebook_launcher.training.operations.wire_devices import collective_device, is_served
 from notebook_launcher.training.parallelism.forward_check import check_forwards
+from notebook_launcher.training.parallelism.gradient_check import check_gradients
 from notebook_launcher.training.parallelism.sums import reduce_units_by_sums
 from notebook_launcher.training.preparation_checks import check_objects, check_placements, is_scheduler
 from notebook_launcher.training.queued_work import work_recorder
@@ -173,6 +174,8 @@ class Preparation:
                 count_steps=lambda: updates.steps_made,
                 record=work_recorder(self.process.device),
             )
+            if not self.ddp_handler.find_unused_parameters:
+                check_gradients(model, ranks, record=work_recorder(self.process.device))
         if self.ddp_handler.broadcast_buffers:
             self.prepared.members.share_buffers(model)
         self.prepared.remember(model, model)

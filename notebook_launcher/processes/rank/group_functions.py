@@ -1,4 +1,4 @@
-"""Replaces torch's functions that make process groups by functions that ask the rank.
+"""Replaces torch's functions that make process groups by functions that ask the rank, and a log of DDP that crashes.
 
 The only place that changes torch itself: in ranks and in the fork server, never in the kernel.
 """
@@ -34,6 +34,29 @@ def replace_group_functions() -> None:
         for module_name, module in list(sys.modules.items()):
             if module_name.startswith("torch.distributed") and getattr(module, name, None) is original:
                 setattr(module, name, replacement)
+    _leave_out_log()
+
+
+def _leave_out_log() -> None:
+    """Let DDP log nothing about its construction while collectives are compared.
+
+    With `TORCH_DISTRIBUTED_DEBUG=DETAIL` each group is wrapped, and torch 2.13 takes the wrapper for the gloo group
+    inside it when it logs the group's devices: every `DistributedDataParallel` on gloo ended in a segmentation fault.
+    """
+    import torch.distributed as dist
+
+    logger: Any = dist.Logger
+    log = logger.set_construction_data_and_log
+    if hasattr(log, MARK):
+        return
+
+    @functools.wraps(log)
+    def log_unless_wrapped(self: Any, *args: Any) -> None:
+        if dist.get_debug_level() != dist.DebugLevel.DETAIL:
+            log(self, *args)
+
+    setattr(log_unless_wrapped, MARK, log)
+    logger.set_construction_data_and_log = log_unless_wrapped
 
 
 def redirect_globals(function: Any) -> None:

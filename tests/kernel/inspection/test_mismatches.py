@@ -59,6 +59,28 @@ def test_mismatch_names_the_shapes_and_the_line_of_each_rank() -> None:
     assert f"\n  rank 2: all_reduce of float [11], {line}" in shown
 
 
+def train_and_reduce_by_rank() -> Any:
+    import torch
+    import torch.distributed as dist
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(torch.nn.Linear(2, 2))
+    wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    for model in (prepared, wrapped):
+        accelerator.backward(model(torch.ones(1, 2)).sum())
+    dist.all_reduce(torch.ones(10 + dist.get_rank()))
+
+
+def test_mismatch_after_training_with_ddp_names_the_shapes() -> None:
+    with pytest.raises(RuntimeError, match="Detected mismatch") as caught:
+        notebook_launch(train_and_reduce_by_rank, 2, devices="cpu", check_collectives=True, **QUIET)
+    shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
+    assert "rank 0: all_reduce of float [10]" in shown
+    assert "rank 1: all_reduce of float [11]" in shown
+
+
 def test_mismatch_names_different_collectives() -> None:
     with pytest.raises(RuntimeError, match="Detected mismatch") as caught:
         notebook_launch(gather_or_wait, 2, check_collectives=True, **QUIET)

@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["drop_held", "has_held", "hold_zeros", "parameter_groups"]
+__all__ = ["drop_held", "has_held", "held_places", "hold_zeros", "parameter_groups", "trained_places"]
 
 
 def parameter_groups(module: torch.nn.Module) -> Iterator[Any]:
@@ -45,6 +45,16 @@ def drop_held(groups: Iterable[Any]) -> None:
                 unsharded.grad = None
             if parameter.unsharded_accumulated_grad is not None:  # torch 2.15 reads this one from the one above.
                 parameter.unsharded_accumulated_grad = None
+
+
+def held_places(group: Any) -> list[int]:
+    """Return the places of the parameters of a unit for which gradients are held."""
+    return [place for place, parameter in enumerate(group.fsdp_params) if _is_held(parameter)]
+
+
+def trained_places(group: Any) -> list[int]:
+    """Return the places of the parameters of a unit that are trained."""
+    return [place for place, parameter in enumerate(group.fsdp_params) if parameter.sharded_param.requires_grad]
 
 
 def hold_zeros(group: Any) -> None:

@@ -1,0 +1,200 @@
+"""A check that the ranks of a sharded model reduce gradients of the same parameters in each unit.
+
+FSDP2 sends the gradients of a unit in one piece, those that the rank has. If rank 0 has a gradient of `a` alone and
+rank 1 one of `b`, and both are equally large, the two are averaged into each other without an error. DDP refuses the
+same loop.
+
+A rank writes which parameters of a unit have gradients where that changes, before it reduces them. It then waits until
+its peers of this machine have come to the same reduction, in which they would have met anyway, and reads what they have
+written: a reduction of different sizes would end in gloo's abort. Peers of other machines are compared afterwards: who
+has come out of a reduction knows that every peer has entered it, and so has written.
+
+At first all trained parameters have gradients. A loop in which that remains so writes one byte of shared memory in each
+reduction, and waits for nobody.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from notebook_launcher.context import call_id, current
+from notebook_launcher.messaging.board_layout import REDUCTIONS
+from notebook_launcher.training.accumulation.members.held_gradients import (
+    held_places,
+    parameter_groups,
+    trained_places,
+)
+from notebook_launcher.training.rank_check.bulletin import Bulletin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+
+    from notebook_launcher.training.queued_work import QueuedWork
+
+__all__ = ["check_gradients"]
+
+NUMBERS = 255
+"""Reductions are counted modulo this number."""
+PATIENCE = 10.0
+"""Seconds for which a rank waits for its peers."""
+PAUSE = 0.0005
+"""Seconds between two looks at the marks of the peers."""
+MAX_NAMED = 3
+"""Parameters that a message names for each rank."""
+
+
+def check_gradients(
+    model: torch.nn.Module, ranks: Iterable[int], *, record: Callable[[], QueuedWork | None] | None
+) -> None:
+    """Check each reduction of a sharded model's gradients from now on.
+
+    Args:
+        model: The whole model, after it was sharded.
+        ranks: The ranks that share it out.
+        record: Marks the end of all work that is queued by now, or returns None if that cannot be done now. None: a
+            reduction returns when it is done.
+    """
+    check = _GradientCheck(model, [rank for rank in ranks if rank != dist.get_rank()], record)
+    for number, group in enumerate(parameter_groups(model)):
+        # Torch's hooks look up this method on the object when a backward has passed.
+        group.post_backward = functools.partial(check.reduce, _Unit(number, group), group.post_backward)
+
+
+class _Unit:
+    """A unit of a sharded model, and the parameters whose gradients it reduced last."""
+
+    def __init__(self, number: int, group: Any) -> None:
+        self.number = number
+        self.group = group
+        self.call_id: int | None = None
+        """The call of the last reduction. Each begins anew: the one before may have failed on some ranks alone."""
+        self.num_reductions = 0
+        self.places: list[int] | None = None
+        """Places of the parameters with gradients; None before the first reduction of the call."""
+
+
+class _GradientCheck:
+    """Compares the parameters whose gradients are reduced with the peers'."""
+
+    def __init__(
+        self, model: torch.nn.Module, peers: list[int], record: Callable[[], QueuedWork | None] | None
+    ) -> None:
+        self._model = model
+        self._peers = peers
+        self._record = record
+        self._bulletin = Bulletin(dist.get_rank(), dist.get_world_size())
+
+    def reduce(self, unit: _Unit, post_backward: Callable[..., None], *unused: Any) -> None:
+        """Reduce the gradients of a unit.
+
+        Raises:
+            RuntimeError: A peer reduces gradients of other parameters.
+        """
+        held = held_places(unit.group) if unit.group.reduce_grads else []
+        if not held:
+            post_backward(*unused)
+            return
+        if unit.call_id != (present := call_id()):
+            unit.call_id, unit.num_reductions, unit.places = present, 0, None
+            self._bulletin.register(self)  # in the order of the backwards, the same on all ranks
+        unit.num_reductions += 1
+        before = trained_places(unit.group) if unit.places is None else unit.places
+        unit.places = held
+        is_new = held != before and self._bulletin.write(self, str(unit.number), [unit.num_reductions, held])
+        place = _mark_reduction()
+        arrived = self._wait_for_peers(place) if is_new else []
+        if is_new:
+            self._refuse(unit, arrived)
+        post_backward(*unused)
+        if is_new and len(arrived) < len(self._peers):
+            work = None if self._record is None else self._record()
+            if work is not None:
+                work.synchronize()
+            if work is not None or self._record is None:
+                self._refuse(unit, self._peers)
+
+    def _wait_for_peers(self, place: int | None) -> list[int]:
+        """Return the peers that have come to a reduction, after waiting for them; none on several machines.
+
+        A peer that has not come after `PATIENCE` may have ended; the reduction ends as it would without this check.
+        """
+        context = current()
+        if place is None or context is None:
+            return []
+        board, deadline = context.board, time.monotonic() + PATIENCE
+        while True:
+            arrived = [peer for peer in self._peers if _has_come(board[REDUCTIONS + peer], place)]
+            if len(arrived) == len(self._peers) or time.monotonic() > deadline:
+                return arrived
+            time.sleep(PAUSE)
+
+    def _refuse(self, unit: _Unit, peers: Iterable[int]) -> None:
+        """Raise RuntimeError if a peer has gradients of other parameters; all have come to the reduction."""
+        # A peer that has never written has gradients of all.
+        places = dict.fromkeys(peers, trained_places(unit.group))
+        for rank, (number, held) in self._bulletin.read(self, str(unit.number), peers).items():
+            if number <= unit.num_reductions:
+                places[rank] = held
+        odd = {rank: held for rank, held in sorted(places.items()) if held != unit.places}
+        if odd:
+            raise RuntimeError(self._explain(unit, odd))
+
+    def _explain(self, unit: _Unit, odd: dict[int, list[int]]) -> str:
+        rank, theirs = next(iter(odd.items()))
+        mine = unit.places or []
+        names = self._names_of(unit)
+
+        def listed(places: Iterable[int]) -> str:
+            found = [names[place] for place in places]
+            return ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
+
+        here, rank_here = listed(place for place in mine if place not in theirs), dist.get_rank()
+        there = listed(place for place in theirs if place not in mine)
+        found = [(rank_here, here, rank), (rank, there, rank_here)]
+        differences = "; ".join(
+            f"rank {has} has gradients of {what} that rank {lacks} has not" for has, what, lacks in found if what
+        )
+        return (
+            f"backward(): {differences}. Ranks of a sharded model reduce the gradients of a unit in one piece, so "
+            "gradients of different parameters would be averaged into each other. If ranks use different parameters on "
+            "purpose, pass Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])."
+        )
+
+    def _names_of(self, unit: _Unit) -> list[str]:
+        known = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        return [
+            known.get(id(parameter.sharded_param)) or known.get(id(getattr(parameter, "_unsharded_param", None)), "?")
+            for parameter in unit.group.fsdp_params
+        ]
+
+    def __reduce__(self) -> tuple[type[_NoComparison], tuple[()]]:
+        return _NoComparison, ()
+
+
+class _NoComparison:
+    """Stands in for the check in a copy of a model, which belongs to no process group."""
+
+    def reduce(self, _unit: _Unit, post_backward: Callable[..., None], *unused: Any) -> None:
+        post_backward(*unused)
+
+
+def _mark_reduction() -> int | None:
+    """Mark on the board that a reduction begins, and return its number; None where peers cannot read it."""
+    context = current()
+    if context is None or context.pid != os.getpid() or context.num_nodes > 1:
+        return None
+    at = REDUCTIONS + context.rank
+    context.board[at] = place = context.board[at] % NUMBERS + 1
+    return place
+
+
+def _has_come(place: int, wanted: int) -> bool:
+    """Return True if a mark is not behind another one, both modulo `NUMBERS`; 0 is no mark."""
+    return place != 0 and (place - wanted) % NUMBERS < NUMBERS // 2
