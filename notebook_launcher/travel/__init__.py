@@ -22,6 +22,7 @@ from notebook_launcher.travel.generators import describe_generators
 from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_definitions
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
 from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, pickling_error
+from notebook_launcher.travel.torch_settings import TorchSettings, read_settings
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
 
 if TYPE_CHECKING:
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FunctionCall",
+    "TorchSettings",
     "describe_generators",
     "note_inherited",
     "pack_call",
     "pack_exception",
     "pack_value",
+    "read_settings",
     "stale_modules",
     "unpack_call",
     "unpack_exception",
@@ -74,6 +77,7 @@ def _pickle_call(parcel: ParcelWriter, roots: list[Part], call: FunctionCall) ->
     """Pickle everything but the buffers; return the notes for the end of the parcel."""
     try:
         pickler = CallPickler(parcel, parcel.add_buffer)
+        pickler.dump(read_settings())
         pickler.dump(tuple(call))
         pickler.dump(pickler.definitions.pack(lambda outer: pickling_error(outer, CallPickler) is None))
         return notes_of_modules(pickler.modules)
@@ -95,8 +99,14 @@ def _naming_what_is_large(roots: list[Part]) -> Iterator[None]:
         raise ResourceError(f"{error} ({largest})" if largest else str(error)) from error
 
 
-def unpack_call(fd: int) -> tuple[FunctionCall, list[str]]:
+def unpack_call(
+    fd: int, *, follow_settings: Callable[[dict[str, Any]], None] = lambda _: None
+) -> tuple[FunctionCall, list[str]]:
     """Unpack a call in a rank, and install the notebook's definitions in its `__main__`.
+
+    Args:
+        fd: Descriptor of the parcel.
+        follow_settings: Called with the kernel's settings of torch, before any object is made.
 
     Returns:
         The call, and the names of the rank's own global variables that were overwritten.
@@ -106,6 +116,7 @@ def unpack_call(fd: int) -> tuple[FunctionCall, list[str]]:
     """
     parcel, overwritten = open_parcel(fd), Overwritten()
     unpickler = pickle.Unpickler(parcel.file, buffers=parcel.buffers)
+    follow_settings(unpickler.load())
     call = FunctionCall(*unpickler.load())
     unpack_definitions(unpickler.load())
     return call, overwritten.names()

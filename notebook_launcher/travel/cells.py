@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -10,7 +11,10 @@ from notebook_launcher.ipython_shell import running_shell
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Cells", "keep_lines", "keep_places", "pack_cells", "places", "shown_file"]
+__all__ = ["Cells", "keep_lines", "keep_places", "pack_cells", "places", "shown_file", "source_line"]
+
+MAGIC = "get_ipython().run_cell_magic("
+"""The beginning of a cell whose first line was a magic."""
 
 Cells: TypeAlias = "dict[str, tuple[str, list[str]]]"
 """By file name: the cell's place, and its lines."""
@@ -50,6 +54,21 @@ def shown_file(filename: str) -> str:
     except Exception:  # noqa: BLE001 - no shell, an old one, or no cell
         return filename
     return f"{label} {name}"
+
+
+def source_line(filename: str, number: int) -> str:
+    """Return a line of code, counted from 1, without the spaces around it; empty if it is not known here.
+
+    Of a cell on ranks IPython keeps `get_ipython().run_cell_magic(name, line, body)`, the call that the cell became.
+    """
+    line, first = (linecache.getline(filename, at).strip() for at in (number, 1))
+    if not first.startswith(MAGIC):
+        return line
+    match ast.parse(first):
+        case ast.Module(body=[ast.Expr(value=ast.Call(args=[_, _, ast.Constant(value=str(body))]))]):
+            lines = ["", "", *body.splitlines()]  # Line 1 is the magic, and there is no line 0.
+            return lines[number].strip() if number < len(lines) else ""
+    return line
 
 
 def _lines_in_memory(filename: str) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import html
 import itertools
-import linecache
 import re
 from typing import TYPE_CHECKING
 
@@ -79,7 +78,7 @@ class StackFrame:
     @property
     def source(self) -> str:
         """The line of code, as this process sees it: cells are known here, whatever the rank knew."""
-        return linecache.getline(self.file, self.line).strip()
+        return cells.source_line(self.file, self.line)
 
     @property
     def place(self) -> str:

@@ -99,6 +99,8 @@ class _RankProcess:
         """Keeps the exception of the last call for a debugger."""
         if start.setup.start_method != "fork":
             sys.modules["__main__"] = types.ModuleType("__main__")
+        is_fork = start.setup.start_method == "fork"
+        self._torch_settings = travel.TorchSettings(travel.read_settings() if is_fork else None)
         os.environ.update(torchrun_environment(start.setup, start.rank))
         board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
         enter(
@@ -227,7 +229,7 @@ class _RankProcess:
             travel.note_inherited()
             return self._inherited_call
         self._inherited_call = None
-        function_call, overwritten = travel.unpack_call(fds[0])
+        function_call, overwritten = travel.unpack_call(fds[0], follow_settings=self._torch_settings.follow)
         self._report_overwritten(overwritten)
         return function_call
 

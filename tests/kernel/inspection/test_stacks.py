@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import select
@@ -21,6 +22,7 @@ from notebook_launcher import Session
 from notebook_launcher.kernel.inspection import stacks
 from notebook_launcher.kernel.inspection.stacks import RankStack, StackFrame, Stacks, ThreadStack, parse_stacks
 from notebook_launcher.processes.rank import cuda_work, rank
+from notebook_launcher.travel import cells
 from tests.support.kernels import ROOT, Kernel
 
 if TYPE_CHECKING:
@@ -251,6 +253,14 @@ def test_cell_is_named_and_quoted():
     )
     with Kernel() as kernel:
         assert kernel.execute(code).result == "'train, Cell In[1], line 4: pass'"
+
+
+def test_lines_of_a_cell_with_a_magic_are_those_of_the_notebook():
+    lines = ["get_ipython().run_cell_magic('ranks', '', 'x = 1\\nwait(x)\\n')\n"]
+    cells.keep_lines({"/cell 7": ("Cell In[7]", lines)})
+    found = [StackFrame("<module>", "/cell 7", number).source for number in range(5)]
+    linecache.cache.pop("/cell 7")
+    assert found == ["", "", "x = 1", "wait(x)", ""]
 
 
 def test_every_group_call_exists():
