@@ -346,7 +346,7 @@ class Accelerator:
 
     @dynamo_backend.setter
     def dynamo_backend(self, dynamo_backend: str | None) -> None:
-        self._preparation.dynamo_backend = dynamo_backend
+        self._preparation.dynamo_backend = resolving.resolve_backend(dynamo_backend)
 
     @property
     def rng_types(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -25,6 +26,7 @@ from notebook_launcher.training.parallelism.sums import reduce_units_by_sums
 from notebook_launcher.training.preparation_checks import check_objects, check_placements, is_scheduler
 from notebook_launcher.training.queued_work import work_recorder
 from notebook_launcher.training.unwrapping import synced_part
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +143,7 @@ class Preparation:
             reduce_units_by_sums(model)
         precision.compute_in(synced.module if replicated else model, self.process.device.type, self.computes_in)
         if place and not ready_made and getattr(model, "hf_device_map", None) is None:
+            _check_data(model)
             model = model.to(self.process.device)
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if self.process.num_processes > 1 and trains and not evaluation_mode and not ready_made:
@@ -315,6 +318,19 @@ class Preparation:
             active_loaders=self.gradient_state.active_loaders,
         )
         return make_prepared_loader(data_loader, settings)
+
+
+def _check_data(model: torch.nn.Module) -> None:
+    """Raise RuntimeError for a model with tensors on the meta device, which hold no data."""
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    empty = [name for name, tensor in named if tensor.is_meta]
+    if empty:
+        raise RuntimeError(
+            f"prepare({type(model).__name__}): {plural(len(empty), 'tensor')} of it, {empty[0]} first, "
+            f"{'is' if len(empty) == 1 else 'are'} on the meta device, without data. Give the model its weights "
+            "(model.to_empty(device='cpu'), then load_state_dict or reset_parameters), or have prepare() initialise it "
+            "on rank 0 while it is sharded: Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())."
+        )
 
 
 def _check_place(model: torch.nn.Module) -> None:

@@ -120,7 +120,7 @@ def resolve(
         device_placement=preparation.device_placement,
         rng_types=resolve_rng_types(preparation.rng_types),
         step_scheduler_with_optimizer=preparation.step_scheduler_with_optimizer,
-        dynamo_backend=preparation.dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND"),
+        dynamo_backend=resolve_backend(preparation.dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND")),
         project=_resolve_project(project_config, project_dir),
         ddp_handler=ddp_handler,
         scaler_handler=given.scaler or GradScalerKwargs(),
@@ -131,6 +131,28 @@ def resolve(
         shard=_resolve_shard(given.parallelism_config, conflicts),
         conflicts=tuple(conflicts),
     )
+
+
+def resolve_backend(given: Any) -> str | None:
+    """Return a backend of `torch.compile` as torch names it; raise ValueError if it is unknown.
+
+    Accelerate's settings have the names in capitals.
+    """
+    if given is None:
+        return None
+    name = str(getattr(given, "value", given))
+    if name.lower() == "no":
+        return "no"
+    import torch
+
+    known = torch._dynamo.list_backends(None)  # noqa: SLF001 - `torch.compiler.list_backends` leaves "eager" out
+    found = next((backend for backend in (name, name.lower()) if backend in known), None)
+    if found is None:
+        raise ValueError(
+            f"dynamo_backend={given!r} is no backend of torch.compile. It can be 'no', "
+            f"{', '.join(map(repr, known))}, or one that torch._dynamo.register_backend was given."
+        )
+    return found
 
 
 def resolve_precision(argument: Any, conflicts: list[str]) -> str:

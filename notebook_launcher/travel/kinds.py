@@ -44,7 +44,7 @@ _WRAPPED = Kind(
 )
 _SHARDED = Kind(
     "Pass the bare model and shard it inside the function.",
-    "Return full tensors: `torch.distributed.checkpoint.state_dict.get_model_state_dict` gathers them.",
+    "Return whole tensors: accelerator.get_state_dict(model), or tensor.full_tensor(), on every rank.",
 )
 _LOADER_ITERATOR = Kind("Pass the DataLoader and call iter() inside the function.", "Return the batches you need.")
 _STACK = Kind("Pass the formatted text: `traceback.format_exc()`.", "Return `traceback.format_exc()`.")

@@ -48,6 +48,7 @@ def test_settings_of_the_launch_are_adopted():
     ({"megatron_lm_plugin": object()}, ValueError, r"Accelerator\(megatron_lm_plugin=...\): Megatron-LM is not supp"),
     ({"torch_tp_plugin": object()}, ValueError, r"\(torch_tp_plugin=...\): pass parallelism_config=Paral"),
     ({"deepspeed_plugins": {}}, ValueError, r"\(deepspeed_plugins=...\): one DeepSpeedPlugin serves all models"),
+    ({"dynamo_backend": "foo"}, ValueError, "dynamo_backend='foo' is no backend of torch.compile. .* 'eager'.*'inductor'"),
     ({"dynamo_plugin": object()}, ValueError, r"\(dynamo_plugin=...\): pass dynamo_backend='inductor', or compile"),
     ({"kwargs_handlers": [3]}, ValueError, "kwargs_handlers holds 3, which is unknown"),
     ({"gradient_accumulation_plugin": 4}, TypeError, "_plugin=4 is not a GradientAccumulationPlugin. Pass"),
@@ -124,3 +125,29 @@ def shard_with_torch_2_7() -> None:
 def test_sharding_on_cpus_with_a_torch_that_cannot_is_refused():
     with pytest.raises(RuntimeError, match=r"sharding on CPUs needs torch 2.8 or newer.* launch without sharding"):
         notebook_launch(shard_with_torch_2_7, 2, shard=2, devices="cpu", output="none")
+
+
+@pytest.mark.parametrize(("given", "backend"), [("EAGER", "eager"), ("eager", "eager"), ("NO", "no"), ("no", "no")])
+def test_backends_may_have_the_names_of_accelerate(monkeypatch, given, backend):
+    from notebook_launcher import Accelerator
+
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", given)
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.dynamo_backend == backend
+    assert hasattr(accelerator.prepare(torch.nn.Linear(1, 1)), "_orig_mod") == (backend != "no")
+    accelerator.dynamo_backend = None
+    assert accelerator.dynamo_backend is None
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_model_without_data_is_refused(kind):
+    from notebook_launcher import Accelerator
+
+    model = torch.nn.BatchNorm1d(2)
+    if kind == "parameter":
+        model.to("meta")
+    else:
+        model.running_mean = torch.zeros(2, device="meta")
+    message = r"prepare\(BatchNorm1d\): (5 tensors|1 tensor) of it, (weight|running_mean) first, .* without data\. Give"
+    with pytest.raises(RuntimeError, match=message):
+        Accelerator(cpu=True).prepare(model)
