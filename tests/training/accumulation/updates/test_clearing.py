@@ -81,6 +81,7 @@ def test_zero_grad_that_a_program_has_replaced_is_called(monkeypatch):
     assert None not in gradients(model)
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # of torch 2.11
 @pytest.mark.parametrize("profile", [torch.profiler.profile, torch.autograd.profiler.profile])
 def test_profiler_records_the_label_of_torch(profile):
     model, optimizer = prepare()
