@@ -1,4 +1,4 @@
-"""Traces that a killed process leaves: the out-of-memory killer's count, and files in /dev/shm."""
+"""Traces that a killed process leaves: the out-of-memory killer's count, files in /dev/shm, and folders of sockets."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "cleans_up",
     "ends_by_itself",
+    "listener_folders",
     "named_semaphores",
     "nccl_segments",
     "oom_kills",
@@ -24,6 +25,8 @@ __all__ = [
 
 SESSION_FIELD = 3
 """Place in /proc/PID/stat, counted from the state, which follows the process's name."""
+FOLDER = "/pymp-"
+"""The beginning of the names of `multiprocessing`'s folders."""
 INODE_FIELD, PATH_FIELD = 4, 5
 """Places in a line of /proc/PID/maps."""
 
@@ -103,6 +106,30 @@ def nccl_segments(pids: Iterable[int]) -> set[Path]:
                 if path.parent == SHARED_MEMORY and path.name.startswith("nccl-"):
                     found.add(path)
     return {path for path in found if path.exists()}
+
+
+def listener_folders(pids: Iterable[int]) -> set[Path]:
+    """Return the folders in which these processes listen for each other, as data-loader workers do.
+
+    `multiprocessing` makes one for each worker, and removes it when the worker ends by itself.
+    """
+    folders: dict[str, Path] = {}
+    for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines():
+        *_, inode, path = ["", "", *line.split()][-2:]
+        if FOLDER in path:
+            folders[f"socket:[{inode}]"] = Path(path).parent
+    found: set[Path] = set()
+    for pid in pids if folders else ():
+        for fd in _descriptors(pid):
+            with contextlib.suppress(OSError):
+                found |= {folders[target]} if (target := str(fd.readlink())) in folders else set()
+    return found
+
+
+def _descriptors(pid: int) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(Path(f"/proc/{pid}/fd").iterdir())
+    return []
 
 
 def remove_shared_files(pids: Iterable[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ class SessionKiller:
         """Processes that were killed, whose shared files are still to be removed."""
         self._left_files: set[Path] = set()
         """Files of named semaphores, and of NCCL's connections, that killed processes leave behind."""
+        self._left_folders: set[Path] = set()
+        """Folders in which killed processes listened for each other."""
 
     def kill(self, leader: int) -> None:
         """Kill all processes of a session, but let its clean-up helpers end by themselves.
@@ -35,6 +38,7 @@ class SessionKiller:
         # Without the semaphores that this process has inherited: a fork of the kernel has mapped the kernel's.
         self._left_files |= leftovers.named_semaphores(members) - leftovers.named_semaphores([os.getpid()])
         self._left_files |= leftovers.nccl_segments(members)
+        self._left_folders |= leftovers.listener_folders(members)
         cleaners = set(filter(leftovers.cleans_up, members))
         for member in members - cleaners if cleaners else ():
             with contextlib.suppress(ProcessLookupError):
@@ -52,3 +56,5 @@ class SessionKiller:
         while self._left_files:
             with contextlib.suppress(OSError):  # Another process has removed it.
                 self._left_files.pop().unlink()
+        while self._left_folders:
+            shutil.rmtree(self._left_folders.pop(), ignore_errors=True)

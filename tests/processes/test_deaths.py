@@ -124,6 +124,25 @@ def test_shared_memory_goes_with_its_rank(kernel: Kernel, sharing: str, ends: st
     assert not [name for name in names if Path("/dev/shm", name).exists()]
 
 
+@pytest.mark.parametrize("ends", ["int", "killed"])
+def test_folders_in_which_workers_listen_go_with_their_rank(kernel: Kernel, tmp_path: Path, ends: str) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            SHARING + "def listening(ends, folder):\n"
+            "    import tempfile\n"
+            "    from torch.utils.data import DataLoader\n"
+            "    tempfile.tempdir = folder\n"
+            "    batches = iter(DataLoader(torch.ones(1000), batch_size=10, num_workers=2))\n"
+            "    next(batches), next(batches)\n"  # Each worker has sent a batch, and listens.
+            "    print(len(os.listdir(folder)), 'folders')\n"
+            "    ends()\n"
+            f"import torch\nnotebook_launch(listening, 1, args=({ends}, {str(tmp_path)!r}))"
+        )
+    assert (outcome.error is None) == (ends == "int")
+    assert "2 folders" in outcome.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_killed_fork_server_is_replaced(kernel: Kernel) -> None:
     with unchanged(kernel):
         server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))
