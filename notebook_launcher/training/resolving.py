@@ -44,6 +44,7 @@ __all__ = [
     "report_conflicts",
     "report_dropped",
     "resolve",
+    "resolve_backend",
     "resolve_loaders",
     "resolve_precision",
     "resolve_rng_types",
