@@ -32,6 +32,7 @@ __all__ = [
     "RunStopped",
     "activity",
     "adopt",
+    "announce_checkpoint",
     "begin_call",
     "call_id",
     "current",
@@ -219,6 +220,19 @@ def setting(name: SettingName) -> Any:
         context.settings_are_read = True
         value = getattr(context.settings, name)
     return _Current.adopted.get(name) if value is None else value
+
+
+def announce_checkpoint(folder: str) -> None:
+    """Have a call after a failure look for a checkpoint that this rank is about to put into its place.
+
+    A rank may die when the folder is there, and before `note_checkpoint`. Only for a folder that does not exist yet: an
+    older checkpoint in it would pass for the newest.
+    """
+    context = _Current.context
+    if context is not None and context.checkpoints is not None and context.rank == 0:
+        from notebook_launcher.messaging.messages import CheckpointSaved
+
+        context.send(CheckpointSaved(folder=folder))
 
 
 def note_checkpoint(folder: str, *, is_writer: bool) -> None:

@@ -523,7 +523,7 @@ class Phases:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    """A checkpoint is whole; sent by the rank that wrote the manifest."""
+    """A checkpoint is whole, or about to be; sent by the rank that wrote the manifest, also before a folder appears."""
 
     folder: str
 

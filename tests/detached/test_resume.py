@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from notebook_launcher import Accelerator, CallOrderError, RunStoppedError, Session, launch, notebook_launch, report
+from notebook_launcher import (
+    Accelerator,
+    CallOrderError,
+    ProjectConfiguration,
+    RunStoppedError,
+    Session,
+    launch,
+    notebook_launch,
+    report,
+)
 from notebook_launcher.training.checkpoints.folders.checkpoint_folders import newest_of
 from tests.detached.hosts import host_of, release
 from tests.support.waiting import until
@@ -108,3 +118,42 @@ def test_a_preempted_session_saves_what_its_call_trains_and_ends(home: Path, tmp
     host.wait(60)
     with pytest.raises(CallOrderError, match="closed"):
         session.run(os.getpid)
+
+
+def save_and_die(folder: str, victim: int, limit: int | None) -> tuple[int, int]:
+    """Save after each of 8 updates; one rank dies at the moment when the fourth checkpoint is in its place."""
+    project = ProjectConfiguration(folder, automatic_checkpoint_naming=True, total_limit=limit)
+    accelerator, progress = Accelerator(cpu=True, project_config=project, check_ranks=False), Progress()
+    accelerator.prepare(torch.nn.Linear(4, 1))
+    accelerator.register_for_checkpointing(progress)
+    loaded = accelerator.load_state()
+    if loaded is None and accelerator.process_index == victim:
+
+        def die() -> None:
+            while not Path(folder, "checkpoints", "checkpoint_3").is_dir():
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=die, daemon=True).start()
+    while progress.epoch < 8:
+        progress.epoch += 1
+        accelerator.save_state()
+    return int(loaded.name.rpartition("_")[2]) if loaded is not None else -1, progress.epoch
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("limit", [None, 1])
+def test_checkpoint_that_was_in_its_place_when_a_rank_died_is_resumed(tmp_path, victim, limit):
+    results = notebook_launch(
+        save_and_die,
+        2,
+        args=(str(tmp_path), victim, limit),
+        devices="cpu",
+        output="none",
+        max_restarts=1,
+        resume="checkpoint",
+    )
+    assert results.restarts == 1
+    (loaded, epochs), _ = results
+    assert loaded >= 3
+    assert epochs == 8

@@ -117,6 +117,8 @@ class Updates:
             outcome, skipped = self._step_with_more(prepared, closure)
             self._checks.forget_step()
         self.steps_made += 1
+        if window is not None:
+            window.note_step()
         self._note_step()
         return outcome, skipped
 

@@ -242,7 +242,7 @@ class GradientState(AccelerateNames):
     @property
     def has_open_window(self) -> bool:
         """True if gradients have been gathered that no update has used."""
-        return any(window.num_batches for window in self.windows.values())
+        return any(window.num_batches and not window.has_stepped for window in self.windows.values())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -262,7 +262,7 @@ class GradientState(AccelerateNames):
         opened = [
             {"number": number, **window.state_dict()}
             for number, window in enumerate(self.windows.values())
-            if window.num_batches
+            if window.num_batches and not window.has_stepped
         ]
         # The unit was called a reference when the first checkpoints were written; the name stays, to read them.
         return {"windows": opened, "given_reference": self.given_unit} if opened else {}

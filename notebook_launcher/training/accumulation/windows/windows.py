@@ -64,6 +64,8 @@ class Window:
     """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
     has_foreign: bool = False
     """True if a backward of torch's own has written gradients of this window, which no `zero_grad` inside it clears."""
+    has_stepped: bool = False
+    """True if an optimizer has made its update: nothing of the window is left to be saved, though its block is open."""
     is_deferred: bool = False
     """True if an update was put off because the window's last micro-batch had no backward."""
     kind: WeightKind | None = None
@@ -96,7 +98,7 @@ class Window:
         # Written out: a loop over the fields' defaults would take 1 to 2 µs of each update.
         self.num_batches = self.num_backwards = self.backwards_in_block = 0
         self.gathered = self.kind = None
-        self.has_foreign = self.is_deferred = self.knows_its_weight = False
+        self.has_foreign = self.has_stepped = self.is_deferred = self.knows_its_weight = False
         self.num_steps = 1
         self.unit = self.correction = 1.0
         self.weight = self.world_weight = 0.0
@@ -204,6 +206,10 @@ class Window:
         if known is None or (grad := known[0].grad) is None:
             return _find_gradient(members) is not None
         return grad._version != known[1]  # noqa: SLF001
+
+    def note_step(self) -> None:
+        """Note that an optimizer has made its update."""
+        self.has_stepped = True
 
     def note_foreign(self) -> None:
         """Note that a backward of torch's own has written gradients of this window."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher import context
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.folders import durable_files, file_names, staging
 from notebook_launcher.training.checkpoints.folders.checkpoint_folders import keep_newest
@@ -183,7 +184,10 @@ class CheckpointWriter:
                 format=2 if self.sharded else 1,
             ),
         )
-        before = staging.contents(target) if target.exists() else set()
+        is_new = not target.exists()
+        before = set() if is_new else staging.contents(target)
+        if is_new:
+            context.announce_checkpoint(str(target))
         earlier = before & _earlier(target, before)
         staging.publish(
             self.stage, target, last=MANIFEST, stale=earlier - new - {MANIFEST}, replaceable=before == earlier

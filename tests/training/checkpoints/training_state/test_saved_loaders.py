@@ -192,3 +192,25 @@ def test_training_loop_whose_model_evaluated_meanwhile_continues(tmp_path):
     first.accelerator.save_state(tmp_path / "a")
     second.accelerator.load_state(tmp_path / "a")
     assert sum(1 for _ in second.loader) == 11
+
+
+@pytest.mark.parametrize("place", ["after the step", "after zero_grad"])
+def test_checkpoint_inside_the_block_that_ends_a_window_has_no_open_window(tmp_path, place):
+    def train(training: Training, *, saves: bool) -> None:
+        for number, batch in enumerate(training.loader, 1):
+            with training.accelerator.accumulate(training.model):
+                training.accelerator.backward(training.model(batch).square().mean())
+                training.optimizer.step()
+                if saves and number == 6 and place == "after the step":
+                    training.accelerator.save_state(tmp_path / "a")
+                training.optimizer.zero_grad()
+                if saves and number == 6 and place == "after zero_grad":
+                    training.accelerator.save_state(tmp_path / "a")
+
+    first = Training(1)
+    train(first, saves=True)
+    expected, second = first.everything(), Training(2)
+    second.accelerator.load_state(tmp_path / "a")
+    assert second.accelerator.sync_gradients
+    train(second, saves=False)
+    assert second.everything() == expected
