@@ -230,9 +230,7 @@ def announce_checkpoint(folder: str) -> None:
     """
     context = _Current.context
     if context is not None and context.checkpoints is not None and context.rank == 0:
-        from notebook_launcher.messaging.messages import CheckpointSaved
-
-        context.send(CheckpointSaved(folder=folder))
+        _send_checkpoint(context, folder)
 
 
 def note_checkpoint(folder: str, *, is_writer: bool) -> None:
@@ -242,9 +240,13 @@ def note_checkpoint(folder: str, *, is_writer: bool) -> None:
         return
     context.checkpoints.append(folder)
     if is_writer:
-        from notebook_launcher.messaging.messages import CheckpointSaved
+        _send_checkpoint(context, folder)
 
-        context.send(CheckpointSaved(folder=folder))
+
+def _send_checkpoint(context: RankContext, folder: str) -> None:
+    from notebook_launcher.messaging.messages import CheckpointSaved
+
+    context.send(CheckpointSaved(folder=folder))
 
 
 def saved_checkpoints() -> tuple[str, ...] | None:

@@ -25,10 +25,12 @@ __all__ = [
 
 SESSION_FIELD = 3
 """Place in /proc/PID/stat, counted from the state, which follows the process's name."""
-FOLDER = "/pymp-"
-"""The beginning of the names of `multiprocessing`'s folders."""
 INODE_FIELD, PATH_FIELD = 4, 5
 """Places in a line of /proc/PID/maps."""
+SOCKET_PATH_FIELD = 7
+"""Place in a line of /proc/net/unix; the inode is before it."""
+LISTENER = "/pymp-"
+"""The beginning of the names of `multiprocessing`'s folders, in which its processes listen."""
 
 
 def oom_kills() -> int:
@@ -114,10 +116,11 @@ def listener_folders(pids: Iterable[int]) -> set[Path]:
     `multiprocessing` makes one for each worker, and removes it when the worker ends by itself.
     """
     folders: dict[str, Path] = {}
-    for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines():
-        *_, inode, path = ["", "", *line.split()][-2:]
-        if FOLDER in path:
-            folders[f"socket:[{inode}]"] = Path(path).parent
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines():
+            *fields, path = line.split(maxsplit=SOCKET_PATH_FIELD)
+            if LISTENER in path:
+                folders[f"socket:[{fields[-1]}]"] = Path(path).parent
     found: set[Path] = set()
     for pid in pids if folders else ():
         for fd in _descriptors(pid):

@@ -35,10 +35,10 @@ class SessionKiller:
         """
         members = leftovers.session_members(leader)
         self._killed |= members
-        # Without the semaphores that this process has inherited: a fork of the kernel has mapped the kernel's.
+        # Without what this process has inherited: a fork of the kernel has the kernel's semaphores and sockets.
         self._left_files |= leftovers.named_semaphores(members) - leftovers.named_semaphores([os.getpid()])
         self._left_files |= leftovers.nccl_segments(members)
-        self._left_folders |= leftovers.listener_folders(members)
+        self._left_folders |= leftovers.listener_folders(members) - leftovers.listener_folders([os.getpid()])
         cleaners = set(filter(leftovers.cleans_up, members))
         for member in members - cleaners if cleaners else ():
             with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
 """Settings of torch that a program makes once, at its top: ranks have the kernel's, as a fork of the kernel would.
 
-A model that was made under `torch.set_default_dtype(torch.float64)` met tensors in float32 in its ranks otherwise.
+Without them, a model made under `torch.set_default_dtype(torch.float64)` would meet float32 tensors in its ranks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_settings() -> dict[str, Any]:
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
-        "float32_matmul_precision": torch.get_float32_matmul_precision,
+        "float32_matmul_precision": lambda: str(torch.get_float32_matmul_precision()),
         "cudnn_benchmark": lambda: bool(torch.backends.cudnn.benchmark),
         "cudnn_deterministic": lambda: bool(torch.backends.cudnn.deterministic),
         "detect_anomaly": lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),

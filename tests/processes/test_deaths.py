@@ -143,6 +143,29 @@ def test_folders_in_which_workers_listen_go_with_their_rank(kernel: Kernel, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folder_in_which_the_kernel_listens_stays_when_a_fork_of_it_is_killed(kernel: Kernel, tmp_path: Path) -> None:
+    with unchanged(kernel):
+        outcome = kernel.execute(
+            "import tempfile\n"
+            "from multiprocessing import current_process\n"
+            "from multiprocessing.connection import Listener\n"
+            "def orphaned():\n"
+            "    if os.fork() == 0: time.sleep(600)\n"  # It has the kernel's socket, and is killed with the session.
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            f"before, tempfile.tempdir = tempfile.tempdir, {str(tmp_path)!r}\n"
+            "with Listener(family='AF_UNIX') as listener:\n"
+            "    try:\n"
+            "        notebook_launch(orphaned, 1, start_method='fork')\n"
+            "    except RankFailedError as error:\n"
+            "        print(type(error).__name__, os.path.exists(listener.address))\n"
+            "tempfile.tempdir = before\n"
+            "folder = current_process()._config.pop('tempdir')\n"
+            "os.rmdir(folder)"
+        )
+    assert outcome.error is None
+    assert "RankFailedError True" in outcome.stdout
+
+
 def test_killed_fork_server_is_replaced(kernel: Kernel) -> None:
     with unchanged(kernel):
         server = next(process for process in below(kernel.pid) if "forkserver" in " ".join(process.cmdline()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -45,6 +47,11 @@ def test_ranks_of_a_launch_have_the_settings_of_the_kernel(start_method):
     assert notebook_launch(settings_of_a_rank, 2, start_method=start_method, **CPU)[:] == [{}, {}]
     TorchSettings().follow(CHANGED)
     assert notebook_launch(settings_of_a_rank, 2, start_method=start_method, **CPU)[:] == [CHANGED, CHANGED]
+
+
+def test_torch_that_is_still_being_imported_has_no_settings(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert read_settings() == {}
 
 
 def test_model_in_double_precision_meets_tensors_in_double_precision():

@@ -97,9 +97,9 @@ class _RankProcess:
         manager, whose `__exit__` an interrupt could end before the flag is cleared."""
         self._failure = KeptFailure() if start.setup.keeps_failures else None
         """Keeps the exception of the last call for a debugger."""
-        if start.setup.start_method != "fork":
-            sys.modules["__main__"] = types.ModuleType("__main__")
         is_fork = start.setup.start_method == "fork"
+        if not is_fork:
+            sys.modules["__main__"] = types.ModuleType("__main__")
         self._torch_settings = travel.TorchSettings(travel.read_settings() if is_fork else None)
         os.environ.update(torchrun_environment(start.setup, start.rank))
         board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)

@@ -10,11 +10,10 @@ compared then, at a later forward. The numbers of steps before a forward are the
 from __future__ import annotations
 
 import collections
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notebook_launcher.context import RankContext, current
 from notebook_launcher.messaging.board_layout import FORWARDS, STEPS
+from notebook_launcher.training.parallelism.board_numbers import NUMBERS, distance, own_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Drift", "ForwardMark", "ForwardMarks", "PassedForwards"]
 
-NUMBERS = 255
-"""Forwards and steps are counted modulo this number."""
 IN_WRITING = 255
 """The steps of a mark that is being written."""
 MAX_AHEAD = 32
@@ -70,7 +67,7 @@ class ForwardMarks:
 
     def begin(self, number: int) -> ForwardMark | None:
         """Mark a forward that gathers, and return the mark; None outside a launch."""
-        context = _own_context()
+        context = own_context()
         if context is None:
             return None
         if context.call_id != self._call_id:  # The last call may have failed after a step on some ranks alone.
@@ -86,12 +83,12 @@ class ForwardMarks:
 
     def compare_forwards(self, mark: ForwardMark) -> Drift | None:
         """Return which peers had not begun a forward, after its gathers; None if all had."""
-        context = _own_context()
+        context = own_context()
         if context is None:
             return None
         board = context.board
         theirs = {peer: board[FORWARDS + peer] for peer in self._peers}
-        fewer = [peer for peer, place in theirs.items() if place and _distance(mark.place, place) > 0]
+        fewer = [peer for peer, place in theirs.items() if place and distance(mark.place, place) > 0]
         return Drift(mark, fewer, {}) if fewer else None
 
     def compare_steps(self) -> Drift | None:
@@ -99,7 +96,7 @@ class ForwardMarks:
 
         A peer that is ahead is left out: it finds the difference itself.
         """
-        context = _own_context()
+        context = own_context()
         if context is None:
             return None
         latest = context.board[FORWARDS + context.rank]
@@ -107,16 +104,10 @@ class ForwardMarks:
         for peer in self._peers:
             place, steps = _whole_mark(context.board, peer)
             mark = context.forwards.get(place)
-            if mark is None or _distance(place, latest) > 0 or steps == mark.num_steps % NUMBERS:
+            if mark is None or distance(place, latest) > 0 or steps == mark.num_steps % NUMBERS:
                 continue
-            drifts.setdefault(mark, {})[peer] = mark.num_steps + _distance(steps, mark.num_steps)
+            drifts.setdefault(mark, {})[peer] = mark.num_steps + distance(steps, mark.num_steps)
         return next((Drift(mark, [], steps) for mark, steps in drifts.items()), None)
-
-
-def _distance(place: int, other: int) -> int:
-    """Return by how much one number is ahead of another, both modulo `NUMBERS`; negative: it is behind."""
-    half = NUMBERS // 2
-    return (place - other + half) % NUMBERS - half
 
 
 def _whole_mark(board: Any, peer: int) -> tuple[int, int]:
@@ -146,9 +137,3 @@ class PassedForwards:
                 return
             self._queued.popleft()
             yield mark
-
-
-def _own_context() -> RankContext | None:
-    """Return this rank's context; None outside a launch, and in a process that a rank has forked."""
-    context = current()
-    return None if context is None or context.pid != os.getpid() else context

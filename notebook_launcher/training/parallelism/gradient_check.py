@@ -16,19 +16,19 @@ reduction, and waits for nobody.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from notebook_launcher.context import call_id, current
+from notebook_launcher.context import call_id
 from notebook_launcher.messaging.board_layout import REDUCTIONS
 from notebook_launcher.training.accumulation.members.held_gradients import (
     held_places,
     parameter_groups,
     trained_places,
 )
+from notebook_launcher.training.parallelism.board_numbers import NUMBERS, distance, own_context
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_gradients"]
 
-NUMBERS = 255
-"""Reductions are counted modulo this number."""
 PATIENCE = 10.0
 """Seconds for which a rank waits for its peers."""
 PAUSE = 0.0005
@@ -125,12 +123,13 @@ class _GradientCheck:
 
         A peer that has not come after `PATIENCE` may have ended; the reduction ends as it would without this check.
         """
-        context = current()
+        context = own_context()
         if place is None or context is None:
             return []
         board, deadline = context.board, time.monotonic() + PATIENCE
         while True:
-            arrived = [peer for peer in self._peers if _has_come(board[REDUCTIONS + peer], place)]
+            marks = {peer: board[REDUCTIONS + peer] for peer in self._peers}
+            arrived = [peer for peer, mark in marks.items() if mark and distance(mark, place) >= 0]
             if len(arrived) == len(self._peers) or time.monotonic() > deadline:
                 return arrived
             time.sleep(PAUSE)
@@ -187,14 +186,9 @@ class _NoComparison:
 
 def _mark_reduction() -> int | None:
     """Mark on the board that a reduction begins, and return its number; None where peers cannot read it."""
-    context = current()
-    if context is None or context.pid != os.getpid() or context.num_nodes > 1:
+    context = own_context()
+    if context is None or context.num_nodes > 1:
         return None
     at = REDUCTIONS + context.rank
     context.board[at] = place = context.board[at] % NUMBERS + 1
     return place
-
-
-def _has_come(place: int, wanted: int) -> bool:
-    """Return True if a mark is not behind another one, both modulo `NUMBERS`; 0 is no mark."""
-    return place != 0 and (place - wanted) % NUMBERS < NUMBERS // 2

@@ -13,10 +13,10 @@ import pytest
 from notebook_launcher import LaunchConfig
 from notebook_launcher.context import RankContext, begin_call, enter
 from notebook_launcher.messaging.board_layout import BOARD_SIZE, STEPS
+from notebook_launcher.training.parallelism.board_numbers import NUMBERS
 from notebook_launcher.training.parallelism.forward_marks import (
     IN_WRITING,
     MAX_AHEAD,
-    NUMBERS,
     Drift,
     ForwardMark,
     ForwardMarks,

@@ -184,15 +184,13 @@ class Updates:
         block, ends = gradient_state.block, gradient_state.sync_gradients
         current = None if block is None else block.window
         gathers = current is not None and current.num_backwards and not ends
-        if current is not None and current.has_foreign and not ends:
-            return False
         if gathers and (id(prepared), id(current)) in self._members.looked_up.covered:
             return False
         owned = self._members.owned_by(prepared.optimizer).members
         for window in gradient_state.windows.values():
-            if not window.num_backwards:
+            if not (window.num_backwards or window.has_foreign):
                 continue
-            if window is current and ends and window.backwards_in_block:
+            if window is current and ends and (window.backwards_in_block or window.has_foreign):
                 continue
             if window.holds(owned):
                 return False

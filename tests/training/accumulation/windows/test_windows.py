@@ -298,6 +298,20 @@ def test_backwards_of_torch_alone_add_up_in_a_window():
         assert (weight.grad is None) == training.accelerator.sync_gradients
 
 
+@pytest.mark.filterwarnings("ignore:a micro-batch of accumulate")
+def test_backward_of_torch_keeps_no_gradients_of_another_model():
+    training = Training(steps=2)
+    other = torch.nn.Linear(1, 1)
+    other, optimizer = training.accelerator.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    with training.accelerator.accumulate(training.model):
+        (training.loss(0) / 2 + other(torch.ones(1, 1)).sum()).backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        optimizer.zero_grad()
+    assert next(training.model.parameters()).grad is not None
+    assert next(other.parameters()).grad is None
+
+
 def test_closure_in_a_window_of_several_micro_batches_is_refused():
     training = Training(steps=4)
     with (
