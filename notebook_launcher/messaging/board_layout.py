@@ -1,11 +1,11 @@
-"""The layout of the board: 8 kB of memory that the kernel and all ranks map.
+"""The layout of the board: 32 kB of memory that the kernel and all ranks map.
 
 A rank looks at it at every step, which must cost nanoseconds. `engines/board.py` is the kernel's end.
 """
 
 from __future__ import annotations
 
-BOARD_SIZE = 8192
+BOARD_SIZE = 32768
 
 STOP_FLAG = 0
 STOP_EACH, STOP_TOGETHER = 1, 2
@@ -27,7 +27,9 @@ CHANGE_CHOICE = slice(40, 56)
 """The same pair for the update after which all ranks carry out the changes."""
 COOPERATIVE = 64
 """Rank r sets byte COOPERATIVE + r once it reads the board."""
-MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // 5
+NUM_KEPT = 16
+"""Collectives of a rank whose marks are kept, a power of two."""
+MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // (5 + NUM_KEPT)
 ACTIVITY = COOPERATIVE + MAX_RANKS
 """Byte ACTIVITY + r has the activity of rank r: COMPUTING, WAITING or SAVING of `context`."""
 FORWARDS = ACTIVITY + MAX_RANKS
@@ -35,6 +37,10 @@ FORWARDS = ACTIVITY + MAX_RANKS
 again; 0: none, or the rank is on another machine. `training.parallelism.forward_marks` reads and writes it."""
 STEPS = FORWARDS + MAX_RANKS
 """Byte STEPS + r has the optimizer steps of rank r before its last such forward, modulo 255; 255: not written yet."""
-REDUCTIONS = STEPS + MAX_RANKS
-"""Byte REDUCTIONS + r counts the reductions of sharded models' units that rank r has begun in this call, from 1 to 255
-and from 1 again; 0: none, or the rank is on another machine. `training.parallelism.gradient_check` uses it."""
+COLLECTIVES = STEPS + MAX_RANKS
+"""Byte COLLECTIVES + r counts the gathers and reductions of sharded models' units that rank r has begun in this call,
+from 1 to 255 and from 1 again; 0: none, or the rank is on another machine. `training.parallelism.unit_order` has both
+these and the marks."""
+ORDERS = COLLECTIVES + MAX_RANKS
+"""The `NUM_KEPT` bytes from ORDERS + NUM_KEPT * r on are the marks of the last of them, at their number modulo
+`NUM_KEPT`."""

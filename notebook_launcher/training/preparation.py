@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from notebook_launcher.training import precision
 from notebook_launcher.training.accumulation.members.ddp import wrap
-from notebook_launcher.training.accumulation.members.held_gradients import parameter_groups
 from notebook_launcher.training.accumulation.members.member_kinds import synchronises_itself
 from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
 from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
@@ -23,6 +22,7 @@ from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.parallelism.gradient_check import check_gradients
 from notebook_launcher.training.parallelism.sums import reduce_units_by_sums
+from notebook_launcher.training.parallelism.unit_order import UnitOrder
 from notebook_launcher.training.preparation_checks import check_objects, check_placements, is_scheduler
 from notebook_launcher.training.queued_work import work_recorder
 from notebook_launcher.training.unwrapping import synced_part
@@ -88,6 +88,8 @@ class Preparation:
     """Generators that are made equal on all ranks at the start of each epoch."""
     step_scheduler_with_optimizer: bool
     """True if a scheduler advances once for each update; False: with each of its own steps."""
+    _unit_order: UnitOrder | None = dataclasses.field(default=None, init=False)
+    """Compares the order in which the ranks run the units of sharded models; None without any."""
 
     def prepare(self, *args: Any, preparer: Preparer, device_placement: list[bool] | None = None) -> Any:
         """Carry out `Accelerator.prepare`: `preparer` prepares each object, schedulers after their optimizers."""
@@ -166,19 +168,20 @@ class Preparation:
             self.sharding.replacements.apply(prepared.optimizer)
         self.prepared.members.add_model(model)
         if self.compares:
-            groups = list(parameter_groups(model))
             ranks = torch.distributed.get_process_group_ranks(self.sharding.layout.shard_group)
+            order = self._unit_order = self._unit_order or UnitOrder(ranks)
+            units = order.add(model)
             gradient_state, updates = self.gradient_state, self.updates
             check_forwards(
                 model,
                 ranks,
-                gathers_all=lambda: all(group.is_sharded for group in groups),
+                gathers_all=lambda: all(unit.group.is_sharded for unit in units),
                 is_in_block=lambda: gradient_state.block is not None,
                 count_steps=lambda: updates.steps_made,
                 record=work_recorder(self.process.device),
             )
             if not self.ddp_handler.find_unused_parameters:
-                check_gradients(model, ranks, record=work_recorder(self.process.device))
+                check_gradients(units, ranks, order=order, record=work_recorder(self.process.device))
         if self.ddp_handler.broadcast_buffers:
             self.prepared.members.share_buffers(model)
         self.prepared.remember(model, model)

@@ -22,20 +22,15 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from notebook_launcher.context import call_id
-from notebook_launcher.messaging.board_layout import REDUCTIONS
-from notebook_launcher.training.accumulation.members.held_gradients import (
-    held_places,
-    parameter_groups,
-    trained_places,
-)
-from notebook_launcher.training.parallelism.board_numbers import NUMBERS, distance, own_context
+from notebook_launcher.messaging.board_layout import COLLECTIVES
+from notebook_launcher.training.accumulation.members.held_gradients import held_places, trained_places
+from notebook_launcher.training.parallelism.board_numbers import distance, own_context
 from notebook_launcher.training.rank_check.bulletin import Bulletin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import torch
-
+    from notebook_launcher.training.parallelism.unit_order import Unit, UnitOrder
     from notebook_launcher.training.queued_work import QueuedWork
 
 __all__ = ["check_gradients"]
@@ -49,31 +44,36 @@ MAX_NAMED = 3
 
 
 def check_gradients(
-    model: torch.nn.Module, ranks: Iterable[int], *, record: Callable[[], QueuedWork | None] | None
+    units: Iterable[Unit],
+    ranks: Iterable[int],
+    *,
+    order: UnitOrder,
+    record: Callable[[], QueuedWork | None] | None,
 ) -> None:
     """Check each reduction of a sharded model's gradients from now on.
 
     Args:
-        model: The whole model, after it was sharded.
+        units: The units of the model.
         ranks: The ranks that share it out.
+        order: Compares the order of gathers and reductions.
         record: Marks the end of all work that is queued by now, or returns None if that cannot be done now. None: a
             reduction returns when it is done.
     """
-    check = _GradientCheck(model, [rank for rank in ranks if rank != dist.get_rank()], record)
-    for number, group in enumerate(parameter_groups(model)):
+    check = _GradientCheck([rank for rank in ranks if rank != dist.get_rank()], order, record)
+    for unit in units:
         # Torch's hooks look up this method on the object when a backward has passed.
-        group.post_backward = functools.partial(check.reduce, _Unit(number, group), group.post_backward)
+        unit.group.post_backward = functools.partial(check.reduce, _Reductions(unit), unit.group.post_backward)
 
 
-class _Unit:
-    """A unit of a sharded model, and the parameters whose gradients it reduced last."""
+class _Reductions:
+    """The reductions of a unit in this call, and the parameters whose gradients the last one had."""
 
-    def __init__(self, number: int, group: Any) -> None:
-        self.number = number
-        self.group = group
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
         self.call_id: int | None = None
         """The call of the last reduction. Each begins anew: the one before may have failed on some ranks alone."""
-        self.num_reductions = 0
+        self.number = 0
+        """Reductions so far."""
         self.places: list[int] | None = None
         """Places of the parameters with gradients; None before the first reduction of the call."""
 
@@ -81,42 +81,41 @@ class _Unit:
 class _GradientCheck:
     """Compares the parameters whose gradients are reduced with the peers'."""
 
-    def __init__(
-        self, model: torch.nn.Module, peers: list[int], record: Callable[[], QueuedWork | None] | None
-    ) -> None:
-        self._model = model
+    def __init__(self, peers: list[int], order: UnitOrder, record: Callable[[], QueuedWork | None] | None) -> None:
         self._peers = peers
+        self._order = order
         self._record = record
         self._bulletin = Bulletin(dist.get_rank(), dist.get_world_size())
 
-    def reduce(self, unit: _Unit, post_backward: Callable[..., None], *unused: Any) -> None:
+    def reduce(self, reductions: _Reductions, post_backward: Callable[..., None], *unused: Any) -> None:
         """Reduce the gradients of a unit.
 
         Raises:
             RuntimeError: A peer reduces gradients of other parameters.
         """
-        held = held_places(unit.group) if unit.group.reduce_grads else []
+        group = reductions.unit.group
+        held = held_places(group) if group.reduce_grads else []
         if not held:
             post_backward(*unused)
             return
-        if unit.call_id != (present := call_id()):
-            unit.call_id, unit.num_reductions, unit.places = present, 0, None
+        if reductions.call_id != (present := call_id()):
+            reductions.call_id, reductions.number, reductions.places = present, 0, None
             self._bulletin.register(self)  # in the order of the backwards, the same on all ranks
-        unit.num_reductions += 1
-        before = trained_places(unit.group) if unit.places is None else unit.places
-        unit.places = held
-        is_new = held != before and self._bulletin.write(self, str(unit.number), [unit.num_reductions, held])
-        place = _mark_reduction()
+        reductions.number += 1
+        before = trained_places(group) if reductions.places is None else reductions.places
+        reductions.places = held
+        is_new = held != before and self._bulletin.write(self, _topic(reductions), [reductions.number, held])
+        place = self._order.begin(reductions.unit, is_reduction=True)
         arrived = self._wait_for_peers(place) if is_new else []
         if is_new:
-            self._refuse(unit, arrived)
+            self._refuse(reductions, arrived)
         post_backward(*unused)
         if is_new and len(arrived) < len(self._peers):
             work = None if self._record is None else self._record()
             if work is not None:
                 work.synchronize()
             if work is not None or self._record is None:
-                self._refuse(unit, self._peers)
+                self._refuse(reductions, self._peers)
 
     def _wait_for_peers(self, place: int | None) -> list[int]:
         """Return the peers that have come to a reduction, after waiting for them; none on several machines.
@@ -124,54 +123,26 @@ class _GradientCheck:
         A peer that has not come after `PATIENCE` may have ended; the reduction ends as it would without this check.
         """
         context = own_context()
-        if place is None or context is None:
+        if place is None or context is None or context.num_nodes > 1:
             return []
         board, deadline = context.board, time.monotonic() + PATIENCE
         while True:
-            marks = {peer: board[REDUCTIONS + peer] for peer in self._peers}
+            marks = {peer: board[COLLECTIVES + peer] for peer in self._peers}
             arrived = [peer for peer, mark in marks.items() if mark and distance(mark, place) >= 0]
             if len(arrived) == len(self._peers) or time.monotonic() > deadline:
                 return arrived
             time.sleep(PAUSE)
 
-    def _refuse(self, unit: _Unit, peers: Iterable[int]) -> None:
+    def _refuse(self, reductions: _Reductions, peers: Iterable[int]) -> None:
         """Raise RuntimeError if a peer has gradients of other parameters; all have come to the reduction."""
         # A peer that has never written has gradients of all.
-        places = dict.fromkeys(peers, trained_places(unit.group))
-        for rank, (number, held) in self._bulletin.read(self, str(unit.number), peers).items():
-            if number <= unit.num_reductions:
+        places = dict.fromkeys(peers, trained_places(reductions.unit.group))
+        for rank, (number, held) in self._bulletin.read(self, _topic(reductions), peers).items():
+            if number <= reductions.number:
                 places[rank] = held
-        odd = {rank: held for rank, held in sorted(places.items()) if held != unit.places}
+        odd = {rank: held for rank, held in sorted(places.items()) if held != reductions.places}
         if odd:
-            raise RuntimeError(self._explain(unit, odd))
-
-    def _explain(self, unit: _Unit, odd: dict[int, list[int]]) -> str:
-        rank, theirs = next(iter(odd.items()))
-        mine = unit.places or []
-        names = self._names_of(unit)
-
-        def listed(places: Iterable[int]) -> str:
-            found = [names[place] for place in places]
-            return ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
-
-        here, rank_here = listed(place for place in mine if place not in theirs), dist.get_rank()
-        there = listed(place for place in theirs if place not in mine)
-        found = [(rank_here, here, rank), (rank, there, rank_here)]
-        differences = "; ".join(
-            f"rank {has} has gradients of {what} that rank {lacks} has not" for has, what, lacks in found if what
-        )
-        return (
-            f"backward(): {differences}. Ranks of a sharded model reduce the gradients of a unit in one piece, so "
-            "gradients of different parameters would be averaged into each other. If ranks use different parameters on "
-            "purpose, pass Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])."
-        )
-
-    def _names_of(self, unit: _Unit) -> list[str]:
-        known = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        return [
-            known.get(id(parameter.sharded_param)) or known.get(id(getattr(parameter, "_unsharded_param", None)), "?")
-            for parameter in unit.group.fsdp_params
-        ]
+            raise RuntimeError(_explain(reductions, odd))
 
     def __reduce__(self) -> tuple[type[_NoComparison], tuple[()]]:
         return _NoComparison, ()
@@ -180,15 +151,31 @@ class _GradientCheck:
 class _NoComparison:
     """Stands in for the check in a copy of a model, which belongs to no process group."""
 
-    def reduce(self, _unit: _Unit, post_backward: Callable[..., None], *unused: Any) -> None:
+    def reduce(self, _reductions: _Reductions, post_backward: Callable[..., None], *unused: Any) -> None:
         post_backward(*unused)
 
 
-def _mark_reduction() -> int | None:
-    """Mark on the board that a reduction begins, and return its number; None where peers cannot read it."""
-    context = own_context()
-    if context is None or context.num_nodes > 1:
-        return None
-    at = REDUCTIONS + context.rank
-    context.board[at] = place = context.board[at] % NUMBERS + 1
-    return place
+def _topic(reductions: _Reductions) -> str:
+    return str(reductions.unit.number)
+
+
+def _explain(reductions: _Reductions, odd: dict[int, list[int]]) -> str:
+    rank, theirs = next(iter(odd.items()))
+    mine = reductions.places or []
+    names = reductions.unit.parameter_names()
+
+    def listed(places: Iterable[int]) -> str:
+        found = [names[place] for place in places]
+        return ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
+
+    here, rank_here = listed(place for place in mine if place not in theirs), dist.get_rank()
+    there = listed(place for place in theirs if place not in mine)
+    found = [(rank_here, here, rank), (rank, there, rank_here)]
+    differences = "; ".join(
+        f"rank {has} has gradients of {what} that rank {lacks} has not" for has, what, lacks in found if what
+    )
+    return (
+        f"backward(): {differences}. Ranks of a sharded model reduce the gradients of a unit in one piece, so "
+        "gradients of different parameters would be averaged into each other. If ranks use different parameters on "
+        "purpose, pass Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])."
+    )

@@ -1,0 +1,134 @@
+"""Ranks of a sharded model that run different units, or in another order, are named before they get wrong weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from notebook_launcher import Accelerator, FullyShardedDataParallelPlugin, Session, notebook_launch
+from tests.support.toy_training import session_fixture, shards_on_cpus
+
+pytestmark = shards_on_cpus
+
+session = session_fixture(2)
+
+
+class Layers(torch.nn.Module):
+    """Layers of one shape, of which each forward runs some."""
+
+    def __init__(self, num: int = 3, width: int = 4) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(num))
+
+    def forward(self, inputs: torch.Tensor, run: list[int]) -> torch.Tensor:
+        for place in run:
+            inputs = self.layers[place](inputs)
+        return inputs.square().mean()
+
+
+def shard(*nets: torch.nn.Module, reshard: bool = True, **options: Any) -> Any:
+    accelerator = Accelerator(
+        cpu=True,
+        fsdp_plugin=FullyShardedDataParallelPlugin(
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["Linear"],
+            reshard_after_forward=reshard,
+        ),
+        **options,
+    )
+    return accelerator, *(accelerator.prepare(net) for net in nets)
+
+
+def train(run: tuple[list[list[int]], list[list[int]]], *, num_layers: int = 3, **options: Any) -> list[float]:
+    """Train layers in the order of `run`, by rank, and return the first parameter."""
+    torch.manual_seed(0)
+    accelerator, net = shard(Layers(num_layers), **options)
+    optimizer = accelerator.prepare(torch.optim.SGD(net.parameters(), lr=0.1))
+    for places in run[accelerator.process_index]:
+        with accelerator.accumulate(net):
+            accelerator.backward(net(torch.ones(2, 4), places))
+            optimizer.step()
+            optimizer.zero_grad()
+    weight: Any = next(net.parameters())
+    return [float(each) for each in weight.full_tensor().flatten()]
+
+
+DIFFERENT = {
+    "another layer": ([[0]], [[1]]),
+    "another layer in the middle": ([[0, 1, 2]], [[0, 2, 1]]),
+    "later": ([[0, 1], [0, 1], [0, 2]], [[0, 1], [0, 1], [0, 1]]),
+    "one layer less": ([[0, 1]], [[0, 1, 2]]),
+}
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_ranks_that_run_other_layers_are_named(case, reshard):
+    pattern = (
+        r"Rank (0|1) (gathers|reduces the gradients of) layers\.\d\.weight, layers\.\d\.bias while rank (1|0) "
+        r"(gathers|reduces the gradients of) layers\.\d\.weight, .*each rank must run the same layers in the same order"
+    )
+    with pytest.raises(RuntimeError, match=pattern):
+        notebook_launch(train, 2, args=(DIFFERENT[case],), kwargs={"reshard": reshard}, devices="cpu", output="none")
+
+
+def evaluate(places: tuple[int, int]) -> float:
+    accelerator, net = shard(Layers())
+    with torch.no_grad():
+        return float(net(torch.ones(2, 4), [places[accelerator.process_index]]))
+
+
+def test_ranks_that_evaluate_other_layers_are_named():
+    with pytest.raises(RuntimeError, match=r"Rank \d gathers layers\.\d\.weight, .* while rank \d gathers layers\."):
+        notebook_launch(evaluate, 2, args=((0, 1),), devices="cpu", output="none")
+
+
+def take_turns(order: tuple[str, str]) -> None:
+    """Run two models of one shape in turns, as in adversarial training."""
+    accelerator, first, second = shard(Layers(1), Layers(1))
+    nets = {"first": first, "second": second}
+    for _ in range(3):
+        with torch.no_grad():
+            nets[order[accelerator.process_index]](torch.ones(2, 4), [0])
+
+
+def test_ranks_that_run_other_models_are_named():
+    with pytest.raises(RuntimeError, match=r"Rank \d gathers layers\.0\.weight, .* while rank \d gathers layers\.0"):
+        notebook_launch(take_turns, 2, args=(("first", "second"),), devices="cpu", output="none")
+
+
+def test_layers_beyond_the_numbers_are_refused_without_their_names():
+    run = ([[0]], [[130]])
+    with pytest.raises(RuntimeError, match=r"Rank \d gathers layers\.\d+\.weight, .* after other layers than rank"):
+        notebook_launch(train, 2, args=(run,), kwargs={"num_layers": 140}, devices="cpu", output="none")
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_ranks_that_run_the_same_layers_train(session, reshard):
+    run = [[0, 1, 2], [2, 1], [0], [1, 1, 0], *([[0, 2]] * 60)]
+    first, second = session.run(train, args=((run, run),), kwargs={"reshard": reshard})
+    assert first == second
+
+
+def keep_running(places: tuple[int, int]) -> None:
+    """Run a model that the session keeps."""
+    import __main__
+
+    if not hasattr(__main__, "kept"):
+        __main__.kept = shard(Layers())
+    accelerator, net = __main__.kept
+    accelerator.backward(net(torch.ones(2, 4), [places[accelerator.process_index]]))
+
+
+def test_calls_of_a_session_are_compared_each_by_itself():
+    with Session(2, devices="cpu", output="none") as session:
+        for places in (0, 1, 2):
+            session.run(keep_running, args=((places, places),))
+        with pytest.raises(RuntimeError, match=r"Rank \d gathers layers\.\d\.weight"):
+            session.run(keep_running, args=((0, 2),))
+
+
+def test_ranks_that_compare_nothing_are_not_refused(session):
+    session.run(train, args=(DIFFERENT["another layer"],), kwargs={"check_ranks": False})
