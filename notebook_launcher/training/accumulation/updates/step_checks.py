@@ -65,14 +65,23 @@ class StepChecks:
         lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
         block = gradient_state.block
         if lacks_backward and block is not None and window.has_unnoted_gradients(block.members):
-            window.note_foreign()
-            self._warn_once(
-                "backward of torch",
-                "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss). loss.backward() "
-                f"alone adds the {window.num_steps} micro-batches of a window up: that is their mean only if the loss "
-                "is divided by their number, and if they are of equal size. Write accelerator.backward(loss), and do "
-                "not divide.",
-            )
+            self._note_foreign(window)
+
+    def check_clearing(self, window: Window) -> None:
+        """Note a backward of torch's own before a `zero_grad()` inside a window, which then keeps the gradients."""
+        block = self._gradient_state.block
+        if window.num_steps > 1 and block is not None and window.has_gained_gradients(block.probes):
+            self._note_foreign(window)
+
+    def _note_foreign(self, window: Window) -> None:
+        window.note_foreign()
+        self._warn_once(
+            "backward of torch",
+            "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss). loss.backward() "
+            f"alone adds the {window.num_steps} micro-batches of a window up: that is their mean only if the loss "
+            "is divided by their number, and if they are of equal size. Write accelerator.backward(loss), and do "
+            "not divide.",
+        )
 
     def check_synced(self, prepared: AcceleratedOptimizer) -> None:
         """Raise RuntimeError if gradients of this optimizer are one rank's alone, unless `LocalSGD` wants that."""

@@ -186,17 +186,33 @@ class Updates:
         gathers = current is not None and current.num_backwards and not ends
         if gathers and (id(prepared), id(current)) in self._members.looked_up.covered:
             return False
+        inside = None if ends else current
+        if inside is not None and not (inside.num_backwards or inside.has_foreign):
+            self._checks.check_clearing(inside)
         owned = self._members.owned_by(prepared.optimizer).members
-        for window in gradient_state.windows.values():
-            if not (window.num_backwards or window.has_foreign):
-                continue
-            if window is current and ends and (window.backwards_in_block or window.has_foreign):
-                continue
-            if window.holds(owned):
-                return False
+        if self._are_gathered(owned, current if ends else None):
+            return False
         for member in owned:
             member.clear_synced()
+        if inside is not None and inside.holds(owned):
+            inside.note_cleared()
         return True
+
+    def _are_gathered(self, owned: Sequence[Member], ended: Window | None) -> bool:
+        """Return True if a window has gathered gradients of these members that no step has used.
+
+        Args:
+            owned: Members of an optimizer.
+            ended: The window of this micro-batch, if it ends here.
+        """
+        for window in self._gradient_state.windows.values():
+            if not (window.num_backwards or window.has_foreign):
+                continue
+            if window is ended and (window.backwards_in_block or window.has_stepped):
+                continue
+            if window.holds(owned):
+                return True
+        return False
 
     def clip_norm(self, parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor | None:
         """Clip the gradients where a window ends; inside a window do nothing and return None."""

@@ -50,6 +50,8 @@ class Window:
     """Number of batches that the loader had drawn when the last micro-batch began."""
     weight_versions: list[int] = dataclasses.field(default_factory=list)
     """Versions of the weights when the window began."""
+    was_clear: bool = False
+    """True if the models had no gradients when the window began, or lost them since."""
 
     # What `reset` forgets.
     joined: list[Member] = dataclasses.field(default_factory=list)
@@ -113,12 +115,14 @@ class Window:
         Args:
             num_steps: Micro-batches of a full window, if this is its first one.
             iteration: The loader's iteration that the micro-batch comes from; None outside a loop.
-            probes: The parameters whose versions show that weights were changed inside the window.
+            probes: A trained parameter of each model: its version shows whether the weights were changed inside the
+                window, and its gradient whether there are any.
         """
         if self.num_batches == 0:
             self.num_steps = num_steps
             self.iteration = iteration
             self.weight_versions = [-1 if probe is None else probe._version for probe in probes]  # noqa: SLF001
+            self.was_clear = not _have_gradients(probes)
         elif self.iteration is None:
             self.iteration = iteration
         self.num_batches += 1
@@ -211,6 +215,14 @@ class Window:
         """Note that an optimizer has made its update."""
         self.has_stepped = True
 
+    def has_gained_gradients(self, probes: Iterable[torch.Tensor | None]) -> bool:
+        """Return True if these parameters had no gradients in this window, and now there are some."""
+        return self.was_clear and _have_gradients(probes)
+
+    def note_cleared(self) -> None:
+        """Note that gradients of these models were cleared inside the window."""
+        self.was_clear = True
+
     def note_foreign(self) -> None:
         """Note that a backward of torch's own has written gradients of this window."""
         self.has_foreign = True
@@ -283,6 +295,10 @@ class Window:
         for key, name in _KEPT.items():
             if key in state:
                 setattr(self, name, state[key])
+
+
+def _have_gradients(probes: Iterable[torch.Tensor | None]) -> bool:
+    return any([probe is not None and probe.grad is not None for probe in probes])  # noqa: C419 - takes half the time
 
 
 _KEPT = {

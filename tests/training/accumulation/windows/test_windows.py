@@ -298,6 +298,27 @@ def test_backwards_of_torch_alone_add_up_in_a_window():
         assert (weight.grad is None) == training.accelerator.sync_gradients
 
 
+@pytest.mark.parametrize("clears", ["after the step", "at the top", "everywhere"])
+@pytest.mark.parametrize("steps_always", [False, True])
+def test_clearing_inside_a_window_keeps_what_backwards_of_torch_alone_have_added(clears, steps_always):
+    training = Training(steps=4)
+    weight = next(training.model.parameters())
+    with pytest.warns(UserWarning, match=r"called no accelerator.backward\(loss\)"):
+        for number in range(8):
+            with training.accelerator.accumulate(training.model):
+                if clears != "after the step":
+                    training.optimizer.zero_grad()
+                (training.loss(number) / 4).backward()
+                if training.accelerator.sync_gradients:
+                    losses = sum(training.loss(each) for each in range(number - 3, number + 1))
+                    (expected,) = torch.autograd.grad(losses / 4, weight)
+                    torch.testing.assert_close(weight.grad, expected)
+                if training.accelerator.sync_gradients or steps_always:
+                    training.optimizer.step()
+                if clears != "at the top":
+                    training.optimizer.zero_grad()
+
+
 @pytest.mark.filterwarnings("ignore:a micro-batch of accumulate")
 def test_backward_of_torch_keeps_no_gradients_of_another_model():
     training = Training(steps=2)
@@ -369,7 +390,7 @@ def test_two_open_windows_are_saved_and_restored(tmp_path):
 def test_reset_window_is_as_new():
     window, new = Window(), Window()
     names = [field.name for field in dataclasses.fields(Window)]
-    of_models = {"members", "key", "_parameters", "is_broken", "iteration", "num_drawn", "weight_versions"}
+    of_models = {"members", "key", "_parameters", "is_broken", "iteration", "num_drawn", "weight_versions", "was_clear"}
     for name in set(names) - of_models:
         setattr(window, name, [7] if name == "joined" else 7)
     window.reset()
