@@ -100,6 +100,49 @@ def test_leaf_tensors_are_synchronised(ranks):
     assert ranks.run(2, train) == [([-2.25] * 2, [1 - 2.25] * 3)] * 2
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("order", ["abAB", "aAbB", "bBaA", "aAAbB"])
+def test_optimizers_of_one_model_step_and_clear_in_turns(ranks, steps, accumulates, order):
+    """`a` and `b` are the steps of the two optimizers, `A` and `B` their `zero_grad`."""
+
+    def train():
+        import contextlib
+
+        from notebook_launcher import Accelerator
+
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps if accumulates else 1)
+        model = make_model().double()
+        parts = [[*model.parameters()][:1], [*model.parameters()][1:]]
+        made = [torch.optim.AdamW(parts[0], lr=0.05), torch.optim.SGD(parts[1], lr=0.05)]
+        model, *optimizers = accelerator.prepare(model, *made)
+        data = [[tensor.double() for tensor in make_data(4, seed=seed)] for seed in range(12)]
+        for at in range(6):
+            inputs, targets = data[2 * at + accelerator.process_index]
+            with accelerator.accumulate(model) if accumulates else contextlib.nullcontext():
+                accelerator.backward(mse(model(inputs), targets))
+                for act in order:
+                    optimizer = optimizers[act.lower() == "b"]
+                    optimizer.step() if act.islower() else optimizer.zero_grad()
+        return weights(accelerator.unwrap_model(model))
+
+    def by_hand():
+        model = make_model().double()
+        first, *others = model.parameters()
+        optimizers = [torch.optim.AdamW([first], lr=0.05), torch.optim.SGD(others, lr=0.05)]
+        data = [[tensor.double() for tensor in make_data(4, seed=seed)] for seed in range(12)]
+        taken = 2 * (steps if accumulates else 1)
+        for at in range(0, 12, taken):
+            sum(mse(model(inputs), targets) / taken for inputs, targets in data[at : at + taken]).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        return weights(model)
+
+    for result in ranks.run(2, train):
+        torch.testing.assert_close(result, by_hand())
+
+
 def no_sync_around_the_forward():
     accelerator, model, optimizer, loss = prepare()
     with accelerator.no_sync(model):

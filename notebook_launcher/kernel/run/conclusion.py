@@ -202,7 +202,7 @@ def _describe_timeout(attempt: Attempt, plan: Plan) -> str:
         return f"the run was stopped: {quiet} idle_timeout={plan.config.idle_timeout:g} s."
     text = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
     if not attempt.state.started:
-        text += " No rank had begun the function yet: the first launch of a kernel imports torch."
+        text += " No rank had begun the function yet: the first launch imports torch, which takes seconds."
     return text
 
 

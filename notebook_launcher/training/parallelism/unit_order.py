@@ -38,10 +38,11 @@ FACTOR = 31
 MAX_NAMED = 3
 """Parameters of a unit that a message names."""
 SAME_ORDER = (
-    "some ranks ran other layers, or ran a forward that others did not. A sharded model gathers parameters and reduces "
-    "gradients unit by unit, so each rank must run the same layers in the same order, in the same forwards and "
-    "backwards; otherwise ranks get each other's weights. Choose layers by something that is equal on all ranks, such "
-    "as torch.Generator().manual_seed(step), and run no forward inside `if accelerator.is_main_process`."
+    "some ranks ran other layers, used others in the loss, or ran a forward that others did not. A sharded model "
+    "gathers parameters and reduces gradients unit by unit, so each rank must run the same layers in the same order, "
+    "in the same forwards and backwards; otherwise ranks get each other's weights. Choose layers by something that is "
+    "equal on all ranks, such as torch.Generator().manual_seed(step), and run no forward inside "
+    "`if accelerator.is_main_process`."
 )
 
 

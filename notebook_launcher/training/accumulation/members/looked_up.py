@@ -22,6 +22,8 @@ class Owned:
     members: list[Member]
     local: list[torch.Tensor]
     """Parameters whose gradients nothing synchronises."""
+    shared: dict[int, list[torch.Tensor]]
+    """By the id of a member that other prepared optimizers update, too: the parameters that they update."""
 
 
 @dataclasses.dataclass(slots=True)

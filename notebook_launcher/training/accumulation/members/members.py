@@ -198,8 +198,22 @@ class Members:
             ]
             synced = {id(parameter) for member in members for parameter in member.synchronised}
             local = [parameter for parameter in parameters if id(parameter) not in synced and not is_spread(parameter)]
-            known = self.looked_up.owned[id(optimizer)] = Owned(sizes, members, local)
+            shared = self._shared_with_others(optimizer, members)
+            known = self.looked_up.owned[id(optimizer)] = Owned(sizes, members, local, shared)
         return known
+
+    def _shared_with_others(
+        self, optimizer: torch.optim.Optimizer, members: list[Member]
+    ) -> dict[int, list[torch.Tensor]]:
+        """Return the parameters of these members that only other prepared optimizers update, by the member's id."""
+        others = [strays.optimizer for strays in self._strays.values() if strays.optimizer is not optimizer]
+        theirs = {id(parameter) for other in others for parameter in parameters_of(other)}
+        theirs.difference_update(map(id, parameters_of(optimizer)))
+        found = {
+            id(member): [parameter for parameter in member.parameters() if id(parameter) in theirs]
+            for member in (members if theirs else ())
+        }
+        return {key: parameters for key, parameters in found.items() if parameters}
 
     def _look_for_strays(self) -> list[StrayParameters]:
         """Return the parameters of each optimizer that belong to no other member."""

@@ -189,11 +189,14 @@ class Updates:
         inside = None if ends else current
         if inside is not None and not (inside.num_backwards or inside.has_foreign):
             self._checks.check_clearing(inside)
-        owned = self._members.owned_by(prepared.optimizer).members
+        lookup = self._members.owned_by(prepared.optimizer)
+        owned, shared = lookup.members, lookup.shared
         if self._are_gathered(owned, current if ends else None):
             return False
         for member in owned:
-            member.clear_synced()
+            # Gradients that another optimizer has not used yet are still those of the last backward.
+            if not shared or all(parameter.grad is None for parameter in shared.get(id(member), ())):
+                member.clear_synced()
         if inside is not None and inside.holds(owned):
             inside.note_cleared()
         return True
