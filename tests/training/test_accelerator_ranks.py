@@ -133,7 +133,7 @@ def test_optimizers_of_one_model_step_and_clear_in_turns(ranks, steps, accumulat
         data = [[tensor.double() for tensor in make_data(4, seed=seed)] for seed in range(12)]
         taken = 2 * (steps if accumulates else 1)
         for at in range(0, 12, taken):
-            sum(mse(model(inputs), targets) / taken for inputs, targets in data[at : at + taken]).backward()
+            torch.stack([mse(model(inputs), targets) for inputs, targets in data[at : at + taken]]).mean().backward()
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -141,6 +141,53 @@ def test_optimizers_of_one_model_step_and_clear_in_turns(ranks, steps, accumulat
 
     for result in ranks.run(2, train):
         torch.testing.assert_close(result, by_hand())
+
+
+def set_gradients(way, averages):
+    """Train by gradients of `torch.autograd.grad`; `way` names what of model and optimizer is prepared, and how."""
+    import contextlib
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, check_ranks=None if way != "not compared" else False)
+    model = make_model(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = accelerator.prepare(model)
+    if way != "optimizer of torch":
+        optimizer = accelerator.prepare(optimizer)
+    forward = accelerator.unwrap_model(model) if way == "past the wrapper" else model
+    for _ in range(3):
+        inputs, targets = make_data(4, seed=accelerator.process_index)
+        with accelerator.no_sync(model) if way != "plainly" else contextlib.nullcontext():
+            loss = mse(forward(inputs), targets)
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = accelerator.reduce(gradient, "mean") if averages else gradient
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+WAYS_TO_SET = ["plainly", "no_sync", "past the wrapper", "optimizer of torch", "not compared"]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_SET)
+def test_gradients_that_are_averaged_by_hand_are_used(ranks, way):
+    model = make_model(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [make_data(4, seed=seed) for seed in range(2)]
+    for _ in range(3):
+        torch.stack([mse(model(inputs), targets) for inputs, targets in data]).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for result in ranks.run(2, set_gradients, way, True):
+        torch.testing.assert_close(result, weights(model))
+
+
+@pytest.mark.parametrize("way", WAYS_TO_SET[:-1])
+def test_gradients_of_one_rank_that_are_set_by_hand_are_refused(way):
+    with pytest.raises(RuntimeError, match=r"gradients of Sequential differ between the ranks.*accelerator.reduce\("):
+        notebook_launch(set_gradients, 2, args=(way, False), output="none")
 
 
 def no_sync_around_the_forward():

@@ -25,13 +25,13 @@ from notebook_launcher.training.rank_check.bulletin import Bulletin
 from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe_divergence, named
 from notebook_launcher.training.rank_check.evidence import Comparand, Evidence, digest, order_of
 from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
+from notebook_launcher.training.rank_check.gradient_comparison import GradientComparison
 from notebook_launcher.training.rank_check.left_out import LeftOut
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.accumulation.members.member_kinds import PreparedModel
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
@@ -72,7 +72,8 @@ class RankCheck:
         self._rank = rank
         self._num_processes = num_processes
         self.bulletin = Bulletin(rank, num_processes)
-        self.forgotten = ForgottenOptimizers(members)
+        self.gradients = GradientComparison(self.bulletin, num_processes)
+        self.forgotten = ForgottenOptimizers(members, self.gradients)
         self.left_out = LeftOut(gradient_state, rank, num_processes, fence)
         self._fence = fence
         self._same_inputs = 0
@@ -148,29 +149,6 @@ class RankCheck:
                 return self.bulletin.exchange(comparand.owner, f"details {update}", mine, ranks)
 
             self._judge(comparand, evidence, f"update {update}", gather)
-
-    def compare_gradients(self, member: Member, number: int) -> None:
-        """Compare gradients of `loss.backward()`, `torch.autograd.grad` or the user, at steps 1, 2, 4, 8 and so on.
-
-        Args:
-            member: The model that has the gradients.
-            number: Number of the model's steps with such gradients, this one included.
-
-        Raises:
-            RuntimeError: The gradients differ between the ranks; on every rank.
-        """
-        if number & (number - 1):
-            return
-        trained = [parameter for parameter in member.synchronised if is_comparable(parameter)]
-        mine = fingerprint(parameter.grad for parameter in trained if parameter.grad is not None)
-        found = self.bulletin.exchange(member, f"gradients {number}", mine, range(self._num_processes))
-        if len(set(found.values())) > 1:
-            raise RuntimeError(
-                f"step(): the gradients of {member.describe()} differ between the ranks, so the weights "
-                "would diverge. No accelerator.backward(loss) has computed them, and gradients of "
-                "torch.autograd.grad, or set by hand, are not synchronised. Call accelerator.backward(loss), or "
-                f"average them: parameter.grad = accelerator.reduce(gradient, 'mean'). {SWITCH}"
-            )
 
     def compare_now(self, call: str, exchange: Callable[[Any], list[Any]]) -> None:
         """Compare everything at a place that all ranks have reached.

@@ -14,6 +14,7 @@ from notebook_launcher.training.fingerprints import is_comparable
 
 if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.rank_check.gradient_comparison import GradientComparison
 
 __all__ = ["ForgottenOptimizers"]
 
@@ -23,10 +24,15 @@ class ForgottenOptimizers:
 
     A prepared optimizer checks by itself that its gradients were synchronised. One that was not prepared steps in
     every micro-batch of a window, each rank with its own gradients.
+
+    Args:
+        members: Models and tensors that are trained.
+        gradients: Compares gradients that no backward of the Accelerator has computed.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Members, gradients: GradientComparison) -> None:
         self._members = members
+        self._gradients = gradients
         self._version = -1
         """The members' version to which `_stepped` belongs."""
         self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
@@ -49,12 +55,16 @@ class ForgottenOptimizers:
         for member in self._members.synced_models:  # no comprehension: its call would take longer than its work
             notes = member.notes
             if not ((notes.answered | notes.forwards) & FORWARD_SYNCED or notes.trains_alone):
-                local.append(member.module)
+                local.append(member)
         if not local:
             return
         mine = {id(parameter) for parameter in parameters_of(optimizer)}
-        for model in local:
+        for member in local:
+            model = member.module
             if any(id(parameter) in mine and parameter.grad is not None for parameter in model.trained):
+                if self._members.are_set_by_hand(member.notes):
+                    self._gradients.compare(member)
+                    continue
                 name, kind = type(model.module).__name__, type(optimizer).__name__
                 raise RuntimeError(
                     f"step(): this {kind} was not prepared, and would update the {name} on each rank with the rank's "

@@ -112,8 +112,6 @@ class Notes:
     """Fingerprint of the inputs of the last forward that was to be compared; None: none was, or no tensors."""
     compares: bool = False
     """True if the ranks compare their weights now and then."""
-    num_foreign: int = 0
-    """Number of steps with gradients that no backward of the Accelerator has computed."""
     own_state: str = ""
     """The name of the cause that left each rank an optimizer state of its own."""
 

@@ -234,7 +234,8 @@ class PreparedModel(DDPModel):
             )
         return (
             "Its forward went past the prepared model, as unwrap_model(model)(x) or model.module(x) do, or the last "
-            "micro-batch did without it. Call the model that prepare() returned."
+            "micro-batch did without it. Call the model that prepare() returned. To average gradients by hand, compute "
+            "them by torch.autograd.grad or loss.backward(), not by accelerator.backward(loss)."
         )
 
 

@@ -51,6 +51,8 @@ class Members:
         """The buffers that every rank takes from rank 0 where a window ends; DDP copies its models' buffers itself."""
         self.leaf_notes = Notes()
         """Notes of the reductions of all leaf tensors, which are reduced together."""
+        self.num_backwards = 0
+        """Backwards of the Accelerator since the last `zero_grad` that cleared."""
         self.version = 0
         """Grows with every change."""
         self.looked_up = LookedUp()
@@ -214,6 +216,13 @@ class Members:
             for member in (members if theirs else ())
         }
         return {key: parameters for key, parameters in found.items() if parameters}
+
+    def are_set_by_hand(self, notes: Notes) -> bool:
+        """Return True if no backward of the Accelerator can have written the gradients of a model with these notes.
+
+        They may come from `torch.autograd.grad`, and be averaged by `accelerator.reduce`.
+        """
+        return not notes.answered and (bool(notes.forwards) or not self.num_backwards)
 
     def _look_for_strays(self) -> list[StrayParameters]:
         """Return the parameters of each optimizer that belong to no other member."""

@@ -127,6 +127,7 @@ class MicroBatches:
         factor, ends, syncs = self._weigh(window, weight, reduction)
         if self._clock is not None:
             self._clock.note(("forward", read_clock()))
+        self._members.num_backwards += 1
         in_reach, check = self._models_in_reach(), self._rank_check
         written = () if check is None else check.write(in_reach, window, syncs=syncs)
         ending = window if ends else None  # The window that ends with this micro-batch.

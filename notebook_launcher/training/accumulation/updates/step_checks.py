@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from notebook_launcher.training.accumulation.members.ddp import Notes
     from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
@@ -87,15 +86,18 @@ class StepChecks:
         """Raise RuntimeError if gradients of this optimizer are one rank's alone, unless `LocalSGD` wants that."""
         owned = self._members.owned_by(prepared.optimizer)
         for member in owned.members:
-            if member.notes is not None and member.notes.trains_alone:
+            notes = member.notes
+            if notes is not None and notes.trains_alone:
                 return
             if not member.is_synced and member.has_gradients():
-                raise RuntimeError(
-                    f"step(): the gradients of {member.describe()} were not synchronised, so the ranks' weights "
-                    f"would diverge. {member.explain_unsynced()}"
-                )
-            if member.notes is not None and not member.notes.answered:
-                self._check_foreign(member, member.notes)
+                if notes is None or not self._members.are_set_by_hand(notes):
+                    raise RuntimeError(
+                        f"step(): the gradients of {member.describe()} were not synchronised, so the ranks' weights "
+                        f"would diverge. {member.explain_unsynced()}"
+                    )
+                self._check_foreign(member)
+            elif notes is not None and not notes.answered:
+                self._check_foreign(member)
         if owned.local and (local := [parameter for parameter in owned.local if parameter.grad is not None]):
             raise RuntimeError(_describe_local(prepared.optimizer, local, self._members))
         if self._rank_check is not None:
@@ -106,13 +108,10 @@ class StepChecks:
         if self._rank_check is not None:
             self._rank_check.forgotten.checked = None
 
-    def _check_foreign(self, member: Member, notes: Notes) -> None:
+    def _check_foreign(self, member: Member) -> None:
         """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
-        check = self._rank_check
-        if check is None or not member.has_gradients():
-            return
-        notes.num_foreign += 1
-        check.compare_gradients(member, notes.num_foreign)
+        if self._rank_check is not None and member.has_gradients():
+            self._rank_check.gradients.compare(member)
 
 
 def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:
@@ -130,7 +129,8 @@ def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Ten
     else:
         why = (
             "belong to no model that prepare() was given. Write `model, optimizer = accelerator.prepare(model, "
-            "optimizer)`, with each model and leaf tensor that the optimizer updates."
+            "optimizer)`, with each model and leaf tensor that the optimizer updates, also if you average gradients by "
+            "hand."
         )
     return (
         f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "

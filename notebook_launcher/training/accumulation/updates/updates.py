@@ -199,6 +199,7 @@ class Updates:
                 member.clear_synced()
         if inside is not None and inside.holds(owned):
             inside.note_cleared()
+        self._members.num_backwards = 0
         return True
 
     def _are_gathered(self, owned: Sequence[Member], ended: Window | None) -> bool:

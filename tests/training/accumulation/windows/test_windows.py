@@ -310,8 +310,8 @@ def test_clearing_inside_a_window_keeps_what_backwards_of_torch_alone_have_added
                     training.optimizer.zero_grad()
                 (training.loss(number) / 4).backward()
                 if training.accelerator.sync_gradients:
-                    losses = sum(training.loss(each) for each in range(number - 3, number + 1))
-                    (expected,) = torch.autograd.grad(losses / 4, weight)
+                    losses = torch.stack([training.loss(each) for each in range(number - 3, number + 1)])
+                    (expected,) = torch.autograd.grad(losses.mean(), weight)
                     torch.testing.assert_close(weight.grad, expected)
                 if training.accelerator.sync_gradients or steps_always:
                     training.optimizer.step()
