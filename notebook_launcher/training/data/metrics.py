@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,12 @@ import torch
 from notebook_launcher.training import operations
 from notebook_launcher.training.operations.collectives import world_size
 from notebook_launcher.training.operations.nested import map_tensors
+from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.wording.counts import plural, plural_verb
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.training.data.rounds import Round
 
 __all__ = ["gather_for_metrics"]
@@ -34,22 +39,25 @@ def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = Fals
         The same structure on every rank. Lists of objects are joined into one.
     """
     counts = None if loader is None else loader.current_round
+    # With ready batches the loader counts batches, whose rows may differ between the ranks.
+    may_differ = loader is not None and getattr(loader, "batch_sampler", loader) is None
     if counts is not None and 0 in counts.weights:
         loader.note_repeat()
     if counts is not None and len(counts.rows) * copies != world_size():
         counts = None
     if counts is not None and copies > 1:
         counts = counts.spread(copies)
-    return _gather(data, counts, as_objects=use_gather_object)
+    return _gather(data, counts, as_objects=use_gather_object, may_differ=may_differ)
 
 
-def _gather(data: Any, counts: Round | None, *, as_objects: bool) -> Any:
+def _gather(data: Any, counts: Round | None, *, as_objects: bool, may_differ: bool) -> Any:
     if world_size() == 1:
         return data
     if not as_objects and _only_tensors(data):
-        return _gather_tensors(data, counts)
+        return _gather_tensors(data, counts, may_differ=may_differ)
     if isinstance(data, Mapping) and not as_objects:
-        return operations.nested.rebuild(data, lambda part: _gather(part, counts, as_objects=False))
+        gather_part = functools.partial(_gather, counts=counts, as_objects=False, may_differ=may_differ)
+        return operations.nested.rebuild(data, gather_part)
     return _gather_objects(data, counts)
 
 
@@ -67,8 +75,9 @@ def _only_tensors(data: Any) -> bool:
     return True
 
 
-def _gather_tensors(data: Any, counts: Round | None) -> Any:
-    if counts is None or (counts.real == counts.rows and len(set(counts.rows)) == 1):
+def _gather_tensors(data: Any, counts: Round | None, *, may_differ: bool) -> Any:
+    is_even = counts is None or (counts.real == counts.rows and len(set(counts.rows)) == 1)
+    if is_even and not may_differ:
         # Whatever has a row for each sample has as many on all ranks, and all of them count.
         return operations.gather(data)
     tensors = list(operations.find_tensors(data))
@@ -78,15 +87,12 @@ def _gather_tensors(data: Any, counts: Round | None) -> Any:
     return map_tensors("gather_for_metrics", lambda tensor: _keep(tensor, next(each), counts), padded)
 
 
-def _keep(gathered: torch.Tensor, lengths: list[int], counts: Round) -> torch.Tensor:
+def _keep(gathered: torch.Tensor, lengths: list[int], counts: Round | None) -> torch.Tensor:
     """Return the rows of a gathered and padded tensor that count.
 
     `lengths` are the ranks' own, without padding; -1 for a tensor without dimensions.
     """
-    if tuple(lengths) == counts.rows:
-        kept = counts.real
-    else:
-        kept = tuple(abs(length) if real else 0 for length, real in zip(lengths, counts.real, strict=True))
+    kept = [abs(length) for length in _counting(lengths, counts)]
     padded = len(gathered) // len(lengths)
     return torch.cat([gathered[rank * padded : rank * padded + length] for rank, length in enumerate(kept)])
 
@@ -94,9 +100,28 @@ def _keep(gathered: torch.Tensor, lengths: list[int], counts: Round) -> torch.Te
 def _gather_objects(data: Any, counts: Round | None) -> list[Any]:
     mine = list(data) if isinstance(data, (list, tuple)) or _has_rows(data) else [data]
     by_rank: list[list[Any]] = operations.gather_object([mine])
-    if counts is not None:
-        if tuple(map(len, by_rank)) == counts.rows:
-            by_rank = [items[:real] for items, real in zip(by_rank, counts.real, strict=True)]
-        else:
-            by_rank = [items for items, real in zip(by_rank, counts.real, strict=True) if real]
-    return [item for items in by_rank for item in items]
+    kept = _counting([len(items) for items in by_rank], counts)
+    return [item for items, length in zip(by_rank, kept, strict=True) for item in items[:length]]
+
+
+def _counting(lengths: list[int], counts: Round | None) -> Sequence[int]:
+    """Return how many rows count of each rank's, the first ones, where the ranks have as many as `lengths`."""
+    if counts is None:
+        return lengths
+    if tuple(lengths) == counts.rows:
+        return counts.real
+    _warn_of_several_rows(lengths, counts)
+    return [length if real else 0 for length, real in zip(lengths, counts.real, strict=True)]
+
+
+def _warn_of_several_rows(lengths: list[int], counts: Round) -> None:
+    """Warn if results have several rows for each sample: which of them belong to repeated samples is not known."""
+    factor = max(lengths) // max(counts.rows)
+    repeated = sum(rows - real for rows, real in zip(counts.rows, counts.real, strict=True) if real)
+    if repeated and factor > 1 and lengths == [factor * rows for rows in counts.rows]:
+        warn_user(
+            f"gather_for_metrics() got {factor} rows for each sample. {plural(repeated, 'sample')} of this round "
+            f"{plural_verb('is', repeated)} there twice, so that every rank has as many, and the rows of the second "
+            "time are not left out. Pass one row for each sample, as in gather_for_metrics(outputs.view(len(inputs), "
+            f"{factor}, -1)), or set DataLoaderConfiguration(even_batches=False)."
+        )

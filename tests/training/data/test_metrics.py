@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -124,3 +126,47 @@ def test_loader_of_ones_own_leaves_nothing_out(ranks):
         return [gather_for_metrics(batch, loader).tolist() for batch in loader]
 
     assert ranks.run(2, gather) == [[[0, 1, 2] * 2]] * 2
+
+
+SEVERAL = r"got 2 rows for each sample\. 1 sample of this round is there twice, so that every rank has as many"
+
+
+def twice(batch: torch.Tensor, as_objects: bool) -> Any:  # noqa: FBT001 - a parameter
+    rows = batch.repeat_interleave(2)
+    return rows.tolist() if as_objects else rows
+
+
+@pytest.mark.parametrize("as_objects", [False, True])
+def test_several_rows_for_a_sample_that_is_repeated_warn(ranks, as_objects):
+    def evaluate_warned() -> tuple[list[Any], list[str]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = evaluate(5, lambda batch: twice(batch, as_objects), use_gather_object=as_objects)
+        return [int(each) for part in found for each in part], [str(warning.message) for warning in caught]
+
+    for found, warned in ranks.run(2, evaluate_warned):
+        assert found == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0]
+        assert len(warned) == 1
+        assert re.search(SEVERAL, warned[0])
+
+
+@pytest.mark.parametrize("as_objects", [False, True])
+@pytest.mark.parametrize("options", [{"even_batches": False}, {"drop_last": True}])
+def test_several_rows_for_each_sample_are_gathered(ranks, as_objects, options):
+    found = on_all(ranks, 2, 7, lambda batch: twice(batch, as_objects), use_gather_object=as_objects, **options)
+    length = 6 if "drop_last" in options else 7
+    assert [int(each) for part in found for each in part] == [row for row in range(length) for _ in range(2)]
+
+
+@pytest.mark.parametrize("as_objects", [False, True])
+@pytest.mark.parametrize("sizes", [[3, 5, 1, 4], [3, 5, 1], [2]])
+def test_ready_batches_of_different_lengths_are_gathered(ranks, sizes, as_objects):
+    def gather_all() -> list[int]:
+        ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
+        data: Any = [torch.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        loader = prepare_data_loader(DataLoader(data, batch_size=None))
+        batches = ((batch.tolist() if as_objects else batch) for batch in loader)
+        parts = [gather_for_metrics(batch, loader, use_gather_object=as_objects) for batch in batches]
+        return [int(each) for part in parts for each in part]
+
+    assert ranks.run(2, gather_all) == [list(range(sum(sizes)))] * 2

@@ -68,4 +68,4 @@ def _no_rows(gradient: torch.Tensor) -> torch.Tensor | None:
     if not gradient.is_sparse:
         return None
     indices, values = gradient._indices()[:, :0], gradient._values()[:0]  # noqa: SLF001 - others need it coalesced
-    return torch.sparse_coo_tensor(indices, values, gradient.size())
+    return torch.sparse_coo_tensor(indices, values, gradient.size(), check_invariants=False)

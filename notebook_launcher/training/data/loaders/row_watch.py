@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, default_collate, default_convert
@@ -36,7 +37,9 @@ class RowWatch:
         if loader.batch_sampler is None:
             loader.current_rows = counted_ready(batch).rows
         elif not loader.counts_otherwise and drawn is not None and self._place < len(drawn.rows):
-            self._compare(find_rows(batch), drawn.rows[self._place])
+            samples = drawn.rows[self._place]
+            if not _lists_samples(batch, samples):
+                self._compare(find_rows(batch), samples)
 
     def _compare(self, rows: int | None, samples: int) -> None:
         if rows is None or not samples:
@@ -52,6 +55,14 @@ def watch_rows(loader: Any, place: int) -> RowWatch | None:
         return None  # Its elements are counted as they are read.
     is_plain = loader.batch_sampler is not None and loader.collate_fn in (default_collate, default_convert)
     return None if is_plain else RowWatch(loader, place)
+
+
+def _lists_samples(batch: Any, samples: int) -> bool:
+    """Return True if a batch is a list of samples, or has one of their parts, as `tuple(zip(*samples))` does."""
+    if type(batch) is list and len(batch) == samples:
+        return True
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return any(isinstance(part, (list, tuple)) and len(part) == samples for part in parts)
 
 
 def _describe(*batches: tuple[int, int]) -> str:

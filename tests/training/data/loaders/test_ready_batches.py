@@ -134,6 +134,15 @@ def test_rows_that_vary_against_the_samples_that_are_counted_get_a_warning() -> 
         train(DataLoader(Bags(), batch_size=1, collate_fn=lambda bags: bags[0]), num_steps=1)
 
 
+@pytest.mark.parametrize("collate", [list, lambda samples: tuple(zip(*samples, strict=True))], ids=["list", "zip"])
+def test_lists_of_samples_are_not_taken_for_rows(collate: Callable[[list[Any]], Any]) -> None:
+    """As of images of several channels, and their boxes."""
+    images: Any = [(torch.ones(3, 2), {"boxes": torch.ones(4, 1)}) for _ in range(5)]
+    loader: Any = Accelerator(cpu=True).prepare(DataLoader(images, batch_size=2, collate_fn=collate))
+    for _ in loader:
+        assert loader.counts_otherwise == ""
+
+
 def test_loop_over_a_list_of_all_batches_gets_a_warning() -> None:
     with pytest.warns(
         UserWarning, match=r"a loop that read all batches of the prepared loader, as list\(loader\) does"
