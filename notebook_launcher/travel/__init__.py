@@ -22,6 +22,7 @@ from notebook_launcher.travel.generators import describe_generators
 from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_definitions
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
 from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, pickling_error
+from notebook_launcher.travel.set_variables import variables_set_in_modules
 from notebook_launcher.travel.torch_settings import TorchSettings, read_settings
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
 
@@ -43,6 +44,7 @@ __all__ = [
     "unpack_call",
     "unpack_exception",
     "unpack_value",
+    "variables_set_in_modules",
 ]
 
 

@@ -25,7 +25,7 @@ from notebook_launcher.travel.parcel import read_notes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["is_local", "notes_of_modules", "stale_modules"]
+__all__ = ["is_local", "local_modules", "notes_of_modules", "stale_modules"]
 
 
 def notes_of_modules(names: Iterable[str]) -> bytes:
@@ -36,9 +36,18 @@ def notes_of_modules(names: Iterable[str]) -> bytes:
 def stale_modules(fd: int | None) -> list[str]:
     """Return the files that a packed call uses and that changed since this process imported them.
 
-    Only files outside the interpreter and installed packages are examined, and the files that these import in turn.
-    `fd` is the descriptor of the call's parcel, which stays open. None stands for a call that a fork inherits, which
-    may use everything that this process has imported.
+    Args:
+        fd: Descriptor of the call's parcel, which stays open. None: a fork inherits the call, which may use everything
+            that this process has imported.
+    """
+    return sorted(str(module.__file__) for module in local_modules(fd) if _has_changed(module))
+
+
+def local_modules(fd: int | None) -> list[types.ModuleType]:
+    """Return the modules outside the interpreter and installed packages that a packed call uses, directly or not.
+
+    Args:
+        fd: As for `stale_modules`.
     """
     seen: dict[str, types.ModuleType] = {}
     names = list(sys.modules) if fd is None else list(json.loads(read_notes(fd) or b"[]"))
@@ -49,7 +58,7 @@ def stale_modules(fd: int | None) -> list[str]:
         if name not in seen and module is not None and _is_local(module, installed):
             seen[name] = module
             names += _modules_used_by(module)
-    return sorted(str(module.__file__) for module in seen.values() if _has_changed(module))
+    return list(seen.values())
 
 
 @functools.lru_cache(maxsize=1)

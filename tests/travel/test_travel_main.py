@@ -172,6 +172,53 @@ def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compi
     )
 
 
+SETTINGS = """
+import random
+lr = 0.1
+name: str = "old"
+RATES = {"head": 0.1, "body": 0.2}
+REGISTRY = {}
+count = 0
+device = None
+drawn = random.random()
+if lr:
+    branch = 1
+def note():
+    global count
+    count += 1
+    REGISTRY["noted"] = note
+"""
+
+
+def test_variables_of_modules_that_the_notebook_set_are_named(tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text(SETTINGS)
+    (tmp_path / "uses.py").write_text("import settings\ndef value(): return settings.lr\n")
+    notebook(
+        """
+        import os
+        import settings, uses
+        from notebook_launcher import travel
+        def train(): return uses.value()
+        def found():
+            fd = travel.pack_call(travel.FunctionCall(train, (), {})).detach()
+            try:
+                return travel.variables_set_in_modules(fd)
+            finally:
+                os.close(fd)
+        assert found() == []
+        settings.note()
+        settings.drawn = settings._cache = settings.RATES["added"] = 0.5
+        assert found() == []
+        settings.lr = 0.01
+        assert found() == ["settings.lr"]
+        settings.lr = 0.1
+        settings.RATES["body"], settings.name, settings.device = 2, "new", object()
+        assert found() == ["settings.RATES['body']", "settings.device", "settings.name"]
+    """,
+        tmp_path,
+    )
+
+
 def test_function_that_was_compiled_again_by_itself_has_not_changed(tmp_path: Path) -> None:
     # As IPython's %autoreload does, which leaves the compiled file of the module as it was.
     before, after = "def base():\n    return 1\n", "\n\ndef base():\n    return 2000\n"

@@ -45,6 +45,10 @@ class OutgoingCall:
         """Return the files that the call uses and that changed since this process imported them."""
         return travel.stale_modules(None if self._parcel is None else self._parcel.fileno())
 
+    def set_variables(self) -> list[str]:
+        """Return the variables of modules that the ranks import with another value than they have here."""
+        return [] if self._parcel is None else travel.variables_set_in_modules(self._parcel.fileno())
+
     def close(self) -> None:
         """Let go of the function and its arguments, and close the parcel; idempotent."""
         if self._parcel is not None:

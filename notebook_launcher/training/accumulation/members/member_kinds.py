@@ -231,7 +231,7 @@ class PreparedModel(DDPModel):
                 "The last micro-batch's forward was left out on this rank, or ran under no_sync(): DDP decides at the "
                 "forward whether its backward synchronises. Run forward and backward of the last micro-batch on every "
                 "rank, both outside no_sync(), or write `with accelerator.accumulate(model):` around both. If "
-                "micro-batches use different models, pass GradientAccumulationPlugin(num_steps=..., sync_each_batch=True)."
+                "micro-batches use different models, set sync_each_batch=True in GradientAccumulationPlugin."
             )
         return (
             "Its forward went past the prepared model, as unwrap_model(model)(x) or model.module(x) do, or the last "
