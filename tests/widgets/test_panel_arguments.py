@@ -309,6 +309,19 @@ def test_panel_reports_that_its_function_was_defined_again(names):
     assert "loop was defined again: run this cell again to launch the new version." in panel.view.run_area.status.value
 
 
+def test_launch_by_code_warns_of_a_function_that_was_defined_again(names):
+    exec("def loop(): return 1", names)
+    panel = ConfigPanel(names["loop"], 1, devices="cpu", output="none")
+    exec("def loop(): return 2", names)
+    with pytest.warns(UserWarning, match=r"loop was defined again.* launches the earlier loop.*panel.launch\(loop\)"):
+        panel.launch()
+    panel.run.wait()
+    assert list(panel.run.result()) == [1]
+    panel.launch(names["loop"])
+    panel.run.wait()
+    assert list(panel.run.result()) == [2]
+
+
 def test_disabled_stop_button_reports_that_there_is_no_run():
     assert ConfigPanel(train).stop_button.tooltip == "There is no run to stop."
 

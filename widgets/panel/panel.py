@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -146,6 +147,8 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
     def launch(self, fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Run:
         """Launch with the panel's options and return the run at once; the panel shows it.
 
+        Warns if the notebook has defined the panel's function again: the panel has the earlier one.
+
         Args:
             fn: The function to launch; None: the panel's function, with its arguments.
             args: Positional arguments of `fn`.
@@ -155,6 +158,13 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
             CallOrderError: The panel's run is not over.
             LaunchError: `notebook_launcher.launch` refuses the launch.
         """
+        if fn is None and self._state.is_redefined:
+            name = _name_of(self.fn)
+            warnings.warn(
+                f"{name} was defined again, and this panel launches the earlier {name}. Run the panel's cell again, or "
+                f"call panel.launch({name}).",
+                stacklevel=2,
+            )
         return self._running.launch(lambda: self._start(fn, args, kwargs))
 
     def __repr__(self) -> str:
