@@ -314,12 +314,8 @@ def test_launch_by_code_warns_of_a_function_that_was_defined_again(names):
     panel = ConfigPanel(names["loop"], 1, devices="cpu", output="none")
     exec("def loop(): return 2", names)
     with pytest.warns(UserWarning, match=r"loop was defined again.* launches the earlier loop.*panel.launch\(loop\)"):
-        panel.launch()
-    panel.run.wait()
-    assert list(panel.run.result()) == [1]
-    panel.launch(names["loop"])
-    panel.run.wait()
-    assert list(panel.run.result()) == [2]
+        assert list(panel.launch().result()) == [1]
+    assert list(panel.launch(names["loop"]).result()) == [2]
 
 
 def test_disabled_stop_button_reports_that_there_is_no_run():

@@ -102,7 +102,15 @@ class Questions:
                 if not self._over.is_set:  # Else the run has ended while `begin` held the interrupt back.
                     stop(interrupted)
                 interrupted = True
+                self._drop_waiting()
         return interrupted
+
+    def _drop_waiting(self) -> None:
+        """Drop the questions that were asked before an interrupt, which reaches the ranks that wait for answers, too."""
+        with contextlib.suppress(queue.Empty):
+            while self._queue.get_nowait() is not None:
+                pass
+            self._queue.put(None)
 
     def _next(self, idle: Callable[[], float | None]) -> Question | None:
         while True:
