@@ -106,7 +106,7 @@ class Questions:
         return interrupted
 
     def _drop_waiting(self) -> None:
-        """Drop the questions that were asked before an interrupt, which reaches the ranks that wait for answers, too."""
+        """Drop the questions that were asked before an interrupt; it reaches the ranks that wait for answers, too."""
         with contextlib.suppress(queue.Empty):
             while self._queue.get_nowait() is not None:
                 pass
