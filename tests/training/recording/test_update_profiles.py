@@ -89,7 +89,7 @@ def test_profile_lasts_as_many_updates_on_each_chosen_rank(run: Run) -> None:
 
 
 def test_profile_that_the_end_cuts_short_counts_its_updates(run: Run) -> None:
-    run.set(left=5)
+    run.set(left=60)
     profile = run.profile(100, ranks=[1])
     assert 0 < profile[0].updates < 100
     run.wait()
