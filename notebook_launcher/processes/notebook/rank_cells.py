@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import io
 import os
@@ -20,7 +21,7 @@ from notebook_launcher.processes.notebook.cell_sources import CellSources
 from notebook_launcher.travel.rank_function import CellOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Iterator
     from types import CodeType, TracebackType
 
     from notebook_launcher.travel.rank_function import CellRequest
@@ -86,9 +87,7 @@ class _Cells:
             if error.filename == request.filename:
                 _move(error, request.place, lines)
             raise error.with_traceback(None)  # noqa: B904 - the same exception, without the frames of the compiler
-        value = None
-        for code in codes:
-            value = self._evaluate(code, namespace)
+        value = self._evaluate(codes, namespace)
         return value if last is not None else None
 
     def _compiled(self, tree: ast.Module | ast.Expression, request: CellRequest) -> CodeType:
@@ -97,23 +96,63 @@ class _Cells:
         self._sources.follow(request.filename, code)
         return code
 
-    def _evaluate(self, code: CodeType, namespace: dict[str, Any]) -> Any:
-        value = eval(code, namespace)  # noqa: S307 - running the user's code is the purpose
-        return self._finished(value, code.co_filename) if code.co_flags & inspect.CO_COROUTINE else value
+    def _evaluate(self, codes: list[CodeType], namespace: dict[str, Any]) -> Any:
+        """Run the parts of a cell and return the value of the last one.
 
-    def _finished(self, coroutine: Coroutine[Any, Any, Any], filename: str) -> Any:
+        If one part awaits, all run inside the event loop, so that `asyncio.create_task` finds it before an `await`.
+        """
+        if any(map(_awaits, codes)):
+            return self._finished(codes, namespace)
+        *_, value = [eval(code, namespace) for code in codes]  # noqa: S307 - running the user's code is the purpose
+        return value
+
+    def _finished(self, codes: list[CodeType], namespace: dict[str, Any]) -> Any:
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
-        task = self._loop.create_task(coroutine)
+        cell = _CellInLoop(codes, namespace)
+        task = self._loop.create_task(cell.run())
         try:
             return self._loop.run_until_complete(task)
         except BaseException as error:  # noqa: BLE001 - raised again, without asyncio's frames
             if not task.done():  # An interrupt has ended the wait.
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task]))
-            tb = _from_file(error.__traceback__, filename)
+            tb = _from_file(error.__traceback__, codes[0].co_filename)
             # Not an assignment, because the exception may be frozen.
             raise BaseException.with_traceback(error, tb)  # noqa: B904 - the same exception
+        finally:
+            cell.keep_context()
+
+
+class _CellInLoop:
+    """A cell that awaits: a task of the event loop, with the context variables that it sets."""
+
+    def __init__(self, codes: list[CodeType], namespace: dict[str, Any]) -> None:
+        self._codes = codes
+        self._namespace = namespace
+        self._context: contextvars.Context | None = None
+        """The task's context variables as the cell left them; None until it ends."""
+
+    async def run(self) -> Any:
+        """Run the parts in turn and return the value of the last one."""
+        value = None
+        try:
+            for code in self._codes:
+                value = eval(code, self._namespace)  # noqa: S307 - running the user's code is the purpose
+                if _awaits(code):
+                    value = await value
+        finally:
+            self._context = contextvars.copy_context()
+        return value
+
+    def keep_context(self) -> None:
+        """Set the task's context variables here too: NumPy keeps its print options in one, for later cells."""
+        for variable, value in (self._context or {}).items():
+            variable.set(value)
+
+
+def _awaits(code: CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_COROUTINE)
 
 
 def _from_file(tb: TracebackType | None, filename: str) -> TracebackType | None:

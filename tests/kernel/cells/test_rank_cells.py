@@ -158,6 +158,28 @@ def test_await_magics_and_commands_work_on_ranks(notebook: Kernel) -> None:
     assert "Docstring: The sum" in run_cell(notebook, "%%ranks\ndef add():\n    'The sum.'\nadd?").stdout
 
 
+def test_cell_that_awaits_runs_in_the_event_loop_and_its_tasks_continue_in_later_cells(notebook: Kernel) -> None:
+    tick = "import asyncio\nasync def tick(value):\n    await asyncio.sleep(0)\n    return value\n"
+    outcome = run_cell(notebook, f"%%ranks\n{tick}task = asyncio.create_task(tick(rank))\nawait task")
+    assert outcome.stdout == "[0] 0\n[1] 1\n"
+    run_cell(notebook, "%%ranks\nlater = asyncio.create_task(tick(rank + 5))\nawait asyncio.sleep(0)")
+    assert run_cell(notebook, "%%ranks\nawait later").stdout == "[0] 5\n[1] 6\n"
+    setting = "import contextvars\nkept = contextvars.ContextVar('kept')\nkept.set(rank)\nawait asyncio.sleep(0)"
+    run_cell(notebook, f"%%ranks\n{setting}")
+    assert run_cell(notebook, "%%ranks\nkept.get()").stdout == "[0] 0\n[1] 1\n"
+    assert run_cell(notebook, "%%ranks\nasyncio.run(tick(3))").stdout == "[all] 3\n"
+
+
+def test_error_and_exit_before_an_await_end_a_cell_as_they_end_others(notebook: Kernel) -> None:
+    outcome = notebook.execute("%%ranks\nimport asyncio\nfirst = 1 / 0\nawait asyncio.sleep(0)")
+    assert (outcome.error or "").startswith("ZeroDivisionError")
+    assert "first = 1 / 0" in outcome.traceback
+    assert "asyncio/" not in outcome.traceback
+    outcome = notebook.execute("%%ranks\nimport sys\nsys.exit(3)\nawait asyncio.sleep(0)")
+    assert "SystemExit: 3" in outcome.traceback
+    assert run_cell(notebook, "%%ranks\nawait asyncio.sleep(0, 'goes on')").stdout == "[all] 'goes on'\n"
+
+
 def test_table_of_the_first_rank_is_shown_as_html(notebook: Kernel) -> None:
     run_cell(
         notebook,
