@@ -32,6 +32,7 @@ ANCILLARY_SIZE = socket.CMSG_LEN(MAX_FDS * array.array("i").itemsize)
 INLINE, SPILLED = b"\0", b"\1"
 # Plain numbers: to join two members of an enumeration takes longer than to receive a small packet.
 RECEIVE = int(socket.MSG_CMSG_CLOEXEC)
+TRUNCATED = int(socket.MSG_CTRUNC)
 RECEIVE_AT_ONCE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 TAKEN_BUDGET = 1.0
 """Longest wait in seconds until a packet is received: a live reader takes a millisecond, and a reader that hangs must
@@ -136,21 +137,26 @@ class Channel:
     def receive(self, *, wait: bool = True) -> tuple[Any, list[int]] | None:
         """Return the next record and the descriptors beside it; None once the other end is closed.
 
-        A record that cannot be unpickled is returned as `messages.Unreadable`. With `wait=False`, raises
-        BlockingIOError if no record has arrived.
+        A record that cannot be unpickled is returned as `messages.Unreadable`. If this process has no room for all the
+        descriptors, none is returned. With `wait=False`, raises BlockingIOError if no record has arrived.
         """
         # Not socket.recv_fds, which ignores its flags (Python 3.11).
         flags = RECEIVE if wait else RECEIVE_AT_ONCE
         try:
-            packet, ancillary, _, _ = self._sock.recvmsg(PACKET_LIMIT + 1, ANCILLARY_SIZE, flags)
+            packet, ancillary, arrived, _ = self._sock.recvmsg(PACKET_LIMIT + 1, ANCILLARY_SIZE, flags)
         except ConnectionError:
             return None
         fds = _descriptors(ancillary)
+        if arrived & TRUNCATED:  # Linux has dropped some of them; nobody could assign the rest.
+            while fds:
+                os.close(fds.pop())
         if not packet:
             return None
         try:
             if packet[:1] == INLINE:
                 return pickle.loads(memoryview(packet)[1:]), fds
+            if not fds:
+                return messages.Unreadable(reason="this process has no file descriptor left to receive it"), fds
             with open(fds.pop(), "rb") as file:
                 file.seek(0)
                 return pickle.load(file), fds

@@ -424,7 +424,8 @@ class Raised:
     kept: KeptFrames | None = None
     """The frames that the rank keeps until its next call; None if it keeps none."""
     is_spent: bool = False
-    """True if the process is of no further use, because its GPU context is lost; the session ends it."""
+    """True if the process is of no further use, because its GPU context is lost, or it has no descriptor left; the
+    session ends it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SettlesFolder", "conclude", "describe_failure", "fault_of_ours"]
 
+LOST_VALUE = "the value is lost: the notebook's process had no file descriptor left for it (`ulimit -n`)"
+
 
 class SettlesFolder(Protocol):
     """Protocol of the function that makes the folder of a run which has something to record."""
@@ -130,7 +132,7 @@ def _rebuild(
             continue
         fd = outcome.take_parcel()
         if fd is None:
-            unsent[outcome.rank] = outcome.returned.unsent
+            unsent[outcome.rank] = outcome.returned.unsent or LOST_VALUE
             continue
         try:
             values[outcome.rank] = unpack(fd)

@@ -62,7 +62,7 @@ def mend(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event]
 
 
 def _remove_the_spent(attempt: Attempt, handle: Callable[[Event], None]) -> None:
-    """End ranks whose GPU context was lost: their CUDA calls would fail in all later calls of the session."""
+    """End ranks that no later call can use: their GPU context was lost, or they have no descriptor left."""
     spent = tuple(rank for rank, outcome in attempt.state.outcomes.items() if outcome.is_spent)
     if not spent:
         return

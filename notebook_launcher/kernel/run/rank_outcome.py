@@ -33,7 +33,7 @@ class RankOutcome:
     exited: messages.RankExited | None = None
     """The supervisor's record, if the process has exited."""
     was_removed: bool = False
-    """True if the process has exited after `raised`, because its GPU context was lost."""
+    """True if the process has exited after `raised`, because it was spent: see `messages.Raised.is_spent`."""
     pid: int | None = None
     """Process number of the rank; None if the process did not start."""
     parcel_fd: int | None = None

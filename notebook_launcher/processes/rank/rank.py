@@ -28,7 +28,15 @@ from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.failures.kept_failure import KeptFailure
 from notebook_launcher.processes.failures.report import describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
-from notebook_launcher.processes.rank import cuda_work, forking, frameworks, group_functions, rank_process, seeding
+from notebook_launcher.processes.rank import (
+    cuda_work,
+    descriptors,
+    forking,
+    frameworks,
+    group_functions,
+    rank_process,
+    seeding,
+)
 from notebook_launcher.processes.rank.edited_modules import LocalModules
 from notebook_launcher.processes.rank.inbox import Inbox
 from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
@@ -171,7 +179,8 @@ class _RankProcess:
                 self._is_interruptible = False
         except BaseException as error:  # noqa: BLE001 - any exception of user code is an outcome
             record, fd = self._raised(call, error)
-        if self._modules is not None:
+        is_spent = isinstance(record, messages.Raised) and record.is_spent
+        if self._modules is not None and not is_spent:  # A spent rank may have no descriptor left to look at files.
             self._modules.remember()
         rank_process.flush()
         with contextlib.suppress(OSError):
@@ -219,13 +228,16 @@ class _RankProcess:
         self._report_unread_settings()
         self._rendezvous.drop_destroyed()
         self._stage = "return"
+        descriptors.check_free()
         fd, unsent = _pack(value)
         return self._returned(call, unsent), fd
 
     def _take_call(self, fds: list[int]) -> travel.FunctionCall:
         """Unpack the function and its arguments; without a descriptor, they were inherited by a fork of the kernel."""
         if not fds:
-            assert self._inherited_call is not None
+            if self._inherited_call is None:  # Linux has dropped the descriptor, because the table was full.
+                self._stage = "function"
+                raise descriptors.none_left("the function was not called, because the call could not arrive")
             travel.note_inherited()
             return self._inherited_call
         self._inherited_call = None
@@ -271,9 +283,12 @@ class _RankProcess:
 
     def _raised(self, call: messages.RunCall, error: BaseException) -> tuple[object, int | None]:
         now = time.monotonic()
-        is_spent = cuda_work.is_broken()
-        keeps = self._setup.many_calls and not is_spent
-        if self._failure is not None:
+        is_full = not descriptors.has_free()
+        if is_full:
+            descriptors.release_frames(error)
+        is_spent = cuda_work.is_broken() or (is_full and not descriptors.has_free())
+        keeps = self._setup.many_calls and not is_spent and not is_full
+        if self._failure is not None and not is_full:
             self._failure.keep(error)
         record = messages.Raised(
             call_id=call.call_id,

@@ -92,9 +92,10 @@ def mend_output() -> None:
     Otherwise the next file that is opened would get the descriptor's number, and `print` would write into that file.
     """
     flush()
-    while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_OWN_FD:  # `open` returns the lowest free number.
-        os.set_inheritable(null, True)
-    os.close(null)
+    with contextlib.suppress(OSError):  # If no descriptor is free, no standard one is closed.
+        while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_OWN_FD:  # `open` returns the lowest free number.
+            os.set_inheritable(null, True)
+        os.close(null)
 
 
 def leave() -> int:

@@ -100,6 +100,13 @@ def test_value_that_could_not_travel_is_no_failure() -> None:
         outcome.results[1]
 
 
+def test_value_whose_descriptor_the_kernel_had_no_room_for_is_lost_with_a_reason() -> None:
+    lost = RankOutcome.of_record(1, returned_record(time.monotonic()), ())
+    outcome = Ending(returned(0), lost).conclude()
+    with pytest.raises(Exception, match="the notebook's process had no file descriptor left for it"):
+        outcome.results[1]
+
+
 def test_first_failure_is_the_error_and_its_victims_are_stopped() -> None:
     ending = Ending(raised(0, LOST_PEER, at=1.0), raised(1, at=2.0), returned(2))
     outcome = ending.conclude()
