@@ -9,6 +9,7 @@ from notebook_launcher.engines.engine import ReducibleEngine
 from notebook_launcher.engines.events import Event, SupervisorLost
 from notebook_launcher.engines.this_machine import start_here
 from notebook_launcher.kernel.calls import fork_check
+from notebook_launcher.kernel.calls.added_folders import AddedFolders
 from notebook_launcher.kernel.comms.rank_comms import RankComms
 from notebook_launcher.messaging import messages
 from notebook_launcher.wording.counts import rank_list
@@ -49,6 +50,8 @@ class Ranks:
         """True once the first line of output has named the ranks and devices."""
         self._call_id = 0
         """Number of the last call."""
+        self._folders = AddedFolders()
+        """Entries that `sys.path` has gained since then; ranks that were started later have it already."""
 
     @property
     def inherits_call(self) -> bool:
@@ -94,6 +97,7 @@ class Ranks:
     ) -> messages.RunCall:
         """Return the record of the next call."""
         self._call_id += 1
+        first_folders, last_folders = self._folders.look()
         return messages.RunCall(
             call_id=self._call_id,
             generation=self.generation,
@@ -105,6 +109,8 @@ class Ranks:
             widget_ranks=widget_ranks,
             comm_messages=scope.comm_messages,
             keeps_failure=scope.is_widget_call,
+            first_folders=first_folders,
+            last_folders=last_folders,
         )
 
     def replace_ended(self, attempt: Attempt) -> tuple[int, ...]:

@@ -266,6 +266,11 @@ class RunCall:
     """Messages of the page to widgets of these ranks, to be handled before the function is called."""
     keeps_failure: bool = False
     """True if the ranks keep what the last call left for the debugger."""
+    first_folders: tuple[str, ...] = ()
+    """Folders that the kernel has put at the beginning of `sys.path` since the ranks started. Sent with each call,
+    because a replaced rank starts with the old path."""
+    last_folders: tuple[str, ...] = ()
+    """Folders that the kernel has added to `sys.path` elsewhere since."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,6 +262,26 @@ def test_session_imports_an_edited_module_again(kernel: Kernel, tmp_path: Path, 
         assert outcome.stdout.endswith(f"{value} {value}\n")
 
 
+def test_folders_that_the_kernel_adds_to_its_import_path_reach_ranks_in_their_order(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    for name, value in (("first", 1), ("last", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "late_module.py").write_text(f"VALUE = {value}")
+        (tmp_path / name / f"only_{name}.py").write_text(f"VALUE = {value}")
+    kernel.execute(
+        "import sys; session.run(add)\n"
+        f"sys.path.append({str(tmp_path / 'last')!r}); sys.path.insert(0, {str(tmp_path / 'first')!r})\n"
+        "import late_module, only_last\n"
+        "def use(): return late_module.VALUE, only_last.VALUE, sys.path.count(sys.path[0])"
+    )
+    for _ in range(2):
+        assert last_line(kernel, "print(*session.run(use))") == "(1, 2, 1) (1, 2, 1)"
+    died = kernel.execute("session.execute('import os; os._exit(1)', ranks=1)")
+    assert "rank 1 of 2 exited with code 1" in (died.error or "")
+    assert last_line(kernel, "print(*session.run(use))") == "(1, 2, 1) (1, 2, 1)"
+
+
 @pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
 def test_overwritten_variables_of_ranks_are_reported_once(kernel: Kernel, start_method: str) -> None:
     outcome = kernel.execute(

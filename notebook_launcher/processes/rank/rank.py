@@ -34,6 +34,7 @@ from notebook_launcher.processes.rank import (
     forking,
     frameworks,
     group_functions,
+    import_path,
     rank_process,
     seeding,
 )
@@ -171,6 +172,7 @@ class _RankProcess:
         # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._forget_edited_modules()
+        import_path.add_folders(call.first_folders, call.last_folders)
         try:
             self._is_interruptible = True
             try:

@@ -1,0 +1,45 @@
+"""New entries of the kernel's `sys.path` since ranks were started: later calls of a session import from them, too."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["AddedFolders"]
+
+
+class AddedFolders:
+    """Entries of `sys.path` that are newer than this object."""
+
+    def __init__(self) -> None:
+        self._begun = frozenset(_names(sys.path))
+        self._seen = list(sys.path)
+        self._first: tuple[str, ...] = ()
+        self._last: tuple[str, ...] = ()
+
+    def look(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the new entries before all others, and the other new ones, as absolute paths."""
+        if sys.path != self._seen:
+            self._seen = list(sys.path)
+            entries = _names(self._seen)
+            first = list(itertools.takewhile(lambda entry: entry not in self._begun, entries))
+            last = [entry for entry in entries[len(first) :] if entry not in self._begun]
+            self._first, self._last = _absolute(first), _absolute(last)
+        return self._first, self._last
+
+
+def _names(path: Iterable[object]) -> list[str]:
+    return [entry for entry in path if isinstance(entry, str)]  # Python ignores other objects, too.
+
+
+def _absolute(entries: list[str]) -> tuple[str, ...]:
+    try:
+        folder = os.getcwd()
+    except OSError:  # It was removed, so that a relative entry names nothing.
+        folder = ""
+    return tuple(os.path.normpath(os.path.join(folder, entry)) for entry in entries)
