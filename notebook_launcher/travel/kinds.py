@@ -49,6 +49,17 @@ _SHARDED = Kind(
 _LOADER_ITERATOR = Kind("Pass the DataLoader and call iter() inside the function.", "Return the batches you need.")
 _STACK = Kind("Pass the formatted text: `traceback.format_exc()`.", "Return `traceback.format_exc()`.")
 
+_SESSION = Kind(
+    "A session belongs to the notebook, and ranks cannot use it: run it there, and pass the values that the function "
+    "needs.",
+    _FINISH,
+)
+_RUN = Kind(
+    "A run belongs to the notebook, and ranks cannot use it: take its results there, and pass the values that the "
+    "function needs.",
+    _FINISH,
+)
+
 # Made in the kernel it believes that it is alone, and a rank that got it would train for itself.
 _ALONE = Kind(_CREATE, _FINISH)
 
@@ -128,6 +139,8 @@ _KIND_OF_TYPE = {
     "notebook_launcher.training.accelerator.Accelerator": _ALONE,
     "notebook_launcher.training.process.process_state.ProcessState": _ALONE,
     "notebook_launcher.training.accumulation.windows.gradient_state.GradientState": _ALONE,
+    "notebook_launcher.kernel.cells.session_cells.SessionCells": _SESSION,
+    "notebook_launcher.kernel.run.any_run.AnyRun": _RUN,
     "builtins.traceback": _STACK,
     "builtins.frame": _STACK,
 }

@@ -22,7 +22,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from notebook_launcher import travel
+from notebook_launcher import Session, travel
 from notebook_launcher.errors import CaptureError, ReturnValueError
 
 if TYPE_CHECKING:
@@ -181,6 +181,25 @@ def test_accelerator_of_the_kernel_is_refused() -> None:
         ):
             travel.pack_call(travel.FunctionCall(print, (value,), {}))
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_session_and_run_of_the_kernel_are_refused_with_what_to_pass_instead() -> None:
+    with Session(1, output="none") as session:
+        run = session.launch(int)
+        run.wait()
+
+        def uses_session() -> Any:
+            return session.run(int)
+
+        def uses_run() -> Any:
+            return run.result()
+
+        for function, name, advice in (
+            (uses_session, "session", "A session belongs to the notebook.*run it there, and pass the values"),
+            (uses_run, "run", "A run belongs to the notebook.*take its results there, and pass the values"),
+        ):
+            with pytest.raises(CaptureError, match=f"^the function .*{function.__name__} captures `{name}`.*{advice}"):
+                travel.pack_call(travel.FunctionCall(function, (), {}))
 
 
 def test_standard_output_travels_by_name() -> None:
