@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import io
 import pdb  # noqa: T100
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -31,6 +32,24 @@ class RankPdb(PlainPdb):
             nosigint=True,
         )
         self.prompt = ""
+        self._rank = rank
+
+    def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Handle an event of the traced code, as `bdb.Bdb`.
+
+        Raises:
+            BdbQuit: The user has left the debugger with `q`. The text is printed too, because IPython shows nothing of
+                this exception.
+        """
+        try:
+            return super().trace_dispatch(frame, event, arg)
+        except bdb.BdbQuit:
+            text = (
+                f"the user has quit the debugger on rank {self._rank}, which ends the run (c leaves the debugger and "
+                "continues)"
+            )
+            self.message(text)
+            raise bdb.BdbQuit(text) from None
 
     def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
         """Return `Cell In[3](4)train()-> loss.backward()`, with the cell's name in place of its file name."""

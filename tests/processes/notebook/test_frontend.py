@@ -256,7 +256,9 @@ def test_pdb_is_answered_in_the_cell(run, stop):
 
 def test_leaving_pdb_ends_the_function():
     rank = run_rank(DEBUGGED.format(stop="breakpoint()"), ["q"])
-    assert rank.stderr.splitlines()[-1].startswith("bdb.BdbQuit")
+    text = "the user has quit the debugger on rank 1, which ends the run (c leaves the debugger and continues)"
+    assert rank.stderr.splitlines()[-1] == f"bdb.BdbQuit: {text}"
+    assert rank.stdout.endswith(f"{text}\n")  # IPython shows nothing of the exception.
 
 
 def test_error_of_pdb_names_the_reason_why_no_answer_is_possible():
