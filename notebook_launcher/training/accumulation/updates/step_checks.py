@@ -129,8 +129,8 @@ def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Ten
     else:
         why = (
             "belong to no model that prepare() was given. Write `model, optimizer = accelerator.prepare(model, "
-            "optimizer)`, with each model and leaf tensor that the optimizer updates, also if you average gradients by "
-            "hand."
+            "optimizer)`, with each model and leaf tensor that the optimizer updates. Prepare the model to average "
+            "gradients by hand, too."
         )
     return (
         f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "
