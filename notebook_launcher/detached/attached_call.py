@@ -70,6 +70,8 @@ class AttachedCall(AttachedRun):
         if is_first:
             if outcome.error is not None:
                 self._failed()
+            if self._ending is not None and self._ending.num_unopened(outcome):
+                return outcome  # The folder stays, for a later try.
             # The host may be gone: then the folder stays.
             with contextlib.suppress(OSError, EOFError, CallOrderError):
                 self._final = self._request(TakeResults())

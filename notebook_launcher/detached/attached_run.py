@@ -57,7 +57,7 @@ class AttachedRun(AskingHandle, AnyRun):
         self._fault: Exception | None = None
         """The reason why the ending could not be read."""
         self._outcome: RunOutcome | None = None
-        """The outcome once it was opened, which happens when it is asked for."""
+        """The outcome as far as it could be opened when it was last asked for."""
         self._opening = threading.Lock()
         self._follower: threading.Thread | None = None
         self._questions = AttachedQuestions(self._request)
@@ -223,8 +223,15 @@ class AttachedRun(AskingHandle, AnyRun):
 
     def _opened(self) -> RunOutcome:
         with self._opening:
-            if self._outcome is None:
-                self._outcome = self._lost() if self._ending is None else self._ending.open(self._folder)
+            if self._ending is None:
+                self._outcome = self._outcome or self._lost()
+            elif self._outcome is None:
+                self._outcome = self._ending.open(self._folder)
+            elif num_unopened := self._ending.num_unopened(self._outcome):
+                # The user may have defined the missing class since. What was opened before keeps its identity if not.
+                again = self._ending.open(self._folder)
+                if self._ending.num_unopened(again) < num_unopened:
+                    self._outcome = again
         return self._outcome
 
     def _why_lost(self) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import os
 import pickle
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
+from notebook_launcher.detached.own_pickle import read_own_pickle
 from notebook_launcher.errors import CallOrderError, ReturnValueError
 from notebook_launcher.history import run_files
 from notebook_launcher.history.host_files import ENDING
@@ -59,8 +61,8 @@ class Ending:
     last_line: str
 
     def open(self, folder: Path) -> RunOutcome:
-        """Open the parcels and return the outcome; another process may do the same."""
-        results, values = self.results, dict[int, Any]()
+        """Open the parcels and return the outcome; another process may do the same, and a later call again."""
+        results, values = copy.copy(self.results), dict[int, Any]()
         unsent: dict[int, str | Exception] = {**results.unsent}
         for rank, kept in results.returned.items():
             try:
@@ -73,12 +75,20 @@ class Ending:
             failure_display.attach_failures(failure, results.failures, results)
         return RunOutcome(state=self.state, results=results, error=failure)
 
+    def num_unopened(self, outcome: RunOutcome) -> int:
+        """Return how many parcels `open` could not open for an outcome: a class that is missing may come later."""
+        is_replaced = self.raised is not None and str(outcome.error) == str(self._stand_in(self.raised))
+        return len(outcome.results.unsent) - len(self.results.unsent) + is_replaced
+
     def _open_error(self, folder: Path) -> BaseException:
         assert self.raised is not None
         error = None
         with contextlib.suppress(OSError):
             error = travel.unpack_exception(os.open(folder / ERROR, os.O_RDONLY | os.O_CLOEXEC))
-        return error or cannot_travel(*self.raised, self.results.failures[0].rank)
+        return error or self._stand_in(self.raised)
+
+    def _stand_in(self, raised: tuple[str, str]) -> BaseException:
+        return cannot_travel(*raised, self.results.failures[0].rank)
 
 
 class KeptParcels:
@@ -139,19 +149,11 @@ def read_ending(folder: Path) -> Ending | None:
         CallOrderError: Another version of this package has written it, with other classes.
     """
     try:
-        with open(folder / ENDING, "rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                raise PermissionError(
-                    f"{folder / ENDING} belongs to another user, so it is not read: attach as that user."
-                )
-            return _load(file, folder)
+        ending = read_own_pickle(folder / ENDING)
     except FileNotFoundError:
         return None
-
-
-def _load(file: BinaryIO, folder: Path) -> Ending:
-    try:
-        ending = pickle.load(file)
+    except PermissionError:
+        raise
     except Exception as error:
         raise CallOrderError(
             f"the end of {folder.name} cannot be read: {type(error).__name__}: {error}. Probably another version of "

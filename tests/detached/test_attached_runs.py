@@ -123,6 +123,36 @@ def test_value_that_cannot_be_rebuilt_keeps_its_exception(home: Path) -> None:
     assert isinstance(refusal.value.__cause__, LookupError)
 
 
+class Late:
+    """A value whose class this process lacks for a while."""
+
+
+class LateError(Exception):
+    """An exception whose class this process lacks for a while."""
+
+
+def raise_late() -> None:
+    raise LateError
+
+
+def test_result_tries_again_what_could_not_be_rebuilt(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returns = launch(Late, 1, detached=True, output="none")
+    raises = launch(raise_late, 1, detached=True, output="none")
+    with monkeypatch.context() as without:
+        without.delitem(globals(), "Late")
+        without.delitem(globals(), "LateError")
+        with pytest.raises(ReturnValueError, match=r"cannot be rebuilt in the notebook: AttributeError: .*Late"):
+            returns.result()[0]
+        refused = raises.exception()
+        assert isinstance(refused, RankFailedError)
+        assert raises.exception() is refused
+    assert type(returns.result()[0]) is Late
+    assert returns.result() is returns.result()
+    error = raises.exception()
+    assert type(error) is LateError
+    assert raises.exception() is error
+
+
 def test_host_unpacks_no_value_where_it_restarts_a_run(home: Path, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()

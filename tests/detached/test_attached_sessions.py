@@ -17,6 +17,7 @@ from notebook_launcher import (
     CallOrderError,
     ConfigError,
     LaunchConfig,
+    ReturnValueError,
     RunStoppedError,
     Session,
     attach,
@@ -190,6 +191,20 @@ def test_a_short_call_that_left_no_folder_still_has_its_data(session: AttachedSe
     until(lambda: not (later.folder / SOCKET).exists())
     assert later.state == "done"
     assert list(later.result()) == [None, None]
+
+
+class Late:
+    """A value whose class this process lacks for a while."""
+
+
+def test_value_of_a_short_call_is_tried_again(session: AttachedSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = session.launch(Late)
+    with monkeypatch.context() as without:
+        without.delitem(globals(), "Late")
+        with pytest.raises(ReturnValueError, match=r"cannot be rebuilt in the notebook: AttributeError: .*Late"):
+            call.result()[0]
+        until(lambda: not (call.folder / SOCKET).exists())
+    assert [type(value) for value in call.result()] == [Late, Late]
 
 
 def test_a_name_is_taken_once(session: AttachedSession) -> None:
