@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.detached.host_socket import HostConnection
+from notebook_launcher.detached.kept_output import read_output
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
@@ -83,15 +84,23 @@ class AttachedOutput:
         """Show what comes until the run is over or its host is gone; call it in a thread."""
         position = 0
         for news in follow(self._folder, questions, 0, self._socket_name):
-            if self._is_detached:
-                continue
-            if news.num_left_out and not position and self._from == -math.inf:
-                self.say("earlier output is left out here; run.logs(rank) has all of it")
-            position = news.position
-            for entry in news.entries:
-                if entry.time >= self._from:
-                    self._show(entry)
-            self._sink.status(news.status if self._shows_progress else "")
+            position = self._take(news, position)
+            if news.is_over:
+                return
+        if (kept := read_output(self._folder, position)) is not None:
+            self._take(kept, position)
+
+    def _take(self, news: News, position: int) -> int:
+        """Show news after a position; return the next position."""
+        if self._is_detached:
+            return position
+        if news.num_left_out and not position and self._from == -math.inf:
+            self.say("earlier output is left out here; run.logs(rank) has all of it")
+        for entry in news.entries:
+            if entry.time >= self._from:
+                self._show(entry)
+        self._sink.status(news.status if self._shows_progress else "")
+        return news.position
 
     def _show(self, entry: Entry) -> None:
         # A closed pipe or file must not end the thread that waits for the run.

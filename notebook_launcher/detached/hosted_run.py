@@ -14,6 +14,7 @@ from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.ending import KeptParcels, write_ending
 from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
+from notebook_launcher.detached.kept_output import write_output
 from notebook_launcher.detached.requests import Answered, AnswerQuestion, Ask, Follow, RequestRefused, TakeResults
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
@@ -111,7 +112,7 @@ class HostedRun:
         self._clients.serve()
 
     def conclude(self) -> None:
-        """Wait for the end of the run, and keep its ending. Stop the run if its folder is deleted meanwhile."""
+        """Wait for the end of the run; keep its ending and output. Stop the run if its folder is deleted meanwhile."""
         while not self.run.wait(self._socket_watch.LOOK_EVERY):
             if self._socket_watch.is_gone:
                 # No client could stop the run any more, and its results would have no place.
@@ -119,6 +120,7 @@ class HostedRun:
                 self.run.stop()
         self._keep_ending()
         self._journal.finish()
+        write_output(self.folder, self._journal.news(Follow(position=0, patience=0.0)))
 
     def await_clients(self, *, is_expected: bool = False) -> None:
         """Wait until the clients have left.

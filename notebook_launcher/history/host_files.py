@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ENDING", "SESSION_SOCKET", "SOCKET", "goes_on", "is_hosted", "is_session"]
+__all__ = ["ENDING", "OUTPUT", "SESSION_SOCKET", "SOCKET", "goes_on", "is_hosted", "is_session"]
 
 SOCKET = "host.sock"
 SESSION_SOCKET = "session.sock"
 """Name of the socket in a session's folder."""
 ENDING = "ending.pickle"
 """Name of the file with the end of a hosted run, in the same folder."""
+OUTPUT = "output.pickle"
+"""Name of the file with the output of a hosted run that is over, as its cell showed it."""
 
 
 def is_hosted(folder: Path) -> bool:

@@ -73,7 +73,7 @@ YOUNG = 60.0
 _ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
 _OURS = re.compile(
     r"(config|edits|environment)\.json|function\.py|changes\.diff|picture-\d+\.(png|svg|csv)|(metrics|pictures)\.jsonl"
-    r"|log-order\.txt|summary\.json(\.part)?|reserve|(host|session)\.sock|ending\.pickle(\.part)?|value-\d+\.parcel|error\.parcel|rank-\d+\.log|trace_\w+\.json\.gz",
+    r"|log-order\.txt|summary\.json(\.part)?|reserve|(host|session)\.sock|(ending|output)\.pickle(\.part)?|value-\d+\.parcel|error\.parcel|rank-\d+\.log|trace_\w+\.json\.gz",
     re.ASCII,
 )
 

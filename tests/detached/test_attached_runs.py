@@ -43,7 +43,7 @@ from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.requests import PROTOCOL, Ask, Follow
 from notebook_launcher.history import run_folders
-from notebook_launcher.history.host_files import ENDING, SOCKET
+from notebook_launcher.history.host_files import ENDING, OUTPUT, SOCKET
 from notebook_launcher.kernel.display.questions import Answer, Question
 from notebook_launcher.messaging.messages import InputRequest
 from tests.detached.hosts import host_of, lives, release
@@ -402,6 +402,35 @@ def test_a_host_of_another_version_is_refused_at_once(home: Path, gate: Path, mo
         with pytest.raises(CallOrderError, match=rf"speaks protocol {PROTOCOL}.*attach with the version that launched"):
             attach(run.id, show=False)
     run.stop()
+
+
+def display_and_print() -> None:
+    from IPython.display import display
+
+    print("early", flush=True)
+    display({"text/plain": "shown"}, raw=True)
+
+
+def attached_output(capfd: pytest.CaptureFixture[str], since: str = "3600") -> str:
+    capfd.readouterr()
+    assert main(["attach", "--since", since]) == 0
+    return capfd.readouterr().out
+
+
+def test_attach_shows_the_output_of_a_run_that_is_over(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = launch(display_and_print, 1, detached=True)
+    run.wait()
+    at_host = attached_output(capfd)
+    until(lambda: not (run.folder / SOCKET).exists())
+    from_folder = attached_output(capfd)
+    assert from_folder == at_host
+    assert "early\n" in from_folder
+    assert "shown\n" in from_folder
+    assert "early" not in attached_output(capfd, since="0.001")
+    (run.folder / OUTPUT).write_bytes(b"of another version")
+    assert attached_output(capfd).startswith(f"{run.name}: done in ")
+    run_folders.remove(run.folder)
+    assert not run.folder.exists()
 
 
 @pytest.mark.parametrize("written", [b"cnotebook_launcher.detached.ending\nOther\n.", b"no pickle"])
