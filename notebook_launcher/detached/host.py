@@ -14,12 +14,12 @@ import os
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.detached.hosted_run import HostedRun
 from notebook_launcher.detached.preemption import on_preemption
 from notebook_launcher.detached.rehearsal import rehearse
-from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
+from notebook_launcher.detached.requests import HostOrder, HostReady, HostWaits, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_host import SessionHost
 from notebook_launcher.engines.this_machine import cool_down, take_over_server
 from notebook_launcher.kernel.calls.call_scope import CallScope
@@ -60,7 +60,7 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     kernel = Channel(socket.socket(fileno=fd))
-    received = kernel.receive()
+    received = _ask_for_order(kernel)
     if received is None:  # The kernel was interrupted.
         os._exit(0)
     order, fds = received
@@ -70,7 +70,7 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
         boot.enter_kernel_surroundings(order.surroundings)
         host = _host(order, fds)
         kernel.send(HostReady(run_id=host.folder.name, folder=str(host.folder)))
-    except BrokenPipeError:  # The kernel was interrupted, and no client knows the run.
+    except BrokenPipeError:  # The kernel was killed, and no client knows the run.
         assert host is not None
         host.abandon()
     except BaseException as error:  # noqa: BLE001 - the kernel raises it
@@ -80,6 +80,19 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
     host.serve()
     cool_down()
     os._exit(0)  # Nothing is left to save, and torch's exit handlers take time.
+
+
+def _ask_for_order(kernel: Channel) -> tuple[Any, list[int]] | None:
+    """Return the kernel's order with its descriptors; None if the kernel does not wait any more.
+
+    An order that lay in the channel already would begin a run that nobody waits for, if the user had interrupted the
+    launch since.
+    """
+    try:
+        kernel.send(HostWaits())
+    except OSError:
+        return None
+    return kernel.receive()
 
 
 def _host(order: HostOrder | SessionOrder, fds: Sequence[int]) -> Host:

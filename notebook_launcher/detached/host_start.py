@@ -17,6 +17,8 @@ from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.calls.argument_text import describe_arguments
 from notebook_launcher.kernel.calls.checks import check_call
 from notebook_launcher.kernel.calls.origin import describe_environment, source_with_needs
+from notebook_launcher.kernel.failures import failure_display
+from notebook_launcher.kernel.held_interrupts import held_interrupts
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.messaging.channel import channel_pair, read_tail
 from notebook_launcher.travel import cells
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.messaging.channel import Channel
 
 __all__ = ["MAX_AGE", "detached_options", "hand_over", "start_detached"]
 
@@ -82,6 +85,8 @@ def detached_options(config: LaunchConfig) -> LaunchConfig:
 def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionCall | None = None) -> HostReady:
     """Start a host and return its answer to an order; raises `ResourceError`, and the error of a refused order.
 
+    An interrupt before the host is up gives the run up. Later the run goes on, and the interrupt's text gives its id.
+
     Args:
         order: The run or session that the host conducts.
         fds: Descriptors beside the order.
@@ -89,17 +94,23 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionC
     """
     ours, theirs = channel_pair()
     errors = -1
+    answer: Any = None
     try:
         with theirs:
             errors = start_host(HOST, theirs.fileno(), order.surroundings.environ, call)
-        with contextlib.suppress(BrokenPipeError):
-            ours.send(order, fds)
-        match ours.receive():
-            case HostReady() as ready, _:
+        if ours.receive() is not None:  # The host is up.
+            # From here on the run begins, so an interrupt waits until it can give the run's id.
+            with held_interrupts():
+                answer = _give(order, fds, ours)
+        match answer:
+            case HostReady() as ready:
                 return ready
-            case RequestRefused(error=error), _:
+            case RequestRefused(error=error):
                 raise error
         reason = read_tail(errors, LAST_WORDS) or "its process ended without an error message"
+    except KeyboardInterrupt as interrupt:
+        failure_display.show_as(interrupt, f"KeyboardInterrupt: {_what_is_left(order, answer)}")
+        raise
     finally:
         ours.close()
         if errors >= 0:
@@ -107,3 +118,21 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionC
     raise ResourceError(
         f"the run's host did not start: {reason}. notebook-launcher's doctor() shows the limits of this machine."
     )
+
+
+def _give(order: HostOrder | SessionOrder, fds: Sequence[int], host: Channel) -> Any:
+    """Send an order to a host that waits for it; return the answer, or None if the host has ended."""
+    with contextlib.suppress(BrokenPipeError):
+        host.send(order, fds)
+    received = host.receive()
+    return None if received is None else received[0]
+
+
+def _what_is_left(order: HostOrder | SessionOrder, answer: Any) -> str:
+    """Return what an interrupt of the start has left, and how to come back to it."""
+    is_session = isinstance(order, SessionOrder)
+    if not isinstance(answer, HostReady):
+        return f"the {'session' if is_session else 'run'} was given up before it began; nothing of it is left"
+    if is_session:
+        return f'the session is open; attach_session("{order.plan.config.name or answer.run_id}") reconnects to it'
+    return f'{answer.run_id} is still running; attach("{answer.run_id}") reconnects to it'

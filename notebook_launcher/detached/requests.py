@@ -24,6 +24,7 @@ __all__ = [
     "ForgetFailures",
     "HostOrder",
     "HostReady",
+    "HostWaits",
     "InterruptDebugger",
     "News",
     "OpenDebugger",
@@ -35,14 +36,19 @@ __all__ = [
     "TakeResults",
 ]
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Number of this protocol. It changes with every record and with every method that an `Ask` may name; a host and a
 client of different numbers part."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HostWaits:
+    """The host is up, and waits for its order; its first record. A kernel that was interrupted before gives none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostOrder:
-    """Conduct this run; the kernel's first record to a new host. Descriptor: the parcel of the call."""
+    """Conduct this run; the kernel's answer to `HostWaits`. Descriptor: the parcel of the call."""
 
     plan: Plan
     name: str
@@ -59,7 +65,7 @@ class HostOrder:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOrder:
-    """Keep these ranks for the calls of clients; the kernel's first record to a new host of a session."""
+    """Keep these ranks for the calls of clients; the kernel's answer to the `HostWaits` of a session's host."""
 
     plan: Plan
     surroundings: messages.Setup

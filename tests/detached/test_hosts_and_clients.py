@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import os
 import resource
+import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,7 +23,9 @@ from notebook_launcher import (
     ReturnValueError,
     attach,
     launch,
+    prewarm,
     report,
+    runs,
 )
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.host_start import hand_over
@@ -183,3 +187,62 @@ def test_error_of_a_host_that_does_not_start_has_the_reason() -> None:
         match=r"(?s)the run's host did not start: Traceback.*'Unreadable' object.*doctor\(\) shows the limits",
     ):
         hand_over(order)
+
+
+def test_launch_that_is_interrupted_before_its_host_is_up_leaves_no_run(home: Path) -> None:
+    prewarm()
+    until(servers_of_this_process)
+    (server,) = servers_of_this_process()
+    server.suspend()  # As a server that takes long to start, it gives the kernel no host.
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    def interrupt() -> None:
+        until(lambda: "receive" in names_of_frames(main_thread) and "hand_over" in names_of_frames(main_thread))
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            launch(int, 1, detached=True, output="none")
+    finally:
+        server.resume()
+        thread.join()
+    shown = "".join(interrupted.value._render_traceback_())  # type: ignore[attr-defined]
+    assert shown == "KeyboardInterrupt: the run was given up before it began; nothing of it is left"
+    later = launch(int, 1, detached=True, output="none")
+    assert later.wait(60)
+    assert [run.id for run in runs()] == [later.id]
+
+
+def servers_of_this_process() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [child for child in children if "notebook_launcher.processes.forkserver" in " ".join(child.cmdline())]
+
+
+def names_of_frames(thread: int) -> set[str]:
+    frame, names = sys._current_frames().get(thread), set()
+    while frame is not None:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+
+
+def test_interrupt_while_a_run_begins_gives_its_id(home: Path) -> None:
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    def interrupt() -> None:
+        until(lambda: "_give" in names_of_frames(main_thread))
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        launch(int, 1, detached=True, output="none")
+    thread.join()
+    (run,) = runs()
+    shown = "".join(interrupted.value._render_traceback_())  # type: ignore[attr-defined]
+    assert shown == f'KeyboardInterrupt: {run.id} is still running; attach("{run.id}") reconnects to it'
+    assert list(attach(run.id, show=False).result(60)) == [0]
