@@ -44,7 +44,9 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
         return every[0]
     if len(found) == 1:
         return RecordedRun(home / found[0])
-    raise for_caller(LookupError(_why_not_one(run, home, ids, found)))
+    # Of runs of one second the ids do not show which is the latest.
+    in_order = ids if found else [stored.id for stored in stored_runs(home)]
+    raise for_caller(LookupError(_why_not_one(run, home, in_order, found)))
 
 
 def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:

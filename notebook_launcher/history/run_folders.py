@@ -116,7 +116,7 @@ def find_home(chosen: str | os.PathLike[str] | None = "auto") -> Path | None:
 
 
 def list_ids(home: Path) -> list[str]:
-    """Return the names of the run folders, the newest first; none if `home` does not exist."""
+    """Return the names of the run folders, the newest second first; none if `home` does not exist."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted((name for name in os.listdir(home) if _ID.fullmatch(name)), reverse=True)  # noqa: PTH208 - names
     return []

@@ -116,6 +116,16 @@ def test_open_run_lists_the_closest_ids(name, message, tmp_path):
         open_run(name, tmp_path)
 
 
+def test_latest_run_of_one_second_is_the_one_that_was_launched_last(tmp_path):
+    earlier = make_run(tmp_path, 100001, started=100001.7)
+    later = earlier.with_name("20261121-100001-train-000000")
+    make_run(tmp_path / "elsewhere", 100001, started=100001.9).rename(later)
+    assert earlier.name > later.name
+    for name in ("zzz", "tarin"):
+        with pytest.raises(LookupError, match=rf"(The latest is|Did you mean) {later.name}[.?]"):
+            open_run(name, tmp_path)
+
+
 def test_opening_a_folder_without_a_run_raises_lookup_error(tmp_path):
     with pytest.raises(LookupError, match=rf"there is no run 'x': no run has left a folder in {tmp_path}/none"):
         open_run("x", tmp_path / "none")
