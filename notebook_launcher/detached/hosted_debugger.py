@@ -29,7 +29,8 @@ class HostedDebugger:
     def __init__(self, ranks: Ranks, data: RunData, rank: int) -> None:
         self.rank = rank
         self._questions = HostQuestions()
-        self._journal = Journal(self._questions.pending)
+        # The client that opens the debugger answers, and may be later than the first prompt.
+        self._journal = Journal(self._questions.pending, is_awaited=True)
         self._debugger = PostMortem(ranks, data, rank, self._journal)
         self._questions.connect(self._journal.asked, self._debugger.reply, self._debugger.waits_for)
         self._fault: BaseException | None = None

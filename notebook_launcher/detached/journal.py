@@ -32,6 +32,7 @@ class Journal:
 
     Args:
         pending: Returns the questions that wait for an answer.
+        is_awaited: True if a client that can answer is on its way.
     """
 
     is_cell = True
@@ -39,9 +40,9 @@ class Journal:
     has_audience = takes_comms = False
     message = None
 
-    def __init__(self, pending: Callable[[], tuple[PendingQuestion, ...]] = tuple) -> None:
+    def __init__(self, pending: Callable[[], tuple[PendingQuestion, ...]] = tuple, *, is_awaited: bool = False) -> None:
         self._pending = pending
-        self._answerable_at = -math.inf
+        self._answerable_at = time.monotonic() if is_awaited else -math.inf
         """Time, by `time.monotonic()`, at which a client asked for news where a person can answer questions."""
         self._changed = threading.Condition()
         """Notified at each entry; the host's threads alone use it, in which no interrupt can come."""

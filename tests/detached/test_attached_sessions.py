@@ -28,7 +28,7 @@ from notebook_launcher import (
 from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_session import AttachedSession
-from notebook_launcher.detached.requests import Ask, AwaitDebugger, OpenDebugger
+from notebook_launcher.detached.requests import Ask, AwaitDebugger, Follow, InterruptDebugger, OpenDebugger
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET, SOCKET
 from tests.detached.hosts import lives, release
@@ -335,3 +335,15 @@ def test_other_calls_wait_for_the_end_of_a_debugger(session: AttachedSession) ->
     with pytest.raises(CallOrderError, match=r"the session is in the debugger of rank 1, which a client has opened"):
         session.run(get)
     assert session.is_busy
+
+
+def test_first_prompt_of_a_debugger_waits_for_the_client_that_opened_it(session: AttachedSession) -> None:
+    with pytest.raises(ZeroDivisionError):
+        session.execute("1/0", ranks=1)
+    session._request(OpenDebugger(rank=None))
+    with contextlib.closing(host_socket.HostConnection(session._folder, SESSION_SOCKET)) as connection:
+        until(lambda: connection.ask(Follow(position=0, patience=0.0)).questions)
+        news = connection.ask(Follow(position=0, patience=0.0))
+    session._request(InterruptDebugger(again=False))
+    session._request(AwaitDebugger())
+    assert "waits for an answer" not in repr(news.entries)
