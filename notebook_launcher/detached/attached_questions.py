@@ -42,7 +42,8 @@ class AttachedQuestions:
         self._has_withdrawn = False
         """True from the interrupt of a prompt whose answer is no longer needed until the interrupt has arrived."""
         self._has_given_up = False
-        """True once a prompt ended without an answer: standard input is at its end, or this front end cannot ask."""
+        """True once no question is to be asked: a prompt ended without an answer, because standard input is at its end
+        or this front end cannot ask, or the run is being stopped."""
         self.can_answer = False
         """True while a thread waits that can ask the user."""
 
@@ -64,6 +65,10 @@ class AttachedQuestions:
     def wake(self) -> None:
         """End the present call of `serve`."""
         self._news.put(None)
+
+    def give_up(self) -> None:
+        """Ask nothing any more, because the ranks that ask are being stopped."""
+        self._has_given_up = True
 
     @contextlib.contextmanager
     def served(self) -> Iterator[bool]:

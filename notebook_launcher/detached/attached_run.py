@@ -72,6 +72,8 @@ class AttachedRun(AskingHandle, AnyRun):
         """Stop the run, as `Run.stop`."""
         is_over = self.snapshot().is_over
         if not is_over:
+            if not after_step:  # A step may need an answer before it ends.
+                self._questions.give_up()
             with contextlib.suppress(CallOrderError):
                 self._command("stop", wait=False, at_once=at_once, after_step=after_step)
         if not (wait or is_over):

@@ -483,6 +483,20 @@ def test_questions_wait_for_a_client(home: Path, tmp_path: Path, capfd: pytest.C
     assert [end(pid, terminal) for pid, terminal in terminals] == [0, 0]
 
 
+def ask_until_killed() -> None:
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            input("name? ")
+
+
+def test_stop_asks_no_question_of_the_run(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = launch(ask_until_killed, 1, detached=True, output="none")
+    until(lambda: [rank.state for rank in run.ranks] == ["asking"])
+    capfd.readouterr()
+    assert runs().stop_all() == 1
+    assert "The question waits for another client." not in capfd.readouterr().err
+
+
 def test_a_debugger_waits_for_a_client(home: Path, tmp_path: Path) -> None:
     run = launch(fail, 1, detached=True, debug=True, output="none")
     pid, terminal = type_in_terminal("attach", run.id, cwd=tmp_path, env={run_folders.VARIABLE: str(home)})
