@@ -18,7 +18,7 @@ def read_own_pickle(path: Path) -> Any:
     Raises:
         FileNotFoundError: There is no such file.
         PermissionError: The file belongs to another user, and a pickle can run any code.
-        Exception: What its classes raise, such as those of another version of this package.
+        Exception: The file cannot be unpickled; another version of this package may have written it.
     """
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_uid != os.getuid():
