@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SIDE_BY_SIDE = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile", "-m")
+WORKERS = min(4, (os.cpu_count() or 1) + 1)
+"""One more than the cores, because a test often waits for processes that start or end."""
+SIDE_BY_SIDE = ("-n", str(WORKERS), "--dist", "loadfile", "-m")
 ALONE = frozenset({"chores", "deaths", "forking", "hangs", "leaks", "monitor", "phases", "robustness", "stop"})
 """Test files that need the machine alone: they measure time, or look at processes and memory of the whole machine."""
 FAILED = 1
