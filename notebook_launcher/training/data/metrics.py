@@ -116,7 +116,7 @@ def _counting(lengths: list[int], counts: Round | None) -> Sequence[int]:
 
 def _warn_of_several_rows(lengths: list[int], counts: Round) -> None:
     """Warn if results have several rows for each sample: which of them belong to repeated samples is not known."""
-    factor = max(lengths) // max(counts.rows)
+    factor = max(lengths) // max(*counts.rows, 1)
     repeated = sum(rows - real for rows, real in zip(counts.rows, counts.real, strict=True) if real)
     if repeated and factor > 1 and lengths == [factor * rows for rows in counts.rows]:
         warn_user(

@@ -186,9 +186,8 @@ class Updates:
         gathers = current is not None and current.num_backwards and not ends
         if gathers and (id(prepared), id(current)) in self._members.looked_up.covered:
             return False
-        inside = None if ends else current
-        if inside is not None and not (inside.num_backwards or inside.has_foreign):
-            self._checks.check_clearing(inside)
+        if current is not None and not (current.num_backwards or current.has_foreign or current.has_stepped):
+            self._checks.check_clearing(current)
         lookup = self._members.owned_by(prepared.optimizer)
         owned, shared = lookup.members, lookup.shared
         if self._are_gathered(owned, current if ends else None):
@@ -197,8 +196,8 @@ class Updates:
             # Gradients that another optimizer has not used yet are still those of the last backward.
             if not shared or all(parameter.grad is None for parameter in shared.get(id(member), ())):
                 member.clear_synced()
-        if inside is not None and inside.holds(owned):
-            inside.note_cleared()
+        if current is not None and not ends and current.holds(owned):
+            current.note_cleared()
         self._members.num_backwards = 0
         return True
 

@@ -300,17 +300,18 @@ def test_backwards_of_torch_alone_add_up_in_a_window():
 
 @pytest.mark.parametrize("clears", ["after the step", "at the top", "everywhere"])
 @pytest.mark.parametrize("steps_always", [False, True])
-def test_clearing_inside_a_window_keeps_what_backwards_of_torch_alone_have_added(clears, steps_always):
-    training = Training(steps=4)
+@pytest.mark.parametrize("steps", [2, 4])
+def test_clearing_inside_a_window_keeps_what_backwards_of_torch_alone_have_added(clears, steps_always, steps):
+    training = Training(steps=steps)
     weight = next(training.model.parameters())
     with pytest.warns(UserWarning, match=r"called no accelerator.backward\(loss\)"):
         for number in range(8):
             with training.accelerator.accumulate(training.model):
                 if clears != "after the step":
                     training.optimizer.zero_grad()
-                (training.loss(number) / 4).backward()
+                (training.loss(number) / steps).backward()
                 if training.accelerator.sync_gradients:
-                    losses = torch.stack([training.loss(each) for each in range(number - 3, number + 1)])
+                    losses = torch.stack([training.loss(each) for each in range(number - steps + 1, number + 1)])
                     (expected,) = torch.autograd.grad(losses.mean(), weight)
                     torch.testing.assert_close(weight.grad, expected)
                 if training.accelerator.sync_gradients or steps_always:
