@@ -93,16 +93,21 @@ def _written_values(path: str, mtime: int, size: int) -> Mapping[str, Any]:  # n
 
 
 def _assigned_names(tree: ast.Module) -> Iterator[str]:
-    """Yield each name as often as code of the module itself may assign it."""
+    """Yield each name as often as code of the module itself may assign its variable."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield from node.names
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
         match node:
-            case ast.Global(names=names):
-                yield from names
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                yield name
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+                continue  # What is assigned inside is local.
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
                 yield name
             case ast.alias(name=name, asname=asname):
                 yield asname or name
             case _:
                 pass
+        pending.extend(ast.iter_child_nodes(node))

@@ -185,6 +185,7 @@ if lr:
     branch = 1
 def note():
     global count
+    lr = count
     count += 1
     REGISTRY["noted"] = note
 """
