@@ -12,7 +12,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.choices import did_you_mean
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording.text import first_few, type_of
 
 __all__ = ["LAST", "open_run"]
 
@@ -51,8 +51,7 @@ def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto
 
 def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:
     if found:
-        listed = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-        return f"{len(found)} runs in {home} begin with {run!r}: {listed}. Type more of the id."
+        return f"{len(found)} runs in {home} begin with {run!r}: {first_few(found)}. Type more of the id."
     if not ids:
         return (
             f"there is no run {run!r}: no run has left a folder in {home}. A launch of more than a second leaves one, "

@@ -181,7 +181,7 @@ class Preparation:
                 record=work_recorder(self.process.device),
             )
             if not self.ddp_handler.find_unused_parameters:
-                check_gradients(units, ranks, order=order, record=work_recorder(self.process.device))
+                check_gradients(units, order, record=work_recorder(self.process.device))
         if self.ddp_handler.broadcast_buffers:
             self.prepared.members.share_buffers(model)
         self.prepared.remember(model, model)

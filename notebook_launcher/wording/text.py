@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "clean",
     "escape",
     "first_columns",
+    "first_few",
     "name_rank",
     "no_such_rank",
     "one_line",
@@ -35,6 +40,11 @@ def no_such_rank(rank: object, num: int, whose: str = "run") -> str:
     """Return `there is no rank 7: this run has 2 ranks, 0 to 1`."""
     present = f"{num} ranks, 0 to {num - 1}" if num > 1 else "rank 0 alone"
     return f"there is no rank {rank!r}: this {whose} has {present}"
+
+
+def first_few(names: Sequence[str], at_most: int = 3) -> str:
+    """Return `a, b, c, ...`: the first names, and dots if there are more."""
+    return ", ".join(names[:at_most]) + (", ..." if len(names) > at_most else "")
 
 
 def type_of(value: object) -> str:

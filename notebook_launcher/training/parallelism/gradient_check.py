@@ -26,6 +26,7 @@ from notebook_launcher.messaging.board_layout import COLLECTIVES
 from notebook_launcher.training.accumulation.members.held_gradients import held_places, trained_places
 from notebook_launcher.training.parallelism.board_numbers import distance, own_context
 from notebook_launcher.training.rank_check.bulletin import Bulletin
+from notebook_launcher.wording.text import first_few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,27 +40,18 @@ PATIENCE = 10.0
 """Seconds for which a rank waits for its peers."""
 PAUSE = 0.0005
 """Seconds between two looks at the marks of the peers."""
-MAX_NAMED = 3
-"""Parameters that a message names for each rank."""
 
 
-def check_gradients(
-    units: Iterable[Unit],
-    ranks: Iterable[int],
-    *,
-    order: UnitOrder,
-    record: Callable[[], QueuedWork | None] | None,
-) -> None:
+def check_gradients(units: Iterable[Unit], order: UnitOrder, *, record: Callable[[], QueuedWork | None] | None) -> None:
     """Check each reduction of a sharded model's gradients from now on.
 
     Args:
         units: The units of the model.
-        ranks: The ranks that share it out.
-        order: Compares the order of gathers and reductions.
+        order: Compares the order of gathers and reductions, with the same peers.
         record: Marks the end of all work that is queued by now, or returns None if that cannot be done now. None: a
             reduction returns when it is done.
     """
-    check = _GradientCheck([rank for rank in ranks if rank != dist.get_rank()], order, record)
+    check = _GradientCheck(order, record)
     for unit in units:
         # Torch's hooks look up this method on the object when a backward has passed.
         unit.group.post_backward = functools.partial(check.reduce, _Reductions(unit), unit.group.post_backward)
@@ -81,8 +73,7 @@ class _Reductions:
 class _GradientCheck:
     """Compares the parameters whose gradients are reduced with the peers'."""
 
-    def __init__(self, peers: list[int], order: UnitOrder, record: Callable[[], QueuedWork | None] | None) -> None:
-        self._peers = peers
+    def __init__(self, order: UnitOrder, record: Callable[[], QueuedWork | None] | None) -> None:
         self._order = order
         self._record = record
         self._bulletin = Bulletin(dist.get_rank(), dist.get_world_size())
@@ -110,12 +101,12 @@ class _GradientCheck:
         if is_new:
             self._refuse(reductions, arrived)
         post_backward(*unused)
-        if is_new and len(arrived) < len(self._peers):
+        if is_new and len(arrived) < len(self._order.peers):
             work = None if self._record is None else self._record()
             if work is not None:
                 work.synchronize()
             if work is not None or self._record is None:
-                self._refuse(reductions, self._peers)
+                self._refuse(reductions, self._order.peers)
 
     def _wait_for_peers(self, place: int | None) -> list[int]:
         """Return the peers that have come to a reduction, after waiting for them; none on several machines.
@@ -127,9 +118,9 @@ class _GradientCheck:
             return []
         board, deadline = context.board, time.monotonic() + PATIENCE
         while True:
-            marks = {peer: board[COLLECTIVES + peer] for peer in self._peers}
+            marks = {peer: board[COLLECTIVES + peer] for peer in self._order.peers}
             arrived = [peer for peer, mark in marks.items() if mark and distance(mark, place) >= 0]
-            if len(arrived) == len(self._peers) or time.monotonic() > deadline:
+            if len(arrived) == len(self._order.peers) or time.monotonic() > deadline:
                 return arrived
             time.sleep(PAUSE)
 
@@ -164,12 +155,11 @@ def _explain(reductions: _Reductions, odd: dict[int, list[int]]) -> str:
     mine = reductions.places or []
     names = reductions.unit.parameter_names()
 
-    def listed(places: Iterable[int]) -> str:
-        found = [names[place] for place in places]
-        return ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
+    def named(places: Iterable[int]) -> str:
+        return first_few([names[place] for place in places])
 
-    here, rank_here = listed(place for place in mine if place not in theirs), dist.get_rank()
-    there = listed(place for place in theirs if place not in mine)
+    here, rank_here = named(place for place in mine if place not in theirs), dist.get_rank()
+    there = named(place for place in theirs if place not in mine)
     found = [(rank_here, here, rank), (rank, there, rank_here)]
     differences = "; ".join(
         f"rank {has} has gradients of {what} that rank {lacks} has not" for has, what, lacks in found if what

@@ -25,6 +25,7 @@ from notebook_launcher.messaging.board_layout import COLLECTIVES, NUM_KEPT, ORDE
 from notebook_launcher.training.accumulation.members.held_gradients import parameter_groups
 from notebook_launcher.training.parallelism.board_numbers import NUMBERS, distance, own_context
 from notebook_launcher.wording.counts import rank_list
+from notebook_launcher.wording.text import first_few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,8 +36,6 @@ __all__ = ["Unit", "UnitOrder"]
 
 FACTOR = 31
 """Has no divisor in common with `NUMBERS`: a difference between two marks stays in all later ones."""
-MAX_NAMED = 3
-"""Parameters of a unit that a message names."""
 SAME_ORDER = (
     "some ranks ran other layers, used others in the loss, or ran a forward that others did not. A sharded model "
     "gathers parameters and reduces gradients unit by unit, so each rank must run the same layers in the same order, "
@@ -72,7 +71,8 @@ class UnitOrder:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self._peers = [rank for rank in ranks if rank != dist.get_rank()]
+        self.peers = [rank for rank in ranks if rank != dist.get_rank()]
+        """The other ranks among them."""
         self._units: list[Unit] = []
 
     def add(self, model: torch.nn.Module) -> list[Unit]:
@@ -113,7 +113,7 @@ class UnitOrder:
         # In this order, so that no peer reads the mark of an earlier collective.
         board[_slot(rank, place)] = mark
         board[COLLECTIVES + rank] = place
-        odd = {peer: theirs for peer in self._peers if (theirs := _mark_of(board, peer, place)) not in (None, mark)}
+        odd = {peer: theirs for peer in self.peers if (theirs := _mark_of(board, peer, place)) not in (None, mark)}
         if odd:
             # Equal before, so the difference tells the peer's unit.
             codes = {
@@ -149,8 +149,7 @@ def _code(unit: Unit, is_reduction: bool) -> int:  # noqa: FBT001
 
 
 def _describe(unit: Unit, is_reduction: bool) -> str:  # noqa: FBT001
-    names = unit.parameter_names()
-    listed = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+    listed = first_few(unit.parameter_names())
     return f"reduces the gradients of {listed}" if is_reduction else f"gathers {listed}"
 
 
