@@ -55,6 +55,8 @@ class LoaderProgress:
     """True if the loop that `position` is of evaluated, and was left before its end."""
     later: Order | None = None
     """States, loaded from a checkpoint, that draw the order of the epoch after the one that `position` is in."""
+    has_seeded_workers: bool = False
+    """True if the run that saved had started persistent workers: their seed is drawn at their start alone."""
 
     loop: object | None = None
     """The token of the newest loop, the only one that writes `was_evaluation`."""
@@ -144,6 +146,7 @@ class LoaderState:
     is_complete: bool
     was_evaluation: bool
     later: Order | None
+    has_seeded_workers: bool
 
     def pack(self) -> dict[str, Any]:
         """Return the state in plain types and tensors."""
@@ -158,11 +161,12 @@ class LoaderState:
             "is_complete": self.is_complete,
             "was_evaluation": self.was_evaluation,
             "later": None if self.later is None else list(self.later.generators),
+            "has_seeded_workers": self.has_seeded_workers,
         }
 
     @classmethod
     def unpack(cls, state: dict[str, Any]) -> LoaderState:
-        """Return the state that `pack` has packed, also before it had its last three fields.
+        """Return the state that `pack` has packed, also before it had its last four fields.
 
         Raises:
             ValueError: The dictionary is another one.
@@ -178,7 +182,8 @@ class LoaderState:
         order = None if generators is None else Order(tuple(generators), defaults)
         later = None if state.get("later") is None else Order(tuple(state["later"]))
         is_complete, was_evaluation = state.get("is_complete", False), state.get("was_evaluation", False)
-        return cls(position, order, seed, is_complete, was_evaluation, later)
+        has_seeded_workers = state.get("has_seeded_workers", False)
+        return cls(position, order, seed, is_complete, was_evaluation, later, has_seeded_workers)
 
 
 def _default_states() -> dict[str, Any]:

@@ -86,16 +86,31 @@ LOADERS: dict[str, dict[str, Any]] = {
     },
     "dispatched, workers": {"stream": True, "loader": {"num_workers": 2}, "options": {"dispatch_batches": True}},
 }
+WEIGHED = {"even_batches": False, "uneven": "weigh"}
+KEPT_IN_STEP: dict[str, dict[str, Any]] = {
+    "weighed": {"loader": {"shuffle": True}, "options": WEIGHED},
+    "split, weighed": {"loader": {"shuffle": True, "batch_size": 6}, "options": {"split_batches": True, **WEIGHED}},
+    "numpy, weighed": {"sampler": "numpy", "options": WEIGHED},
+}
+"""Loaders in whose last round the second of two ranks gets a batch again."""
+LASTING = {"num_workers": 2, "persistent_workers": True}
+LASTING_WORKERS: dict[str, dict[str, Any]] = {
+    "seedable, lasting workers": {
+        "loader": {"shuffle": True, **LASTING},
+        "options": {"use_seedable_sampler": True},
+    },
+    "own generator, lasting workers": {"loader": {"shuffle": True, **LASTING}},
+}
 
 
 def make(kind: str, seed: int, batch_size: int = 4) -> Any:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
-    what = LOADERS[kind]
+    what = {**LOADERS, **KEPT_IN_STEP, **LASTING_WORKERS}[kind]
     data: Any = Stream(by_epoch=what["stream"]) if "stream" in what else range(LENGTH)
     arguments = {"batch_size": batch_size, **what.get("loader", {})}
-    if kind == "own generator":
+    if kind.startswith("own generator"):
         arguments["generator"] = torch.Generator().manual_seed(seed)
     if what.get("sampler") == "numpy":
         arguments = {"batch_sampler": NumPysOrder()}
@@ -104,8 +119,15 @@ def make(kind: str, seed: int, batch_size: int = 4) -> Any:
     return prepare_data_loader(DataLoader(data, **arguments), **what.get("options", {}))
 
 
-def go_on(kind: str, seed: int, state: dict[str, Any] | None, stop_at: int | None, **options: Any) -> dict[str, Any]:
-    """Go through three epochs, or stop after a number of batches, and return the samples of each.
+def go_on(
+    kind: str,
+    seed: int,
+    state: dict[str, Any] | None,
+    stop_at: int | None,
+    stop_after: int | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Go through three epochs, or stop after a number of batches or epochs, and return the samples of each.
 
     `batches` are those of the rank, with the samples that complete a round.
     `state` is that of the loader and of the default generators; those are drawn from in every step.
@@ -124,9 +146,14 @@ def go_on(kind: str, seed: int, state: dict[str, Any] | None, stop_at: int | Non
             drawn.append((torch.rand(()).item(), random.random()))
             step += 1
             if step == stop_at:
-                states = {"loader": loader.state_dict(), "generators": capture_rng_states()}
-                return {"epochs": epochs, "batches": batches, "drawn": drawn, "state": states}
+                return {"epochs": epochs, "batches": batches, "drawn": drawn, "state": states_now(loader)}
+        if loader.iteration == stop_after:
+            return {"epochs": epochs, "batches": batches, "drawn": drawn, "state": states_now(loader)}
     return {"epochs": epochs, "batches": batches, "drawn": drawn}
+
+
+def states_now(loader: Any) -> dict[str, Any]:
+    return {"loader": loader.state_dict(), "generators": capture_rng_states()}
 
 
 def join(first: dict[str, Any], rest: dict[str, Any]) -> list[list[int]]:
@@ -146,6 +173,28 @@ def test_resumed_run_is_bit_for_bit_equal(ranks, num_processes, kind):
             assert join(first[rank], rest[rank]) == through[rank]["epochs"], stop_at
             assert first[rank]["batches"] + rest[rank]["batches"] == through[rank]["batches"], stop_at
         assert first[0]["drawn"] + rest[0]["drawn"] == through[0]["drawn"]
+
+
+@pytest.mark.parametrize("kind", [*LOADERS, *LASTING_WORKERS])
+def test_run_resumed_between_epochs_is_bit_for_bit_equal(ranks, kind):
+    through = ranks.run(2, go_on, kind, 1, None, None)
+    for epochs in (1, 2):
+        first = ranks.run(2, go_on, kind, 1, None, None, epochs)
+        rest = ranks.run(2, lambda state: go_on(kind, 2, state, None), first[0]["state"])
+        for rank in range(2):
+            for what in ("epochs", "batches"):
+                assert first[rank][what] + rest[rank][what] == through[rank][what], epochs
+        assert first[0]["drawn"] + rest[0]["drawn"] == through[0]["drawn"]
+
+
+@pytest.mark.parametrize("kind", KEPT_IN_STEP)
+def test_batch_that_keeps_a_rank_in_step_is_the_same_in_a_resumed_run(ranks, kind):
+    through = ranks.run(2, go_on, kind, 1, None, None)
+    before_last = len(through[1]["batches"]) // 3 - 1
+    first = ranks.run(2, go_on, kind, 1, None, before_last)
+    rest = ranks.run(2, lambda state: go_on(kind, 2, state, None), first[0]["state"])
+    assert first[1]["batches"] + rest[1]["batches"] == through[1]["batches"]
+    assert rest[1]["batches"][0] == first[1]["batches"][-1]
 
 
 @pytest.mark.parametrize("kind", sorted(set(LOADERS) - {"stream, workers", "stream, lasting workers", "split"}))
@@ -335,7 +384,7 @@ def test_state_without_the_newer_fields_is_loaded():
     state, _ = states_of(loader, 1)[1][2]
     rest = [make("shuffled", 2), make("shuffled", 2)]
     rest[0].load_state_dict(state)
-    for name in ("is_complete", "was_evaluation", "later"):
+    for name in ("is_complete", "was_evaluation", "later", "has_seeded_workers"):
         del state[name]
     rest[1].load_state_dict(state)
     assert [batch.tolist() for batch in rest[1]] == [batch.tolist() for batch in rest[0]]

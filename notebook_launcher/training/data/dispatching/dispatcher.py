@@ -226,7 +226,7 @@ class DataLoaderDispatcher(PreparedLoader):
         owners = self._owners()
         self._progress.order = order or Order.capture(owners)
         with contextlib.nullcontext() if order is None else order.replayed(owners):
-            fetched = map(counted, iter(self.base_dataloader))
+            fetched = map(counted, self._open_base())
             first = list(itertools.islice(fetched, self._fetched_per_round)) if start and keeps_first else []
             batches = itertools.chain(first, fetched)
             rest = _read_past(batches, start.samples)

@@ -27,6 +27,7 @@ from notebook_launcher.training.data.position import (
 )
 from notebook_launcher.training.data.sampling.samplers import (
     SeedableRandomSampler,
+    generator_apart,
     get_sampler,
     length_of,
     sampler_chain,
@@ -105,7 +106,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         self._walked.begin_at(start.samples, order)
         # Creating the iterator makes torch draw a worker seed. A resumed loop has drawn its seed already.
         with contextlib.nullcontext() if order is None else torch.random.fork_rng(devices=[]):
-            fetched = iter(self.base_dataloader)
+            fetched = self._open_base()
         self._walked.begin_at(0, None)
         walk = self._walked.take_walk()
         for (_, drawn, before, is_last), batches in walk.rounds(without_label(fetched)):
@@ -113,6 +114,27 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             for number, batch in enumerate(batches, 1):
                 self._progress.order = walk.order
                 yield Delivery(batch, drawn, is_last, Position(start.epoch, before + number * per_round))
+
+    def _open_base(self) -> Iterator[Any]:
+        """Return an iterator of `base_dataloader`.
+
+        torch draws a seed for workers when it makes an iterator. Persistent workers keep their iterator, so a resumed
+        run draws their seed apart from the generators, which the run that saved did not ask again.
+        """
+        base, progress = self.base_dataloader, self._progress
+        if not (progress.has_seeded_workers and base.persistent_workers):
+            return iter(base)
+        progress.has_seeded_workers = False
+        own, base.generator = base.generator, generator_apart()
+        try:
+            return iter(base)
+        finally:
+            base.generator = own
+
+    @property
+    def _has_seeded_workers(self) -> bool:
+        base = self.base_dataloader
+        return base.persistent_workers and (self._progress.has_seeded_workers or base._iterator is not None)  # noqa: SLF001
 
     def _arguments(self) -> dict[str, Any]:
         """Return the arguments that make a loader of the same data."""
@@ -334,7 +356,9 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         order, later = (progress.order, progress.later or now) if position else (now, None)
         sampler = self.get_sampler()
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
-        return LoaderState(position, order, seed, progress.is_complete, progress.was_evaluation, later).pack()
+        return LoaderState(
+            position, order, seed, progress.is_complete, progress.was_evaluation, later, self._has_seeded_workers
+        ).pack()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop begin right after the batch that was current when the state was taken.
@@ -355,7 +379,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         progress, self._loaded = self._progress, True
         progress.position, progress.order, progress.begin_at = position, order, position or None
         progress.is_complete, progress.was_evaluation = state.is_complete, state.was_evaluation
-        progress.later = state.later
+        progress.later, progress.has_seeded_workers = state.later, state.has_seeded_workers
         progress.from_start = False
 
     def restart_epoch(self, *, draws_on: bool = True) -> None:

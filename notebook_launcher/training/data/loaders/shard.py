@@ -211,7 +211,7 @@ class DataLoaderShard(PreparedLoader):
         owners = self._owners()
         self._progress.order = order or Order.capture(owners)
         with contextlib.nullcontext() if order is None else order.replayed(owners):
-            fetched = iter(self.base_dataloader)
+            fetched = self._open_base()
             if any(consumed) and not self.num_workers:
                 # Dropped: asking for this batch makes the data set read the consumed samples.
                 next(fetched, None)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SeedableRandomSampler",
     "count_samples",
+    "generator_apart",
     "get_sampler",
     "length_of",
     "links_of",
@@ -69,6 +70,12 @@ def new_generator(seed: int) -> torch.Generator:
     generator = torch.Generator(device=torch.get_default_device())
     generator.manual_seed(seed if seed < 2**64 else seed - 2**64)
     return generator
+
+
+def generator_apart() -> torch.Generator:
+    """Return a generator with a seed that depends on the default generator's state, and does not change that."""
+    with torch.random.fork_rng(devices=[]):
+        return new_generator(int(torch.empty((), dtype=torch.int64).random_()))
 
 
 def count_samples(batch: Any) -> int:

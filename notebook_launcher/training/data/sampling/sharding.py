@@ -21,8 +21,8 @@ from notebook_launcher.training.data.sampling.shares import (
     Stretch,
     batches_of,
     full_rounds,
-    rest_of,
     shares_in,
+    split_at,
     stream_of,
 )
 from notebook_launcher.training.data.split_batches import check_split
@@ -124,21 +124,26 @@ class BatchSamplerShard(BatchSampler):
             batches = batches_of(self.batch_sampler, stream)
             start = list(itertools.islice(batches, self._per_round))
             self.first_round = list(start) if stream is None else None
-            batches = itertools.chain(start, batches)
-            yield from self._irregular(rest_of(batches, skip) if skip else batches, start, [], skip)
+            before, batches = split_at(itertools.chain(start, batches), skip, self._per_round)
+            is_round = len(before) == self._per_round
+            previous = (self._cut(before[0]) if self.split_batches else before) if is_round else []
+            yield from self._irregular(batches, start, previous, skip)
             return
         self.first_round = None
         num_processes, rows = self.num_processes, size // self.num_processes if self.split_batches else size
-        epochs_start = stream.take(num_processes * rows)
+        per_round = num_processes * rows
+        epochs_start = stream.take(per_round)
         stream.give_back(epochs_start)
-        stream.skip(skip)
+        stream.skip(skip - per_round)
+        # At the end of the epoch, some ranks may get their batch of the round before again.
+        newest = stream.take(min(skip, per_round))
         full = (rows,) * num_processes
-        drawn, newest = Round(full, full, full), None
+        drawn = Round(full, full, full)
         for block in full_rounds(stream, stream.length - skip, num_processes, rows):
             yield Stretch(block[:, self.process_index].tolist(), drawn, skip)
             skip += block.numel()
             newest = block[-1]
-        previous = [] if newest is None else newest.tolist()
+        previous = newest.view(num_processes, rows).tolist() if newest.numel() == per_round else []
         start = [part.tolist() for part in torch.split(epochs_start, size)]
         yield from self._irregular(batches_of(self.batch_sampler, stream), start, previous, skip)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import BatchSampler
@@ -18,9 +20,9 @@ __all__ = [
     "Stretch",
     "batches_of",
     "full_rounds",
-    "rest_of",
     "shares_in",
     "shares_of",
+    "split_at",
     "stream_of",
     "stretches_of",
 ]
@@ -130,7 +132,7 @@ def _unshared(batch_sampler: Any, skip: int) -> Iterator[Stretch]:
             skip += block.numel()
         rest = batches_of(batch_sampler, stream)
     else:
-        rest = rest_of(batches_of(batch_sampler, stream), skip)
+        _, rest = split_at(batches_of(batch_sampler, stream), skip)
     for batch in rest:
         count = count_samples(batch)
         drawn = known.get(count) or known.setdefault(count, Round((count,), (count,), (count,)))
@@ -138,12 +140,13 @@ def _unshared(batch_sampler: Any, skip: int) -> Iterator[Stretch]:
         skip += count
 
 
-def rest_of(batches: Iterable[Any], skip: int) -> Iterator[Any]:
-    """Skip the first `skip` samples."""
+def split_at(batches: Iterator[Any], skip: int, keep: int = 0) -> tuple[list[Any], Iterator[Any]]:
+    """Skip the first `skip` samples; return the last `keep` batches of them, and the batches that are left."""
+    skipped: collections.deque[Any] = collections.deque(maxlen=keep)
     for batch in batches:
         count = count_samples(batch)
-        if 0 < count <= skip:
-            skip -= count
-            continue
-        yield batch[skip:] if skip else batch
-        skip = 0
+        if not 0 < count <= skip:
+            return list(skipped), itertools.chain((batch[skip:] if skip else batch,), batches)
+        skip -= count
+        skipped.append(batch)
+    return list(skipped), iter(())
