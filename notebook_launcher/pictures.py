@@ -14,6 +14,7 @@ import zlib
 from typing import Any
 
 from notebook_launcher.colours import INK, SERIES
+from notebook_launcher.wording.text import shape_of
 
 __all__ = ["Histogram", "encode_picture"]
 
@@ -75,7 +76,7 @@ def _png_of_pillow(image: Any) -> bytes:
 
 def _pixels_of(value: Any) -> Any:
     """Return an array of bytes of shape (H, W, C), by the methods of NumPy's arrays; None for all other values."""
-    shape = getattr(value, "shape", None)
+    shape = shape_of(value)
     if shape is None or not callable(getattr(value, "__array__", None)) or len(shape) not in (2, 3) or 0 in shape:
         return None
     array = value

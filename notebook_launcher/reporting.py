@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.context import current, step_boundary
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording.text import shape_of, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -143,7 +143,7 @@ def _number(name: str, value: Any) -> float:
 def _way_to_a_number(value: Any) -> str:
     if value is None:
         return "Leave it out until it has a value."
-    if isinstance(getattr(value, "shape", None), tuple):
+    if shape_of(value) is not None:
         return "Pass its .mean(). A picture needs 1, 3 or 4 channels: pass x[..., None]."
     if isinstance(value, (list, tuple)):
         return "Pass their mean: sum(values) / len(values)."
@@ -152,9 +152,9 @@ def _way_to_a_number(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     """Return the type and the shape of an array or tensor, whose contents can be long; other values in a few words."""
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple):
-        return f"{type(value).__name__} of shape {tuple(shape)}"
+    shape = shape_of(value)
+    if shape is not None:
+        return f"{type(value).__name__} of shape {shape}"
     # Imported late, because a notebook's first cell imports this module.
     from notebook_launcher.wording.value_text import describe_value
 

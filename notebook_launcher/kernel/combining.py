@@ -10,7 +10,7 @@ from typing import Any
 
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.counts import rank_list
-from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.text import one_line, shape_of
 
 __all__ = ["concatenated", "mean", "table"]
 
@@ -111,8 +111,8 @@ def _by_rank(values: Mapping[int, Any], describe: Callable[[Any], str]) -> str:
 
 
 def _kind(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return f"{type(value).__name__}{tuple(shape) if isinstance(shape, tuple) else ''}"
+    shape = shape_of(value)
+    return f"{type(value).__name__}{'' if shape is None else shape}"
 
 
 def _names_of_keys(value: Mapping[Any, Any]) -> str:
@@ -125,11 +125,18 @@ def _mean_of_leaves(values: Mapping[int, Any], path: str) -> Any:
         total = first * 1.0  # Integers and booleans become floating point, in tensors too.
         for value in others:
             total = total + value
-        return total / len(values)
+        average = total / len(values)
     except (TypeError, ValueError, RuntimeError) as error:
         given = f"{_by_rank(values, _kind)} ({one_line(error)})"
         msg = f"{path} has no mean: {given}. Return numbers, tensors or dicts of them."
         raise for_caller(TypeError(msg)) from error
+    # Shapes that fit by broadcasting would give a mean that no rank's value has the shape of.
+    _check_equal(values, _dimensions, _kind, ValueError(f"{path} has different shapes on the ranks"))
+    return average
+
+
+def _dimensions(value: Any) -> tuple[Any, ...]:
+    return shape_of(value) or ()
 
 
 def _joined(values: Mapping[int, Any], path: str) -> Any:

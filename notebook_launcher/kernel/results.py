@@ -12,7 +12,7 @@ from notebook_launcher.errors import MissingResultError, ReturnValueError
 from notebook_launcher.kernel import combining
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.counts import plural, rank_list
-from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.text import one_line, shape_of
 from notebook_launcher.wording.units import format_metrics
 
 if TYPE_CHECKING:
@@ -280,15 +280,13 @@ class Results(Sequence[Any]):
 
 def short_form(value: Any) -> str:
     """Return a value's repr in one short line; for a tensor, array or table its type and shape."""
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple) and getattr(value, "ndim", False):
-        return f"{type(value).__name__}, shape {tuple(shape)}, {getattr(value, 'dtype', '')}".rstrip(", ")
+    if (shape := shape_of(value)) and getattr(value, "ndim", False):
+        return f"{type(value).__name__}, shape {shape}, {getattr(value, 'dtype', '')}".rstrip(", ")
     return one_line(_Short().repr(value), SHORT)
 
 
 class _Short(reprlib.Repr):
     def repr_instance(self, x: Any, level: int) -> str:
-        shape = getattr(x, "shape", None)
-        if isinstance(shape, tuple) and getattr(x, "ndim", False):
-            return f"{type(x).__name__}{tuple(shape)}"
+        if (shape := shape_of(x)) and getattr(x, "ndim", False):
+            return f"{type(x).__name__}{shape}"
         return super().repr_instance(x, level)

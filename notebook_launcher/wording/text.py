@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +17,7 @@ __all__ = [
     "name_rank",
     "no_such_rank",
     "one_line",
+    "shape_of",
     "type_of",
 ]
 
@@ -51,6 +52,15 @@ def type_of(value: object) -> str:
     """Return the type of a value with its article: `an int`, `a list`."""
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
+
+
+def shape_of(value: Any) -> tuple[Any, ...] | None:
+    """Return the shape of a tensor, an array or a table; None for other values, and for one that has no shape yet."""
+    try:
+        shape = value.shape
+    except Exception:  # noqa: BLE001 - torch's uninitialised parameters and nested tensors raise a RuntimeError
+        return None
+    return tuple(shape) if isinstance(shape, tuple) else None
 
 
 def clean(text: object, limit: int = MAX_TEXT) -> str:

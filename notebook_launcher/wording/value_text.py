@@ -13,7 +13,7 @@ import types
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.text import one_line, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -78,7 +78,7 @@ class _Words(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         kind = type(x).__name__
-        shape = getattr(x, "shape", None)
+        shape = shape_of(x)
         match x:
             case None | numbers.Number() | range():
                 words = super().repr_instance(x, level)
@@ -92,8 +92,8 @@ class _Words(reprlib.Repr):
                 words = self.repr_dict(x, level)
             case type() | types.FunctionType() | types.MethodType() | types.BuiltinFunctionType():
                 words = name_of(x)
-            case _ if isinstance(shape, tuple):
-                words = f"{kind}{tuple(shape)}"
+            case _ if shape is not None:
+                words = f"{kind}{shape}"
             case _ if dataclasses.is_dataclass(x) or kind in ("SimpleNamespace", "Namespace"):
                 words = f"{kind}({self._attributes(x, level)})"
             case _:

@@ -99,6 +99,19 @@ def test_mean_keeps_the_structure_of_the_values() -> None:
     assert tensors.mean().tolist() == [1.5, 3.0]
 
 
+def test_mean_of_shapes_that_fit_by_broadcasting_alone_is_refused() -> None:
+    match = r"result\['w'\] has different shapes on the ranks: Tensor\(1, 1\) on rank 0; Tensor\(3, 1\) on rank 1\."
+    with pytest.raises(ValueError, match=match):
+        Results({0: {"w": torch.ones(1, 1)}, 1: {"w": torch.ones(3, 1)}}, num_processes=2).mean()
+    assert Results({0: 1, 1: torch.tensor(2.0)}, num_processes=2).mean() == 1.5
+
+
+def test_values_that_do_not_give_their_shape_have_a_short_form() -> None:
+    weight = torch.nn.LazyLinear(3).weight
+    results = Results({0: weight, 1: {"w": weight}}, num_processes=2)
+    assert "0: <UninitializedParameter>\n  1: {'w': <UninitializedParameter>}" in repr(results)
+
+
 def test_mean_of_some_ranks_is_theirs_alone() -> None:
     assert Results({0: 1, 2: 4}, num_processes=3, called_ranks=(0, 2)).mean() == 2.5
     with pytest.raises(MissingResultError, match="rank 1 returned nothing: only ranks 0, 2 ran this"):
