@@ -5,6 +5,7 @@ A stuck run always raises the same question: which ranks wait in which collectiv
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import html
 import itertools
@@ -17,7 +18,7 @@ from notebook_launcher.travel import cells
 from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 __all__ = [
     "BACKWARD",
@@ -171,7 +172,7 @@ PRESENT = _Tense(
     ("waits", "wait"),
     ("runs nothing: its function has ended", "run nothing: their functions have ended"),
 )
-PAST = _Tense(("was", "were"), ("was", "were"), ("had ended its function", "had ended their functions"))
+PAST = _Tense(("was", "were"), ("was", "were"), ("ran nothing", "ran nothing"))
 
 
 def parse_stacks(rank: int, dump: str, *, uses_gpu: bool = False) -> RankStack:
@@ -230,7 +231,7 @@ class Stacks(tuple[RankStack, ...]):
         )
 
     def _tell(self, tense: _Tense) -> str:
-        return "\n".join([self._sum_up(tense), *(_report(stack, tense) for stack in self)]).rstrip("\n")
+        return "\n".join([self._sum_up(tense), *filter(None, (_report(stack, tense) for stack in self))])
 
     def __str__(self) -> str:
         return self._tell(PRESENT) if self else self.verdict
@@ -239,8 +240,9 @@ class Stacks(tuple[RankStack, ...]):
 
     def _repr_html_(self) -> str:
         ranks = "".join(
-            f"<details><summary>rank {stack.rank}</summary><pre>{html.escape(_report(stack, PRESENT))}</pre></details>"
+            f"<details><summary>rank {stack.rank}</summary><pre>{html.escape(report)}</pre></details>"
             for stack in self
+            if (report := _report(stack, PRESENT))
         )
         return f"<p>{html.escape(self.verdict)}</p>{ranks}"
 
@@ -262,6 +264,7 @@ def _describe(stack: RankStack, tense: _Tense, *, is_absent: bool) -> tuple[str,
 
 
 def _report(stack: RankStack, tense: _Tense) -> str:
+    """Return the lines at which a rank's threads are; empty if it runs nothing."""
     waiting = f" ({tense.waits[0]} in {stack.waiting_in})" if stack.waiting_in else ""
     lines = [f"rank {stack.rank}{waiting}:"]
     for number, thread in enumerate(stack.threads):
@@ -271,7 +274,7 @@ def _report(stack: RankStack, tense: _Tense) -> str:
         for frame in reversed(frames):
             lines.append(f"  {frame.place}, in {frame.function}")
             lines += [f"    {frame.source}"] if frame.source else []
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def _implied_wait(frames: tuple[StackFrame, ...]) -> str | None:
@@ -286,7 +289,31 @@ def _implied_wait(frames: tuple[StackFrame, ...]) -> str | None:
             return "DistributedDataParallel(...)" if "__init__" in calls else "DistributedDataParallel.forward"
         return None
     # `work.wait()` has no frame of its own.
-    return "wait() of an asynchronous call" if not top.is_library and WAIT.search(top.source) else None
+    return "wait() of an asynchronous call" if not top.is_library and _is_wait(top) else None
+
+
+def _is_wait(frame: StackFrame) -> bool:
+    """Return True if a thread that is in C code below this frame waits for an asynchronous call, by its line's text."""
+    if not WAIT.search(frame.source):
+        return False
+    try:
+        line = ast.parse(frame.source)
+    except SyntaxError:  # A line of a longer statement.
+        return True
+    names = {getattr(call.func, "attr", getattr(call.func, "id", "")) for call in _calls_in(line, frame.function)}
+    return "wait" in names and "sleep" not in names
+
+
+def _calls_in(line: ast.Module, function: str) -> Iterator[ast.Call]:
+    """Yield the calls in a line that the frame of this function may be at: a `lambda` has a frame of its own."""
+    inside = [node.body for node in ast.walk(line) if isinstance(node, ast.Lambda)]
+    left: list[ast.AST] = [*inside] if function == "<lambda>" else [line]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Call):
+            yield node
+        if not isinstance(node, ast.Lambda):
+            left += ast.iter_child_nodes(node)
 
 
 def _relevant(frames: list[StackFrame]) -> tuple[StackFrame, ...]:

@@ -146,6 +146,28 @@ def test_backward_that_waits_for_gradients_is_a_wait(tmp_path):
     stuck(tmp_path, body, until=lambda found: calls(found) == expected, setup=setup, num_processes=2)
 
 
+@pytest.mark.parametrize(
+    ("line", "function", "waits"),
+    [
+        ("work.wait()", "train", True),
+        ("for work in works: work.wait()", "train", True),
+        ("dist.all_reduce(x, async_op=True).wait(timeout)", "train", True),
+        ("y = f(lambda: x @ x, work.wait())", "train", True),
+        ("work.wait(  # of a longer statement", "train", True),
+        ("run(lambda work: work.wait())", "<lambda>", True),
+        ("time.sleep(3); work.wait()", "train", False),
+        ("x = 2 * x  # before work.wait()", "train", False),
+        ("run = launch(lambda: [x @ x for _ in many]); run.wait()", "<lambda>", False),
+        ("run(lambda work: work.wait(), x @ x)", "train", False),
+    ],
+)
+def test_line_with_the_wait_of_something_else_is_no_wait(tmp_path, line, function, waits):
+    program = tmp_path / "program.py"
+    program.write_text(f"{line}\n")
+    stack = parse_stacks(0, text_dump((str(program), 1, function)))
+    assert stack.waiting_in == ("wait() of an asynchronous call" if waits else None)
+
+
 def test_main_thread_comes_first_and_others_follow(tmp_path):
     body = """
     started = threading.Event()
@@ -203,6 +225,8 @@ def test_idle_and_silent_ranks_are_named():
     assert Stacks([idle, RankStack(1, ())]).verdict == (
         "rank 0 runs nothing: its function has ended; rank 1 did not answer"
     )
+    assert str(Stacks([idle])) == Stacks([idle]).verdict
+    assert Stacks([idle]).in_past_tense == "rank 0 ran nothing"
     assert str(Stacks()) == "no rank is up yet"
 
 
