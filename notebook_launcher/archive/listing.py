@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import numbers
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -76,8 +78,8 @@ class RunList(Sequence[RecordedRun]):
         state: str | None = None,
         tag: str | None = None,
         kind: RunKind | None = None,
-        within: float | None = None,
-        before: float | None = None,
+        within: float | dt.timedelta | None = None,
+        before: float | dt.timedelta | None = None,
     ) -> RunList:
         """Return the runs that fit all of these; None: any.
 
@@ -87,12 +89,16 @@ class RunList(Sequence[RecordedRun]):
             tag: One of the run's tags.
             kind: `"run"`: launches alone; `"call"` and `"cell"`: calls and cells on the ranks of sessions;
                 `"session"`: detached sessions.
-            within: Seconds before now, after which the run was launched.
-            before: Seconds before now, before which the run was launched.
+            within: Seconds before now, after which the run was launched; or a `timedelta`.
+            before: Seconds before now, before which the run was launched; or a `timedelta`.
 
         Raises:
-            ConfigError: No run is ever in this state, or of this kind.
+            ConfigError: No run is ever in this state, or of this kind; or an argument is of another type.
         """
+        for field, text in (("name", name), ("tag", tag), ("state", state), ("kind", kind)):
+            if text is not None and not isinstance(text, str):
+                raise ConfigError(f"{field}={text!r}: filter() takes one text, or None for any {field}", field=field)
+        newest, oldest = _seconds("before", before), _seconds("within", within)
         if state is not None and state not in RUN_STATES:
             raise ConfigError(unknown("state", state, RUN_STATES, more=" or None"), field="state")
         if kind not in (None, *RUN_KINDS):
@@ -107,8 +113,8 @@ class RunList(Sequence[RecordedRun]):
                 and (tag is None or tag in run.tags)
                 and (state is None or snapshot.state == state)
                 and (kind is None or snapshot.kind == kind)
-                and (within is None or age <= within)
-                and (before is None or age > before)
+                and (oldest is None or age <= oldest)
+                and (newest is None or age > newest)
             )
 
         return self._with([run for run in self._items if fits(run)])
@@ -178,6 +184,16 @@ class RunList(Sequence[RecordedRun]):
     def _rest(self, limit: int = MAX_ROWS, more: str = "") -> list[str]:
         left = len(self) - limit
         return [f"and {left} older: {more or f'runs()[{limit}:]'}"] if left > 0 else []
+
+
+def _seconds(field: str, value: object) -> float | None:
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    if value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool)):
+        return None if value is None else float(value)
+    raise ConfigError(
+        f"{field}={value!r}: filter() takes seconds before now, or a timedelta: {field}=3600 is an hour", field=field
+    )
 
 
 def _holdings(run: RecordedRun) -> str:
