@@ -474,6 +474,7 @@ class Accelerator:
         Raises:
             ValueError: Nothing in an argument was prepared, or a window of other models that share parameters is open.
             TypeError: An argument has no parameters.
+            RuntimeError: The block is inside another one that trains the same parameters.
         """
         return self._micro_batches.block(models)
 

@@ -124,6 +124,8 @@ class GradientState(AccelerateNames):
             window: The window that the micro-batch belongs to.
             probes: The parameters whose versions show that weights were changed inside the window.
         """
+        if self.block is not None and self._rules.guards:
+            self._check_outer_blocks(window)
         loader, loops = self.active_loaders.active, self.loops
         iteration = None if loader is None else loader.iteration_token
         with_loader = self.plugin.sync_with_dataloader
@@ -149,6 +151,18 @@ class GradientState(AccelerateNames):
         self.sync_gradients = ends_window(window.num_batches, num_steps, is_last=is_last)
         self._last = window
         return abandoned
+
+    def _check_outer_blocks(self, window: Window) -> None:
+        """Raise RuntimeError if a block around this one has a micro-batch of the same parameters."""
+        outer = self.block
+        while outer is not None:
+            if outer.window is window or outer.window.shares_parameters(window):
+                raise RuntimeError(
+                    f"accumulate({_names(window)}) inside a block of accumulate({_names(outer.window)}): each block is "
+                    "one micro-batch, so this batch would count twice. Write one block around forward, backward and "
+                    "step()."
+                )
+            outer = outer.outer
 
     def _abandoned(self, window: Window, iteration: object | None) -> list[Abandoned]:
         """Reset the windows that were left before their end and whose gradients would get into this window."""

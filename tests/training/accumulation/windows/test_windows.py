@@ -238,6 +238,22 @@ def test_two_backwards_in_one_block_add_up():
         torch.testing.assert_close(mine, one + two)
 
 
+@pytest.mark.parametrize("inner", ["model", "all"])
+def test_block_inside_a_block_of_the_same_parameters_is_refused(inner):
+    training = Training(steps=2)
+    accelerator, model = training.accelerator, training.model
+    match = r"accumulate\(.*\) inside a block of accumulate\(.*\): each block is one micro-batch, so this batch would"
+    with (
+        pytest.raises(RuntimeError, match=match),
+        accelerator.accumulate(model),
+        accelerator.accumulate(*[model] * (inner == "model")),
+    ):
+        pytest.fail("the inner block was entered")
+    training.micro_batch(0)
+    training.micro_batch(1)
+    assert accelerator.sync_gradients
+
+
 def test_weights_that_change_inside_a_window_warn():
     training = Training(steps=4)
     raw = torch.optim.SGD(training.model.parameters(), lr=0.1)
