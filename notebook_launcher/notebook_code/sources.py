@@ -45,7 +45,8 @@ def source_of(definition: Any) -> str:
     if "<locals>" in definition.__qualname__ or name == "<lambda>":
         raise ConfigError(
             f"{definition.__qualname__} cannot be exported: only what is defined at the top level of a cell has a "
-            "source of its own. Write it as a function or class with `def` or `class` there."
+            "source of its own. Write it as a function or class with `def` or `class` there. Its source begins: "
+            f"{source.splitlines()[0][:80]!r}."
         )
     if _names_assigned(source) != {name}:
         raise ConfigError(

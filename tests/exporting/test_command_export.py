@@ -250,6 +250,7 @@ def test_refusals_name_what_cannot_be_written_and_leave_no_file(tmp_path):
     for line, words in zip(lines, expected, strict=False):
         assert line.startswith("ConfigError: "), line
         assert words in line
+    assert "Its source begins: 'inner, square, file = make(), lambda x: x, open(os.devnull)'." in lines[1]
     assert sorted(eval(lines[len(expected)])) == ["held.values", "mine.py", "notebook.py"]  # a list of names
     rest = lines[len(expected) + 1 :]
     assert rest[1] == "    torchrun --standalone --nproc-per-node=3 --max-restarts=2 mine.py"

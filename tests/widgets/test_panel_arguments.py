@@ -185,6 +185,8 @@ def test_unknown_argument_is_refused():
         panel.arguments["epoch"] = 3
     with pytest.raises(ConfigError, match=r"arguments\['x'\]: train .* It takes lr, epochs, batch_size."):
         ConfigPanel(train, kwargs={"x": 3})
+    with pytest.raises(ConfigError, match=r"fn=3 is an int, which cannot be called\."):
+        ConfigPanel(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"arguments\['x'\]: nothing has no parameter .* It takes none"):
         ConfigPanel(kwargs={"x": 3})
     anything = ConfigPanel(lambda **kwargs: 0, kwargs={"x": 3})

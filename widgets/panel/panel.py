@@ -10,6 +10,7 @@ import ipywidgets
 import traitlets
 
 from notebook_launcher.config import LaunchConfig
+from notebook_launcher.kernel.calls.checks import check_callable
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.launch import launch
@@ -58,7 +59,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         options: Fields of `LaunchConfig` by name. They replace the options of `config`.
 
     Raises:
-        ConfigError: An option is invalid, or `fn` has no parameter with a name in `kwargs`.
+        ConfigError: `fn` is no function, an option is invalid, or `fn` has no parameter with a name in `kwargs`.
     """
 
     config = traitlets.Instance(LaunchConfig)
@@ -73,6 +74,8 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         config: LaunchConfig | None = None,
         **options: Any,
     ) -> None:
+        if fn is not None:
+            check_callable(fn)
         if num_processes is not None:
             options["num_processes"] = num_processes
         self._state = state = LaunchState(fn, LaunchConfig.build(config, options), kwargs or {}, holder=self)

@@ -18,7 +18,7 @@ from notebook_launcher.wording.value_text import describe_value, name_of
 if TYPE_CHECKING:
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["arguments_by_name", "check_call", "check_not_in_rank"]
+__all__ = ["arguments_by_name", "check_call", "check_callable", "check_not_in_rank"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,12 +80,17 @@ def check_call(function: Any, args: Any, kwargs: Any, *, launcher: str) -> Funct
     from notebook_launcher.travel import FunctionCall
 
     args, kwargs = _arguments(args, kwargs)
-    if not callable(function):
-        hint = " Pass the function itself, without calling it." if function is None else ""
-        raise ConfigError(f"fn={describe_value(function)} is {type_of(function)}, which cannot be called.{hint}")
+    check_callable(function)
     _check_kind(function)
     _check_arguments(function, args, kwargs, launcher)
     return FunctionCall(function, args, kwargs)
+
+
+def check_callable(function: Any) -> None:
+    """Raise `ConfigError` if this is no function."""
+    if not callable(function):
+        hint = " Pass the function itself, without calling it." if function is None else ""
+        raise ConfigError(f"fn={describe_value(function)} is {type_of(function)}, which cannot be called.{hint}")
 
 
 def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], launcher: str) -> None:
