@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
+from notebook_launcher.compat.reducing import reduce
 from notebook_launcher.compat.state import AcceleratorState, GradientState
 from notebook_launcher.training.accelerator import Accelerator as _Accelerator
 from notebook_launcher.training.rules import ACCELERATE, Rules
@@ -30,9 +31,9 @@ class Accelerator(_Accelerator):
         handler = self.init_handler
         return AcceleratorState(precision, cpu, backend=handler.backend, timeout=handler.timeout)
 
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:  # noqa: ARG002
-        """Return the sum over ranks on every rank, or the `"mean"`; `scale` counts on XLA alone, as in Accelerate."""
-        return super().reduce(tensor, "mean" if reduction == "mean" else "sum")
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum over ranks on every rank, the `"mean"` or the `"max"`; `scale` has no effect."""
+        return reduce(tensor, reduction, scale)
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin, requests: Requests | None) -> GradientState:
         state = GradientState(plugin, requests=requests)

@@ -22,6 +22,7 @@ OWN = {
     "get_logger": "logging",
     "notebook_launcher": "launchers",
     "prepare_data_loader": "data_loader",
+    "reduce": "reducing",
 }
 """Names that decide by Accelerate's rules, each with its module of `compat`."""
 

@@ -249,18 +249,19 @@ def test_batches_that_are_skipped_after_load_state_are_those_that_were_had(ranks
 
 
 def test_reduce_ignores_the_scale_and_sums_without_a_reduction(ranks):
-    def reduced(library: str) -> list[float]:
+    def reduced(library: str) -> list[list[float]]:
         import importlib
 
         import torch
 
         accelerator = importlib.import_module(library).Accelerator(cpu=True)
-        mine = torch.ones(1) * accelerator.process_index
-        ways: list[dict[str, Any]] = [{"scale": 2.0}, {"reduction": "none"}, {"reduction": "mean"}]
-        return [accelerator.reduce(mine.clone(), **options).item() for options in ways]
+        mine = torch.ones(1) * (accelerator.process_index + 1)
+        ways: list[dict[str, Any]] = [{"scale": 2.0}, *({"reduction": way} for way in ("none", "mean", "max", "sum"))]
+        functions = (accelerator.reduce, importlib.import_module(f"{library}.utils").reduce)
+        return [[function(mine.clone(), **options).item() for options in ways] for function in functions]
 
     theirs, ours = (ranks.run(2, reduced, library) for library in LIBRARIES)
-    assert ours == theirs == [[1.0, 1.0, 0.5]] * 2
+    assert ours == theirs == [[[3.0, 3.0, 1.5, 2.0, 3.0], [1.5, 3.0, 1.5, 2.0, 3.0]]] * 2
 
 
 def accumulate_with_a_loader_of_the_function(library: str) -> list[float]:
