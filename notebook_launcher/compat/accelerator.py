@@ -31,6 +31,15 @@ class Accelerator(_Accelerator):
         handler = self.init_handler
         return AcceleratorState(precision, cpu, backend=handler.backend, timeout=handler.timeout)
 
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Prepare objects for training on all ranks.
+
+        Raises:
+            AttributeError: The shared state was reset after this Accelerator was made.
+        """
+        self.state.check_not_reset()
+        return super().prepare(*args, device_placement=device_placement)
+
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the sum over ranks on every rank, the `"mean"` or the `"max"`; `scale` has no effect."""
         return reduce(tensor, reduction, scale)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]
 
+# What the state of the process knows by itself: neither its precision, nor what an Accelerator noted for it.
+_OF_THE_PROCESS = frozenset({"num_processes", "process_index", "local_process_index", "device", "backend", "_patience"})
+
 
 class PartialState(ProcessState):
     """The process state, the same for all instances of the process.
@@ -73,17 +76,21 @@ class AcceleratorState(_AcceleratorState):
 
     def __getattr__(self, name: str) -> Any:
         if not self._shared_state:
-            raise AttributeError(
-                f"`AcceleratorState` object has no attribute `{name}`. "
-                "This happens if `AcceleratorState._reset_state()` was called while an Accelerator was still in use. "
-                "Make a new Accelerator, and prepare with that."
-            )
+            # As in Accelerate, an Accelerator whose state was reset still prints, waits and names its process.
+            if name in _OF_THE_PROCESS:
+                return getattr(PartialState(), name)
+            raise AttributeError(_was_reset(name))
         return super().__getattr__(name)
 
     @property
     def initialized(self) -> bool:
         """True once an Accelerator, or an instance, was made."""
         return bool(self._shared_state)
+
+    def check_not_reset(self) -> None:
+        """Raise AttributeError if the shared state was reset."""
+        if not self._shared_state:
+            raise AttributeError(_was_reset("distributed_type"))
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
@@ -125,3 +132,11 @@ class GradientState(_GradientState):
     def _reset_state() -> None:
         """Forget the shared state."""
         GradientState._shared_state.clear()
+
+
+def _was_reset(name: str) -> str:
+    return (
+        f"`AcceleratorState` object has no attribute `{name}`. "
+        "This happens if `AcceleratorState._reset_state()` was called while an Accelerator was still in use. "
+        "Make a new Accelerator, and prepare with that."
+    )

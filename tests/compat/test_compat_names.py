@@ -118,6 +118,30 @@ def test_accelerator_whose_state_was_reset_raises():
         accelerator.prepare(make_model())
 
 
+@pytest.mark.parametrize("library", ["accelerate", "notebook_launcher.compat"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_accelerator_whose_state_was_reset_still_knows_its_process(ranks, library, num_ranks):
+    def shares():
+        import importlib
+
+        accelerator = importlib.import_module(library).Accelerator(cpu=True)
+        accelerator.state._reset_state()
+        accelerator.wait_for_everyone()
+        with accelerator.split_between_processes([1, 2]) as share, accelerator.main_process_first():
+            accelerator.print("share", share)
+        places = accelerator.is_main_process, accelerator.is_local_main_process, accelerator.use_distributed
+        named = accelerator.on_process(lambda: True, process_index=num_ranks - 1)()
+        gathered = accelerator.gather(torch.ones(1)).tolist()
+        accelerator.end_training()
+        return share, places, named, gathered
+
+    every = [[1, 2]] if num_ranks == 1 else [[1], [2]]
+    assert ranks.run(num_ranks, shares) == [
+        (every[rank], (rank == 0, rank == 0, num_ranks > 1), True if rank == num_ranks - 1 else None, [1.0] * num_ranks)
+        for rank in range(num_ranks)
+    ]
+
+
 def count_down(queue, folder):
     left = queue.get()
     if left:
