@@ -198,7 +198,7 @@ class AcceleratorParts:
             self._rules,
             project=self._resolved.project,
             rank_check=self.rank_check,
-            state_dict_type=None if self._layout.plugin is None else self._layout.plugin.state_dict_type,
+            fsdp_plugin=self._layout.plugin,
         )
 
     def _make_trackers(self, log_with: Any) -> Trackers:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.updates.updates import Updates
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.prepared import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
@@ -38,7 +39,7 @@ class Checkpointer:
         rules: The differences from Accelerate.
         project: Folder and naming of checkpoints.
         rank_check: Compares the ranks' weights before a save; None: they are not compared.
-        state_dict_type: Layout of sharded models; None: by size.
+        fsdp_plugin: Says the layout of sharded models at each save; None: by size.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Checkpointer:
         *,
         project: ProjectConfiguration,
         rank_check: RankCheck | None,
-        state_dict_type: str | None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None,
     ) -> None:
         self.project = project
         self._process = process
@@ -60,7 +61,7 @@ class Checkpointer:
         self._gradient_state = gradient_state
         self._rules = rules
         self._rank_check = rank_check
-        self._state_dict_type = state_dict_type
+        self._fsdp_plugin = fsdp_plugin
 
     def _collect(self) -> StatefulObjects:
         self._updates.finish_exchange()
@@ -81,6 +82,9 @@ class Checkpointer:
         self, output_dir: str | os.PathLike[str] | None, *, safe: bool, state_dict_type: str | None = None
     ) -> Path:
         """Write everything that training needs to continue; every rank must call it."""
+        if state_dict_type is None and self._fsdp_plugin is not None:
+            self._fsdp_plugin.set_state_dict_type(self._fsdp_plugin.state_dict_type)  # also where it was assigned
+            state_dict_type = self._fsdp_plugin.state_dict_type
         with context.activity(context.SAVING):
             folder = save_state(
                 self._collect(),
@@ -89,7 +93,7 @@ class Checkpointer:
                 output_dir,
                 safe=safe,
                 rank_check=self._rank_check,
-                state_dict_type=state_dict_type or self._state_dict_type,
+                state_dict_type=state_dict_type,
             )
             context.note_checkpoint(str(folder), is_writer=self._process.is_main_process)
             return folder

@@ -148,15 +148,22 @@ class FullyShardedDataParallelPlugin:
 
     def _state_dict_type(self) -> str | None:
         kind = self._given("state_dict_type")
-        if kind is None:
-            return None
-        text = str(getattr(kind, "name", kind)).upper()
-        if text == "LOCAL_STATE_DICT":
-            raise ValueError(
-                "state_dict_type='LOCAL_STATE_DICT' is not supported: only the same number of ranks could load it. Use "
-                "'SHARDED_STATE_DICT'."
-            )
-        return _choice("state_dict_type", text, STATE_DICT_TYPES)
+        return None if kind is None else _layout(kind)
+
+    def set_state_dict_type(self, state_dict_type: Any = None) -> None:
+        """Choose the layout of the next checkpoints, as before the last save of a training.
+
+        Args:
+            state_dict_type: `"FULL_STATE_DICT"`, `"SHARDED_STATE_DICT"`, or torch's name for it. None: unchanged.
+
+        Raises:
+            ValueError: The layout is unknown, or not supported.
+        """
+        if state_dict_type is not None:
+            self.state_dict_type = _layout(state_dict_type)
+
+    def set_auto_wrap_policy(self, model: Any) -> None:
+        """Do nothing, for code that calls it before `prepare`: that finds the units in the model by the policy."""
 
 
 def sharding_is_asked_for() -> bool:
@@ -184,6 +191,16 @@ def _strategy(value: Any) -> str:
         return STRATEGIES[int(number) - 1]
     text = str(getattr(value, "name", value)).upper()
     return _choice("sharding_strategy", "HYBRID_SHARD_ZERO2" if text == "_HYBRID_SHARD_ZERO2" else text, STRATEGIES)
+
+
+def _layout(value: Any) -> str:
+    text = str(getattr(value, "name", value)).upper()
+    if text == "LOCAL_STATE_DICT":
+        raise ValueError(
+            "state_dict_type='LOCAL_STATE_DICT' is not supported: only the same number of ranks could load it. Use "
+            "'SHARDED_STATE_DICT'."
+        )
+    return _choice("state_dict_type", text, STATE_DICT_TYPES)
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:

@@ -133,6 +133,27 @@ def test_training_continues_after_saving_and_loading_in_one_run(ranks, tmp_path,
     assert (tmp_path / "a" / "pytorch_model_fsdp_0" / ".metadata").exists() == (layout == PARTS)
 
 
+def test_layout_can_change_before_the_last_save(ranks, tmp_path):
+    def save_three_times() -> list[bool]:
+        from torch.distributed.fsdp import StateDictType
+
+        from notebook_launcher import FullyShardedDataParallelPlugin
+
+        plugin = FullyShardedDataParallelPlugin(state_dict_type=PARTS)
+        plugin.set_auto_wrap_policy(torch.nn.Linear(1, 1))
+        training = Training(1, sharded=False, fsdp_plugin=plugin)
+        training.accelerator.save_state(tmp_path / "parts")
+        training.accelerator.state.fsdp_plugin.set_state_dict_type(WHOLE)
+        training.accelerator.save_state(tmp_path / "whole")
+        training.accelerator.state.fsdp_plugin.state_dict_type = StateDictType.SHARDED_STATE_DICT
+        training.accelerator.state.fsdp_plugin.set_state_dict_type()
+        training.accelerator.save_state(tmp_path / "parts again")
+        folders = [tmp_path / name / "pytorch_model_fsdp_0" for name in ("parts", "whole", "parts again")]
+        return [folder.exists() for folder in folders]
+
+    assert on(ranks, 2, save_three_times) == [[True, False, True]] * 2
+
+
 class Wide(torch.nn.Sequential):
     """Two layers that a plan cuts, and a norm whose tensors are smaller than the number of ranks."""
 
