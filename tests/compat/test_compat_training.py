@@ -248,6 +248,34 @@ def test_batches_that_are_skipped_after_load_state_are_those_that_were_had(ranks
     assert sorted(whole) == list(range(12))
 
 
+def drawn_after_batches_of_rank_0(library: str, num_workers: int) -> tuple[list[list[int]], list[float]]:
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(8))
+
+    names = load(library)
+    reset(names)
+    accelerator = names.Accelerator(cpu=True)
+    torch.manual_seed(5)
+    stream = DataLoader(Stream(), batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
+    loader = accelerator.prepare(stream)
+    batches, drawn = [], []
+    for _ in range(3):
+        batches += [batch.tolist() for batch in loader]
+        drawn.append(torch.rand(1).item())
+    return batches, drawn
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_every_rank_draws_the_same_while_rank_0_reads(ranks, num_workers):
+    theirs, ours = (ranks.run(2, drawn_after_batches_of_rank_0, library, num_workers) for library in LIBRARIES)
+    assert list(ours) == list(theirs)
+    assert ours[0][1] == ours[1][1]
+
+
 def test_reduce_ignores_the_scale_and_sums_without_a_reduction(ranks):
     def reduced(library: str) -> list[list[float]]:
         import importlib

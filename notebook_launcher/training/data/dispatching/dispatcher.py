@@ -81,6 +81,7 @@ class DataLoaderDispatcher(PreparedLoader):
         self.uneven = uneven
         self.use_stateful_dataloader = use_stateful_dataloader
         self._split_batches = split_batches
+        self._has_drawn_seed = False
         self._num_processes = world_size() if num_processes is None else num_processes
         super().__init__(
             dataset,
@@ -199,11 +200,19 @@ class DataLoaderDispatcher(PreparedLoader):
             yield Delivery(parts[0], counts, is_last, Position(start.epoch, samples))
 
     def _follow(self, start: Position, where: torch.device) -> Iterator[Delivery]:
+        if not start:  # a resumed loop has drawn its seed already
+            self._draw_seed()
         while (message := wire.receive(where)) is not None:
             position = Position(start.epoch, message.samples)
             yield Delivery(message.batch, message.round, message.is_last, position)
             if message.is_last:
                 return
+
+    def _draw_seed(self) -> None:
+        """Draw the seed that rank 0's iterator draws for its workers, so that all ranks draw the same from then on."""
+        if not (self.persistent_workers and self._has_drawn_seed):
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        self._has_drawn_seed = True
 
     def _deal(self, start: Position, order: Order | None) -> Iterator[tuple[list[Any], Round, int]]:
         """Yield the batches of every round, their counts, and the samples of the epoch up to its end."""
