@@ -143,10 +143,11 @@ def test_layout_can_change_before_the_last_save(ranks, tmp_path):
         plugin.set_auto_wrap_policy(torch.nn.Linear(1, 1))
         training = Training(1, sharded=False, fsdp_plugin=plugin)
         training.accelerator.save_state(tmp_path / "parts")
-        training.accelerator.state.fsdp_plugin.set_state_dict_type(WHOLE)
+        assert training.accelerator.state.fsdp_plugin is plugin
+        plugin.set_state_dict_type(WHOLE)
         training.accelerator.save_state(tmp_path / "whole")
-        training.accelerator.state.fsdp_plugin.state_dict_type = StateDictType.SHARDED_STATE_DICT
-        training.accelerator.state.fsdp_plugin.set_state_dict_type()
+        plugin.state_dict_type = StateDictType.SHARDED_STATE_DICT
+        plugin.set_state_dict_type()
         training.accelerator.save_state(tmp_path / "parts again")
         folders = [tmp_path / name / "pytorch_model_fsdp_0" for name in ("parts", "whole", "parts again")]
         return [folder.exists() for folder in folders]
