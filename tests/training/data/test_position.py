@@ -100,6 +100,10 @@ LASTING_WORKERS: dict[str, dict[str, Any]] = {
         "options": {"use_seedable_sampler": True},
     },
     "own generator, lasting workers": {"loader": {"shuffle": True, **LASTING}},
+    "dispatched, lasting workers": {
+        "loader": {"shuffle": True, **LASTING},
+        "options": {"use_seedable_sampler": True, "dispatch_batches": True},
+    },
 }
 
 
@@ -185,6 +189,8 @@ def test_run_resumed_between_epochs_is_bit_for_bit_equal(ranks, kind):
             for what in ("epochs", "batches"):
                 assert first[rank][what] + rest[rank][what] == through[rank][what], epochs
         assert first[0]["drawn"] + rest[0]["drawn"] == through[0]["drawn"]
+        if kind == "dispatched, lasting workers":  # Its ranks draw alike, so that the states of rank 0 will do for all.
+            assert first[1]["drawn"] + rest[1]["drawn"] == through[1]["drawn"] == through[0]["drawn"]
 
 
 @pytest.mark.parametrize("kind", KEPT_IN_STEP)

@@ -82,6 +82,7 @@ class DataLoaderDispatcher(PreparedLoader):
         self.use_stateful_dataloader = use_stateful_dataloader
         self._split_batches = split_batches
         self._has_drawn_seed = False
+        """True once this rank, which does not read, has drawn the seed of rank 0's workers."""
         self._num_processes = world_size() if num_processes is None else num_processes
         super().__init__(
             dataset,
@@ -210,9 +211,11 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _draw_seed(self) -> None:
         """Draw the seed that rank 0's iterator draws for its workers, so that all ranks draw the same from then on."""
-        if not (self.persistent_workers and self._has_drawn_seed):
+        progress = self._progress
+        has_drawn = self._has_drawn_seed or progress.has_seeded_workers
+        if not (self.persistent_workers and has_drawn):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        self._has_drawn_seed = True
+        self._has_drawn_seed, progress.has_seeded_workers = True, False
 
     def _deal(self, start: Position, order: Order | None) -> Iterator[tuple[list[Any], Round, int]]:
         """Yield the batches of every round, their counts, and the samples of the epoch up to its end."""
