@@ -8,6 +8,8 @@ from support.measurements import EVERYBODY, LABELS, LIMIT, PAUSE, SLOW, SLOW_REP
 from support.process import Contender, contenders
 from support.report import megabytes, table
 
+ROW = 100
+"""Calls of a session right after each other, as in a loop of a cell: the caches hold the code of the earlier ones."""
 WARM_ALONE = ("bare", "ours-")
 """Names of contenders that have no cold call of their own begin so."""
 
@@ -45,6 +47,9 @@ def take_turns(found: Measurements, ready: list[Contender], num_ranks: int) -> N
                 continue
             with found.guarded(*key):
                 found.add(contender.ask("trivial", timeout=LIMIT)["seconds"], *key)
+                if contender.name == "session":
+                    row = contender.ask("row", ROW, timeout=LIMIT)
+                    found.add(row["seconds"], "row", "session", num_ranks)
             time.sleep(SPARE_PAUSE if contender.name == "ours" else PAUSE)
 
 
@@ -58,6 +63,9 @@ def launch_tables(found: Measurements, counts: list[int]) -> str:
         mine = found.median("warm", name, 2)
         ratio = f"{mine / base:.1f}" if base and mine else "-"
         warm.append([label, *(found.cell("warm", name, count) for count in counts), ratio, note])
+        if name == "session":
+            row = [found.cell("row", name, count) for count in counts]
+            warm.append([f"{label}, {ROW} in a row", *row, "-", "the median of calls right after each other"])
         if not name.startswith(WARM_ALONE):
             cold.append([label, *(found.cell("cold", name, count) for count in counts)])
     return (

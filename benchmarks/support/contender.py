@@ -142,6 +142,11 @@ class Tasks:
         self.way.call(trivial)
         return {"seconds": time.perf_counter() - begin}
 
+    def row(self, count: int) -> dict[str, Any]:
+        """Time calls one right after the other, as in a loop of a cell."""
+        times = sorted(self.trivial()["seconds"] for _ in range(count))
+        return {"seconds": times[count // 2]}
+
     def prepare(self) -> dict[str, Any]:
         """Make one call that checks the number of ranks and their process group."""
         if getattr(self.way, "bare", False):
