@@ -123,8 +123,25 @@ class DDPCommunicationHookType(TextEnum):
     BATCHED_POWER_SGD = "batched_power_sgd"
 
 
+class KwargsHandler:
+    """Base of the records that hold arguments, of torch's classes for instance."""
+
+    def __post_init__(self) -> None:
+        if dataclasses.is_dataclass(self):
+            check_fields(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return the arguments that differ from their defaults."""
+        defaults = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
+
+
 @dataclasses.dataclass
-class GradientAccumulationPlugin:
+class GradientAccumulationPlugin(KwargsHandler):
     """Settings of gradient accumulation."""
 
     num_steps: int | None = None
@@ -138,7 +155,7 @@ class GradientAccumulationPlugin:
     None: sharded models (FSDP) are, others are not."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.num_steps is not None:
             self.num_steps = accumulation_steps("num_steps", self.num_steps)
 
@@ -202,23 +219,6 @@ class ProjectConfiguration:
             self.project_dir = os.fspath(project_dir)
         if self.logging_dir is None:
             self.logging_dir = self.project_dir
-
-
-class KwargsHandler:
-    """Base of the records that carry arguments to torch."""
-
-    def __post_init__(self) -> None:
-        if dataclasses.is_dataclass(self):
-            check_fields(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the arguments by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-
-    def to_kwargs(self) -> dict[str, Any]:
-        """Return the arguments that differ from their defaults."""
-        defaults = type(self)().to_dict()
-        return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
 
 @dataclasses.dataclass

@@ -14,6 +14,7 @@ from notebook_launcher.errors import CaptureError
 from notebook_launcher.training import (
     Accelerator,
     DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
     GradScalerKwargs,
     KwargsHandler,
     ProcessState,
@@ -223,6 +224,7 @@ def test_handlers_return_only_arguments_that_differ_from_defaults():
     assert GradScalerKwargs().to_kwargs() == {}
     assert GradScalerKwargs(init_scale=4.0).to_kwargs() == {"init_scale": 4.0}
     assert DistributedDataParallelKwargs(bucket_cap_mb=1, comm_hook="fp16").to_kwargs() == {"bucket_cap_mb": 1}
+    assert GradientAccumulationPlugin(num_steps=4).to_kwargs() == {"num_steps": 4}
     assert isinstance(GradScalerKwargs(), KwargsHandler)
 
 

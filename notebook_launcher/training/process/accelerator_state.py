@@ -29,6 +29,7 @@ class AcceleratorState(ProcessState):
     ) -> None:
         super().__init__(cpu=cpu, backend=backend, timeout=timeout)
         self._mixed_precision = mixed_precision
+        self.is_fsdp2 = False
 
     @property
     def mixed_precision(self) -> str:
@@ -37,7 +38,7 @@ class AcceleratorState(ProcessState):
 
     def note_layout(self, layout: Layout) -> None:
         """Note that prepared models are sharded, for code that asks the state."""
-        self.distributed_type = DistributedType.FSDP
+        self.distributed_type, self.is_fsdp2 = DistributedType.FSDP, True
         self.fsdp_plugin = layout.plugin
         self.parallelism_config = layout.sizes
 

@@ -40,6 +40,7 @@ def train(order: str, settings: dict[str, Any], *, num_epochs: int = 10) -> list
         loader, plain = accelerator.prepare(loader, plain)
         net = accelerator.prepare(net)
     assert accelerator.is_fsdp2 == (accelerator.num_processes > 1 and bool(settings))
+    assert accelerator.state.is_fsdp2 == accelerator.is_fsdp2
     for _ in range(num_epochs):
         for inputs, targets in loader:
             with accelerator.accumulate(net):
