@@ -165,9 +165,13 @@ class RankMagics:
         if not text.strip():
             return self._no_options
         try:
-            return self._parser.parse_argstring(COMMA.sub(",", text))
+            options = self._parser.parse_argstring(COMMA.sub(",", text))
         except UsageError as error:
             raise UsageError(f"{error}. `%%ranks?` lists the options.") from None
+        if options.push and options.ranks in self._shell.user_ns:
+            names = f"{options.push},{options.ranks}"
+            raise UsageError(f"%%ranks {text.strip()}: names of variables go with commas: --push {names}")
+        return options
 
     def _session(self, name: str | None) -> Any:
         if name is None:

@@ -58,6 +58,9 @@ def test_notebook_and_ranks_share_no_names(notebook: Kernel) -> None:
     assert outcome.error == "NameError: name 'mine' is not defined"
     assert run_cell(notebook, "%%ranks --push mine\nmine + rank").stdout == "[0] 5\n[1] 6\n"
     assert notebook.execute("%%ranks --push nothing_like_it\n1").stderr.startswith("UsageError: --push nothing_like_it")
+    run_cell(notebook, "first = second = 1")
+    spaced = notebook.execute("%%ranks --push first second\n1").stderr
+    assert "%%ranks --push first second: names of variables go with commas: --push first,second" in spaced
 
 
 def test_assignment_brings_all_values_into_the_notebook(notebook: Kernel) -> None:
