@@ -341,6 +341,7 @@ def test_cancelling_the_wait_stops_the_run(kernel: Kernel) -> None:
         async def wait():
             return await run
         task = asyncio.ensure_future(wait())
+        await asyncio.sleep(0)  # A task that is cancelled before it begins awaits nothing.
         while "in the function" not in run.logs(0):
             await asyncio.sleep(0.01)
         task.cancel()
