@@ -156,7 +156,8 @@ class Updates:
         In `with accumulate(head)` both `encoder_optimizer.step()` and its `zero_grad()` then wait for the window's end,
         and the gradients get the window's correction.
         """
-        if not members or window.holds(members):
+        members = [member for member in members if not window.holds([member])]
+        if not members:
             return
         others = [other for other in self._gradient_state.windows.values() if other is not window]
         if any(other.num_backwards and other.holds(members) for other in others):
@@ -164,7 +165,7 @@ class Updates:
         window.join(members)
         if self._gradient_state.sync_gradients:
             # The window has ended, and has corrected the models that it knew.
-            self._weighing.correct_joined(window)
+            self._weighing.correct_joined(window, members)
 
     def _puts_off(self, window: Window | None) -> bool:
         """Put the update off, and return True, if the window has not ended: its last micro-batch was left out."""

@@ -28,10 +28,11 @@ from notebook_launcher.training.accumulation.windows.windows import has_values
 from notebook_launcher.training.data.active_loaders import full_rows_of, relative_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import torch
 
+    from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.accumulation.members.members import Members
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.windows import Window
@@ -294,10 +295,10 @@ class Weighing:
         named = (parameter for member in block.members for parameter in member.parameters())
         rescale([*named, *window.outside(window.joined)] if window.joined else named, window.correction)
 
-    def correct_joined(self, window: Window) -> None:
+    def correct_joined(self, window: Window, members: Iterable[Member]) -> None:
         """Rescale the gradients of models that have joined the window after its last backward."""
         if not window.knows_its_weight:
-            rescale(window.outside(window.joined), window.correction)
+            rescale(window.outside(members), window.correction)
 
     def _warn_of_old_gradients(self) -> None:
         """Warn if gradients are there before the first backward of a window: a short window would rescale them."""

@@ -22,36 +22,38 @@ def one_weight() -> torch.nn.Linear:
     return linear
 
 
-def train(trained: str, order: str, num_samples: int, *, weighs: bool) -> list[tuple[float, float, float]]:
+def train(
+    trained: str, order: str, num_samples: int, *, weighs: bool, shares: bool = False
+) -> list[tuple[float, float, float]]:
     """Return the gradients of the unnamed and of the named model at each update, and their total norm."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=STEPS)
     head, encoder, prompt = one_weight(), one_weight(), torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     unnamed = [prompt] if trained == "a tensor" else list(encoder.parameters())
     data: Any = torch.arange(1.0, num_samples + 1, dtype=torch.float64)[:, None]
-    optimizers = torch.optim.SGD(unnamed, lr=0.0), torch.optim.SGD(head.parameters(), lr=0.0)
-    head, encoder, prompt, first, second, loader = accelerator.prepare(
-        head, encoder, prompt, *optimizers, DataLoader(data, batch_size=2)
+    parts = [[*unnamed, *head.parameters()]] if shares else [unnamed, list(head.parameters())]
+    head, encoder, prompt, loader, *optimizers = accelerator.prepare(
+        head, encoder, prompt, DataLoader(data, batch_size=2), *(torch.optim.SGD(part, lr=0.0) for part in parts)
     )
     both, found = [*unnamed, *head.parameters()], []
     for numbers in loader:
         with accelerator.accumulate(head):
             if order == "clear, backward, step":
-                first.zero_grad()
-                second.zero_grad()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
             loss = head(numbers * prompt if trained == "a tensor" else encoder(numbers)).mean()
             accelerator.backward(loss, weight=len(numbers) if weighs else None)
             norm = accelerator.clip_grad_norm_(both, 1e9) if order == "at the end" else None
             if accelerator.sync_gradients or order != "at the end":
-                first.step()
-                second.step()
+                for optimizer in optimizers:
+                    optimizer.step()
             if accelerator.sync_gradients:
                 gradients = [parameter.grad.item() for parameter in both]
                 found.append(
                     (*gradients, sum(gradient**2 for gradient in gradients) ** 0.5 if norm is None else norm.item())
                 )
             if accelerator.sync_gradients or order == "backward, step, clear":
-                first.zero_grad()
-                second.zero_grad()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
     return found
 
 
@@ -78,6 +80,19 @@ def test_unnamed_model_has_the_gradient_of_the_whole_window(
     expected = [(mean, mean, mean * 2**0.5) for mean in means(num_ranks, num_samples)]
     for found in ranks.run(num_ranks, lambda: train(trained, order, num_samples, weighs=weighs)):
         assert found == [pytest.approx(numbers, abs=1e-9) for numbers in expected]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("trained", ["a model", "a tensor"])
+@pytest.mark.parametrize("order", ["backward, step, clear", "clear, backward, step", "at the end"])
+@pytest.mark.parametrize("weighs", [False, True])
+def test_model_that_shares_its_optimizer_with_the_named_one_has_the_same_gradient(
+    ranks: Sessions, num_ranks: int, trained: str, order: str, *, weighs: bool
+) -> None:
+    for num_samples in (7, 13):
+        expected = [(mean, mean, mean * 2**0.5) for mean in means(num_ranks, num_samples)]
+        for found in ranks.run(num_ranks, lambda: train(trained, order, num_samples, weighs=weighs, shares=True)):  # noqa: B023
+            assert found == [pytest.approx(numbers, abs=1e-9) for numbers in expected]
 
 
 def test_gradients_that_no_step_uses_may_be_cleared_inside_a_window() -> None:
