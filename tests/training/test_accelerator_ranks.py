@@ -205,6 +205,13 @@ def past_the_wrapper():
     optimizer.step()
 
 
+def frozen_late():
+    accelerator, model, optimizer, loss = prepare()
+    accelerator.unwrap_model(model)[0].requires_grad_(False)
+    accelerator.backward(loss())
+    optimizer.step()
+
+
 def leaf_by_hand():
     from notebook_launcher import Accelerator
 
@@ -218,6 +225,7 @@ def leaf_by_hand():
 @pytest.mark.parametrize(("mistake", "message"), [
     (no_sync_around_the_forward, r"Sequential were not synchronised.*left out on this rank, or ran under no_sync\(\)"),
     (past_the_wrapper, r"gradients of Sequential were not synchronised.*went past the prepared model"),
+    (frozen_late, r"gradients of Sequential were not synchronised.*did not reach 0.weight, 0.bias\. Pass Accelerator"),
     (leaf_by_hand, r"gradients of a leaf tensor were not synchronised.*Call accelerator.backward\(loss\)"),
 ])  # fmt: skip
 def test_misuse_that_makes_ranks_diverge_is_refused(mistake, message):

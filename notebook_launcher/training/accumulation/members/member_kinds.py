@@ -15,6 +15,7 @@ replica, not over the replicas. `synchronisation.py` decides when a switch is of
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from notebook_launcher.training.accumulation.members.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.accumulation.members.held_gradients import drop_held, has_held, parameter_groups
 from notebook_launcher.training.accumulation.members.member import Member, SwitchOff
+from notebook_launcher.wording.text import first_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,6 +44,10 @@ __all__ = [
     "member_of",
     "synchronises_itself",
 ]
+
+
+NUMBERS = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+"""In DDP's error: the parameters that a backward did not reach."""
 
 
 class PlainModel(Member):
@@ -175,7 +181,16 @@ class PreparedModel(DDPModel):
     def is_synced(self) -> bool:
         """True if the backward of the last forward has reduced the gradients, or will."""
         # A forward without a noted backward: the user called loss.backward() and not accelerator.backward(loss).
-        return bool((self.notes.answered | self.notes.forwards) & FORWARD_SYNCED)
+        return bool((self.notes.answered | self.notes.forwards) & FORWARD_SYNCED) and self.unreduced is None
+
+    @property
+    def unreduced(self) -> str | None:
+        """The error of a reduction that DDP has begun and not finished; None: there is none."""
+        try:
+            self.module.reducer._check_reducer_finalized()  # noqa: SLF001 - as DDP's own forward does; 0.3 µs
+        except RuntimeError as error:
+            return str(error)
+        return None
 
     @property
     def may_be_reached(self) -> bool:
@@ -207,6 +222,14 @@ class PreparedModel(DDPModel):
             notes.num_synced += 1
         notes.answered, notes.forwards = notes.forwards or FORWARD_REPEATED, 0
 
+    def _unreached(self, error: str) -> str:
+        """Return the names of the parameters that DDP lists by their numbers in its error."""
+        listed = NUMBERS.search(error)
+        numbers = set() if listed is None else set(map(int, listed[1].split()))
+        missing = {id(parameter) for at, parameter in enumerate(self.module.trained) if at in numbers}
+        names = [name for name, parameter in self.module.module.named_parameters() if id(parameter) in missing]
+        return first_few(names) or "some of them"
+
     def clear_synced(self) -> None:
         """Forget from which forwards the gradients come."""
         self.notes.answered = 0
@@ -219,7 +242,13 @@ class PreparedModel(DDPModel):
             yield
 
     def explain_unsynced(self) -> str:
-        """Return the reason, by the notes of forwards and backwards."""
+        """Return the reason, by DDP's reducer, and by the notes of forwards and backwards."""
+        if (unreduced := self.unreduced) is not None:
+            return (
+                f"DDP waits for the gradient of every parameter before it reduces the last ones, and the last backward "
+                f"did not reach {self._unreached(unreduced)}. Pass Accelerator(kwargs_handlers="
+                "[DistributedDataParallelKwargs(find_unused_parameters=True)]), or freeze before prepare()."
+            )
         notes = self.notes
         if notes.answered == FORWARD_REPEATED:
             return (

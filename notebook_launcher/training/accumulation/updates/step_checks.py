@@ -123,8 +123,9 @@ def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Ten
         name = type(getattr(inside[0], "module", inside[0])).__name__
         why = (
             f"were frozen, or not yet part of the {name}, when prepare() wrapped it. Unfreeze or add them first and "
-            "call prepare() then; for stages that train other layers, give DistributedDataParallelKwargs("
-            "find_unused_parameters=True) and freeze after prepare()."
+            "call prepare() then, after accelerator.free_memory() if it was called for this model before; for stages "
+            "that train other layers, give DistributedDataParallelKwargs(find_unused_parameters=True) and freeze after "
+            "prepare()."
         )
     else:
         why = (

@@ -156,7 +156,9 @@ class Updates:
         In `with accumulate(head)` both `encoder_optimizer.step()` and its `zero_grad()` then wait for the window's end,
         and the gradients get the window's correction.
         """
-        members = [member for member in members if not window.holds([member])]
+        if window.holds(members):
+            # The optimizer of the window's models trains others, too: those that the window's backwards have reached.
+            members = [member for member in members if not window.holds([member]) and member.has_gradients()]
         if not members:
             return
         others = [other for other in self._gradient_state.windows.values() if other is not window]
