@@ -69,6 +69,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         """True if `skip_first_batches` has made this loader from another one."""
         self._loaded = False
         """True if the position at which the next loop begins was loaded into this loader."""
+        self._open_loops: list[object] = []
+        """The tokens of the loops that have begun and not ended."""
         self._walked: WalkedSampler | None = None
         """The batch sampler that `base_dataloader` fetches with; None for an iterable data set."""
         self.base_dataloader = self._make_base()
@@ -237,9 +239,11 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             progress.set_epoch(chosen)
         start, order = self._find_start()
         self._prepare_epoch(start)
+        outer = self.loop_state()
         self.begin()
         token, evaluates = self.iteration_token, self.active_loaders.evaluates()
         drawn, has_ended = None, False
+        self._open_loops.append(token)
         try:
             progress.begin(token, start)
             self._loaded = False
@@ -275,6 +279,9 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             if self.iteration_token is token:
                 self.reset()
             self.end()
+            self._open_loops.remove(token)
+            if self.iteration_token is None and outer["iteration_token"] in self._open_loops:
+                vars(self).update(outer)  # The loop around this one, over the same loader, goes on.
 
     def _warn_of_repetition(self, drawn: Round | None) -> None:
         """Warn if the loop's last batch was this rank's for the second time, and the loop cannot have known that."""

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DataLoaderStateMixin"]
 
+OF_THE_LOOP = ("end_of_dataloader", "remainder", "current_full_rows", "current_round", "current_rows",
+               "iteration_token", "num_drawn", "repeat_is_known")  # fmt: skip
+
 
 class DataLoaderStateMixin:
     """The state that a loader shows while it is iterated.
@@ -53,6 +56,10 @@ class DataLoaderStateMixin:
         self.current_round = None
         self.current_rows = None
         self.iteration_token = None
+
+    def loop_state(self) -> dict[str, Any]:
+        """Return the attributes that belong to the present loop."""
+        return {name: getattr(self, name) for name in OF_THE_LOOP}
 
     def begin(self) -> None:
         """Become the active loader."""

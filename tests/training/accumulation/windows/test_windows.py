@@ -88,6 +88,34 @@ def test_evaluation_in_the_middle_of_a_window_changes_nothing():
     training.expect_gradient_of(0, 1, 2, 3)
 
 
+@pytest.mark.parametrize("place", ["before", "inside"])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_evaluation_of_the_same_loader_in_its_own_loop_changes_nothing(place, steps):
+    def train(place: str | None) -> tuple[list[torch.Tensor], list[bool]]:
+        training = Training(steps, num_samples=7, batch_size=2)
+        accelerator, ends = training.accelerator, []
+
+        def evaluate(where: str) -> None:
+            if where == place:
+                with torch.no_grad():
+                    for inputs, _ in training.loader:
+                        training.model(inputs)
+
+        for inputs, targets in training.loader:
+            evaluate("before")
+            with accelerator.accumulate(training.model):
+                evaluate("inside")
+                accelerator.backward(mse(training.model(inputs), targets))
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+                ends.append(accelerator.sync_gradients)
+        return list(training.model.parameters()), ends
+
+    for mine, expected in zip(train(place), train(None), strict=True):
+        assert len(mine) == len(expected) > 3
+        assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(mine, expected, strict=True))
+
+
 def test_windows_may_span_epochs():
     plugin = GradientAccumulationPlugin(num_steps=3, sync_with_dataloader=False)
     training = Training(steps=None, num_samples=4, gradient_accumulation_plugin=plugin)

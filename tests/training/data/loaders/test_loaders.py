@@ -102,7 +102,21 @@ def test_loop_over_the_same_loader_inside_a_loop_sees_all_batches(loader):
         assert [len(batch) for batch in loader] == [4, 4, 2]
         if count == 0:
             assert loader.iteration == 1
-        assert loader.iteration_token is not token
+        assert loader.iteration_token is token
+    assert loader.iteration_token is None
+    assert loader.active_loaders.loaders == []
+
+
+def test_loop_that_ends_before_the_one_inside_it_is_not_continued(loader):
+    outer = iter(loader)
+    next(outer)
+    inner = iter(loader)
+    next(inner)
+    token = loader.iteration_token
+    outer.close()
+    assert loader.iteration_token is token
+    inner.close()
+    assert loader.iteration_token is None
     assert loader.active_loaders.loaders == []
 
 
