@@ -434,6 +434,8 @@ def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
     panel.get_by_label("lr", exact=True).fill("0.625")
     panel.locator("pre", has_text='"lr": 0.625').wait_for()
     assert kept.is_hidden()
+    panel.get_by_role("button", name="Launch").click()  # The picture of the run is below that of the panel.
+    panel.get_by_text("train: done in").wait_for()
     lab.cell(page, 0).locator(".cm-content").first.click()  # JupyterLab saves nothing from a widget's field.
     saved = lab.save(page, "kept.ipynb")
     lab.copy(saved, "trusted.ipynb")
@@ -446,6 +448,7 @@ def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
             other.get_by_text("model not found").wait_for(state="attached")
         shown = lab.cell(other, 1).locator(".jp-Cell-outputWrapper").inner_text()
         assert 'kwargs={"lr": 0.625}' in shown
+        assert "train on 2 ranks: done" in shown
         assert "not found" not in shown
         assert "ConfigPanel(train)" not in shown
         picture(other, lab.cell(other, 1), f"kept-{name}.png")

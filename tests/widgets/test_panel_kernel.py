@@ -11,7 +11,7 @@ import pytest
 
 from tests.kernel.test_ipykernels import installed
 from tests.support.kernels import ROOT
-from tests.support.warm_kernels import evaluate, final, unchanged, warm_kernel
+from tests.support.warm_kernels import evaluate, final, run_cell, unchanged, warm_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -209,6 +209,23 @@ def panel_run(kernel: Kernel) -> str:
 def test_every_start_method_works_from_a_click(kernel: Kernel, method: str) -> None:
     code = f"panel.config = type(panel.config)(num_processes=1, start_method={method!r}); run_by_click()"
     assert "done in" in evaluate(kernel, code)
+
+
+def test_shown_panel_reports_after_the_cell_that_defines_its_function_again(kernel: Kernel) -> None:
+    callbacks = 'len(get_ipython().events.callbacks["post_run_cell"])'
+    look = "'again was defined again: run this cell again' in mine.view.run_area.status_text, mine.view.code.value"
+    before = evaluate(kernel, callbacks)
+    run_cell(kernel, "def again(): return 1\nmine = ConfigPanel(again, 1)\nmine")
+    assert evaluate(kernel, callbacks) == before + 1
+    is_told, code = evaluate(kernel, look)
+    assert not is_told
+    assert "notebook_launch(again, 1)" in code
+    run_cell(kernel, "def again(): return 2")
+    is_told, code = evaluate(kernel, look)
+    assert is_told
+    assert "notebook_launch(mine.fn, 1)" in code
+    run_cell(kernel, "mine.close()")
+    assert evaluate(kernel, callbacks) == before
 
 
 def test_status_of_a_run_gives_way_to_a_field_that_has_to_be_fixed(kernel: Kernel) -> None:

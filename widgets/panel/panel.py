@@ -17,6 +17,7 @@ from notebook_launcher.kernel.launch import launch
 from notebook_launcher.widgets.kept import Kept, panel_html
 from notebook_launcher.widgets.launching import last_settings
 from notebook_launcher.widgets.launching.launch_state import LaunchState
+from notebook_launcher.widgets.panel.after_cells import call_after_cells
 from notebook_launcher.widgets.panel.running import RunArea
 from notebook_launcher.widgets.panel.view import PanelView
 from notebook_launcher.widgets.place import PanelCell, close_children, open_widgets
@@ -84,6 +85,8 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         self._left: last_settings.Settings | None = None
         """Settings of the panel that this one replaced."""
         self._may_recall = True
+        self._shows_redefined: bool | None = None
+        """True if the form shows that its function was defined again; None before the panel is shown."""
         self.place = PanelCell()
         """The cells that show the panel."""
         self.view = PanelView(state, self._running)
@@ -217,6 +220,9 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
             sink.html(self._picture(), self.code)
             return
         self._move_to(cell.current_message())
+        if self._shows_redefined is None:
+            call_after_cells(self._after_cell)
+        self._shows_redefined = self._state.is_redefined
         if sink.has_audience:
             self._recall()
         self.view.draw()  # The cell may have given names to the panel and to other values meanwhile.
@@ -226,6 +232,15 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         if sink.is_cell:
             self._kept.show(sink, self._picture(), self.code)
         self._running.show()
+
+    def _after_cell(self) -> bool:
+        """Show that a cell has defined the function again; return False once the panel is closed."""
+        if self.comm is None:
+            return False
+        if self._shows_redefined != self._state.is_redefined:
+            self._shows_redefined = not self._shows_redefined
+            self.view.draw()
+        return True
 
     def _recall(self) -> None:
         """Fill in the settings of the panel that this one replaced, else of the last run; only the first time."""

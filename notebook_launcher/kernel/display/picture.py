@@ -19,10 +19,11 @@ Bundle = dict[str, str]
 NOTHING: Bundle = {"text/html": "", "text/plain": ""}
 """An output that takes no room."""
 MISSING = (
-    'body:not(:has([data-nbl-live="{key}"])) .jp-OutputArea-child:has(+ .jp-OutputArea-child [data-nbl-kept="{key}"]) '
-    "{{ display: none }}"
+    'body:not(:has([data-nbl-live="{key}"])) .jp-OutputArea-child:not(:has([class^="nbp-kept-"])):has('
+    '+ .jp-OutputArea-child [data-nbl-kept="{key}"]) {{ display: none }}'
 )
-"""Style sheet that hides the place of a monitor that the page does not have."""
+"""Style sheet that hides the place of a monitor that the page does not have; the monitor of a panel has no place of its
+own, and the output above is the picture of the panel."""
 SHORT = 10.0
 """Seconds up to which a run without curves leaves one line."""
 
