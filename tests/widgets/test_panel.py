@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +10,9 @@ from notebook_launcher import LaunchConfig
 from notebook_launcher.widgets import ConfigPanel
 from notebook_launcher.widgets.launching import last_settings
 from notebook_launcher.widgets.launching.last_settings import Settings
+from notebook_launcher.widgets.panel.file_row import FileRow
 from notebook_launcher.widgets.panel.traceback_html import ansi_to_html
 from tests.support.panels import Model, Optimizer, train, type_in
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("small_machine")
 
@@ -55,6 +53,12 @@ def test_colours_of_a_terminal_become_classes():
     assert ansi_to_html(text) == (
         '<span class="nbp-ansi-red nbp-bold">&lt;b&gt;</span> &amp; <span class="nbp-ansi-blue">x</span>'
     )
+
+
+def test_file_that_cannot_be_written_is_named_with_the_reason():
+    row = FileRow("a.py", "Script", hint="")
+    row.attempt(lambda: Path("/proc/no/such").mkdir())
+    assert "✕ /proc/no/such: No such file or directory" in row.note.value
 
 
 def test_there_are_no_results_before_a_run():

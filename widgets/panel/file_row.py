@@ -41,6 +41,8 @@ class FileRow:
         """Call a function; the note shows the error that it raises, because no cell would."""
         try:
             act()
+        except OSError as error:
+            self.set_note(f"✕ {error.filename}: {error.strerror}" if error.strerror else f"✕ {error}", "error")
         except Exception as error:  # noqa: BLE001 - no cell would show the error
             self.set_note(f"✕ {error}", "error")
 

@@ -189,12 +189,14 @@ class RunsView {
       button("Delete", () => this.#askToDelete(chosen)),
     ];
     actions[1].disabled = chosen.length !== 1;
+    actions[1].title = actions[1].disabled ? "Select one run to edit it" : "";
     this.actions.replaceChildren(...(chosen.length ? actions : []));
   }
 
   /** @param {RunRow[]} chosen */
   #askToDelete(chosen) {
-    const megabytes = chosen.reduce((sum, { bytes }) => sum + bytes, 0) / 1e6;
+    const bytes = chosen.reduce((sum, { bytes }) => sum + bytes, 0);
+    const size = bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
     const ids = chosen.map(({ id }) => id);
     const runs = chosen.length === 1 ? "this run" : `these ${chosen.length} runs`;
     const close = () => this.form.replaceChildren();
@@ -202,7 +204,7 @@ class RunsView {
       this.#model.send({ type: "delete", ids });
       close();
     });
-    const question = `Delete ${runs} from the disk (${megabytes.toFixed(1)} MB)? It cannot be undone.`;
+    const question = `Delete ${runs} from the disk (${size})? It cannot be undone.`;
     this.form.replaceChildren(make("span", { role: "alert" }, question), yes, button("Keep", close));
     yes.focus();
   }
