@@ -209,7 +209,7 @@ class Window:
         known = self.gathered
         if known is None or (grad := known[0].grad) is None:
             return _find_gradient(members) is not None
-        return grad._version != known[1]  # noqa: SLF001
+        return known[1] >= 0 and grad._version != known[1]  # noqa: SLF001
 
     def note_step(self) -> None:
         """Note that an optimizer has made its update."""
@@ -236,6 +236,8 @@ class Window:
         if self.gathered is None or self.backwards_in_block:
             return True
         grad, version = self.gathered[0].grad, self.gathered[1]
+        if version < 0:  # It was a stand-in for a gradient whose exchange still went on, and has been replaced.
+            return True
         if grad is not None and grad._version == version:  # noqa: SLF001
             return True
         if not has_values(grad):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.overlapped_training import Training, flat
 from tests.support.toy_training import make_exchange_group, sessions_fixture
 
 ranks = sessions_fixture(2, set_up=make_exchange_group)
@@ -186,3 +188,21 @@ def test_updates_at_which_ranks_compare_their_weights_do_not_wait(ranks):
 def test_three_ranks_divide_as_ddp_does(three_ranks):
     for waited in three_ranks.run(3, compare, {"steps": 4}, 4):
         assert waited == [0, 1, 2, 3]
+
+
+def test_loss_that_is_only_logged_inside_a_window_changes_nothing_and_warns_of_nothing(ranks):
+    def train(*, overlaps: bool) -> Any:
+        training = Training(overlaps=overlaps, gradient_accumulation_steps=2)
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            for _ in range(8):
+                with training.accelerator.accumulate(training.model):
+                    training.backward()
+                    training.loss().item()
+                    training.optimizer.step()
+                    training.optimizer.zero_grad()
+        return flat([training.weights(), [str(warning.message) for warning in shown]])
+
+    for found, expected in ranks.run(2, lambda: (train(overlaps=True), train(overlaps=False))):
+        assert found == expected
+        assert found[1] == []
