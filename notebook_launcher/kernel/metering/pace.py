@@ -44,6 +44,18 @@ class Pace:
         while len(self._marks) > 2 and time - self._marks[1][0] > RATE_SECONDS:
             self._marks.popleft()
 
+    def leave_out(self, since: float, until: float) -> None:
+        """Leave out a pause: what was noted before it moves to its end."""
+
+        def move(mark: tuple[float, float]) -> tuple[float, float]:
+            time, count = mark
+            return (time + until - since if time <= since else time), count
+
+        self._marks = deque(map(move, self._marks))
+        self._first = None if self._first is None else move(self._first)
+        self._grown = None if self._grown is None else move(self._grown)
+        self._loop_since, _ = move((self._loop_since, 0.0))
+
     def rate(self) -> float | None:
         """Return the growth per second over the last seconds; None if it is not known."""
         marks = list(self._marks)

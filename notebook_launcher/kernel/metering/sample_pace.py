@@ -37,6 +37,10 @@ class SamplePace:
         self._num_samples += num_samples
         self._pace.note(end, self._num_samples)
 
+    def leave_out(self, since: float, until: float) -> None:
+        """Leave out a pause, by CLOCK_MONOTONIC of this machine."""
+        self._pace.leave_out(since, until)
+
     def rate(self) -> float | None:
         """Return the samples per second of the last seconds."""
         return self._pace.rate()

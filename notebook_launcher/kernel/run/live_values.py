@@ -64,6 +64,8 @@ class LiveValues:
         """By rank: the rate of its loop."""
         self._sample_rates: dict[int, SamplePace] = {}
         """By rank: the rate of samples, as its Accelerator counts them."""
+        self._paused_at: float | None = None
+        """Time of the pause that goes on; None: there is none."""
         self._folds = (self._fold_metrics, self._fold_progress, self._fold_phases)
         """By the place of a kind in `LIVE`: the method that adds a record of this kind."""
 
@@ -113,7 +115,14 @@ class LiveValues:
         return self._phases.read()
 
     def note_change(self, record: messages.Changed) -> None:
-        """Add the settings that were changed."""
+        """Add the settings that were changed, and leave a pause that has ended out of all rates."""
+        if record.action == "pause":
+            self._paused_at = record.time
+        elif record.action == "resume" and self._paused_at is not None:
+            rates: list[Pace | SamplePace] = [*self._item_rates.values(), *self._sample_rates.values()]
+            for rate in rates:
+                rate.leave_out(self._paused_at, record.time)
+            self._paused_at = None
         step, seconds = self.last_steps.get(0), record.time - self._launched
         self.settings.note_change(record)
         self.changes += tuple(

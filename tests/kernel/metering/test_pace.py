@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
 from notebook_launcher import context, reporting
+from notebook_launcher.kernel.metering.sample_pace import SamplePace
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.messaging import messages
 
@@ -59,3 +61,25 @@ def test_items_are_counted_over_all_loops(monkeypatch: pytest.MonkeyPatch) -> No
     for done in (1, 2, 3):
         reporting.progress(done, 3)
     assert (sent[-1].items, sent[-1].loops) == (45, 8)
+
+
+def test_pause_counts_in_no_rate() -> None:
+    live = LiveValues(launched=0.0)
+
+    def change(time: float, action: Literal["pause", "resume"]) -> None:
+        live.note_change(messages.Changed(time=time, update=1, action=action, values={}, source="code"))
+
+    pace = SamplePace()
+    live._sample_rates[0] = pace
+    for item in range(1, 11):
+        live.fold(0, progress_of(float(item), items=item, loops=1, total=100))
+        pace.note(float(item), 8.0, (), 0.0)
+    change(10.25, "pause")
+    change(70.25, "resume")
+    assert live.items_per_second(0) == pytest.approx(1.0)
+    for item in range(11, 14):
+        live.fold(0, progress_of(60.0 + item, items=item, loops=1, total=100))
+        pace.note(60.0 + item, 8.0, (), 0.0)
+        assert live.items_per_second(0) == pytest.approx(1.0)
+        assert live.samples_per_second(0) == pytest.approx(8.0)
+    assert live.samples_per_second(0, is_over=True) == pytest.approx(8.0)
