@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PATIENCE = 2.0
 """Seconds for threads and shared memory alone: the thread of a detached run may still be drawing its picture, and the
 supervisor of a test in a parallel worker may still be removing what its killed ranks left."""
+NAMING = 0.3
+"""Seconds until spare processes that have just been forked show their name, on a busy machine."""
 # Runs in the kernel. Prints the kernel's surroundings as JSON.
 LOOK = """
 def _look():
@@ -112,8 +114,10 @@ def unchanged(kernel: Kernel) -> Iterator[None]:
     # What was there before may go at any time: it may be a parallel worker's.
     earlier, before["shm"] = before["shm"], []
     yield
-    after, deadline = _detect_again(kernel, earlier), time.monotonic() + PATIENCE
-    while (after["threads"] != before["threads"] or after["shm"]) and time.monotonic() < deadline:
+    after, now = _detect_again(kernel, earlier), time.monotonic()
+    while after["processes"] != before["processes"] and time.monotonic() < now + NAMING:
+        after = _detect_again(kernel, earlier)
+    while (after["threads"] != before["threads"] or after["shm"]) and time.monotonic() < now + PATIENCE:
         after = _detect_again(kernel, earlier)
     changed = {key: _difference(value, after[key]) for key, value in before.items() if after[key] != value}
     assert not changed, f"changed (gone, new): {changed}"
