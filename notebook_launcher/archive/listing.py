@@ -187,10 +187,12 @@ class RunList(Sequence[RecordedRun]):
 
 
 def _seconds(field: str, value: object) -> float | None:
+    if value is None:
+        return None
     if isinstance(value, dt.timedelta):
         return value.total_seconds()
-    if value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool)):
-        return None if value is None else float(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
     raise ConfigError(
         f"{field}={value!r}: filter() takes seconds before now, or a timedelta: {field}=3600 is an hour", field=field
     )

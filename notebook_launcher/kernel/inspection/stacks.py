@@ -306,8 +306,9 @@ def _is_wait(frame: StackFrame) -> bool:
 
 def _calls_in(line: ast.Module, function: str) -> Iterator[ast.Call]:
     """Yield the calls in a line that the frame of this function may be at: a `lambda` has a frame of its own."""
-    inside = [node.body for node in ast.walk(line) if isinstance(node, ast.Lambda)]
-    left: list[ast.AST] = [*inside] if function == "<lambda>" else [line]
+    left: list[ast.AST] = [line]
+    if function == "<lambda>":
+        left = [node.body for node in ast.walk(line) if isinstance(node, ast.Lambda)]
     while left:
         node = left.pop()
         if isinstance(node, ast.Call):

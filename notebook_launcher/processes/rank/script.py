@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.wording.choices import did_you_mean
+from notebook_launcher.wording.text import first_few
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -87,7 +88,7 @@ def _near(path: Path) -> str:
     if not path.parent.is_dir():
         return f"There is no folder {path.parent} either."
     programs = _programs(path.parent)
-    listed = f"Python files there: {', '.join(programs[:5])}{', ...' if len(programs) > 5 else ''}."
+    listed = f"Python files there: {first_few(programs, 5)}."
     return did_you_mean(path.name, programs) or (listed if programs else "No Python file is in this folder.")
 
 

@@ -83,8 +83,7 @@ class Checkpointer:
     ) -> Path:
         """Write everything that training needs to continue; every rank must call it."""
         if state_dict_type is None and self._fsdp_plugin is not None:
-            self._fsdp_plugin.set_state_dict_type(self._fsdp_plugin.state_dict_type)  # also where it was assigned
-            state_dict_type = self._fsdp_plugin.state_dict_type
+            state_dict_type = self._fsdp_plugin.checkpoint_layout
         with context.activity(context.SAVING):
             folder = save_state(
                 self._collect(),

@@ -105,7 +105,7 @@ class FullyShardedDataParallelPlugin:
         fewest = self._given("min_num_params")
         self.min_num_params = None if fewest is None else whole_number("min_num_params", _number(fewest), minimum=0)
         self.ignored_modules = self._given("ignored_modules")
-        self.state_dict_type = self._state_dict_type()
+        self.state_dict_type = _layout(self._given("state_dict_type"))
         for name in ("activation_checkpointing", "activation_checkpointing_offload", "cpu_ram_efficient_loading"):
             setattr(self, name, _switch(name, self._given(name)))
         if self.activation_checkpointing_offload:
@@ -146,9 +146,14 @@ class FullyShardedDataParallelPlugin:
         policy = self._given("auto_wrap_policy")
         return _choice("auto_wrap_policy", policy, WRAP_POLICIES) if isinstance(policy, str) else policy
 
-    def _state_dict_type(self) -> str | None:
-        kind = self._given("state_dict_type")
-        return None if kind is None else _layout(kind)
+    @property
+    def checkpoint_layout(self) -> str | None:
+        """The layout of the next checkpoint, as it was chosen or assigned; None: by size.
+
+        Raises:
+            ValueError: As `set_state_dict_type`.
+        """
+        return _layout(self.state_dict_type)
 
     def set_state_dict_type(self, state_dict_type: Any = None) -> None:
         """Choose the layout of the next checkpoints, as before the last save of a training.
@@ -193,7 +198,9 @@ def _strategy(value: Any) -> str:
     return _choice("sharding_strategy", "HYBRID_SHARD_ZERO2" if text == "_HYBRID_SHARD_ZERO2" else text, STRATEGIES)
 
 
-def _layout(value: Any) -> str:
+def _layout(value: Any) -> str | None:
+    if value is None:
+        return None
     text = str(getattr(value, "name", value)).upper()
     if text == "LOCAL_STATE_DICT":
         raise ValueError(

@@ -191,6 +191,7 @@ def test_run_resumed_between_epochs_is_bit_for_bit_equal(ranks, kind):
         assert first[0]["drawn"] + rest[0]["drawn"] == through[0]["drawn"]
         if kind == "dispatched, lasting workers":  # Its ranks draw alike, so that the states of rank 0 will do for all.
             assert first[1]["drawn"] + rest[1]["drawn"] == through[1]["drawn"] == through[0]["drawn"]
+            assert all(one["state"]["loader"]["has_seeded_workers"] for one in first)
 
 
 @pytest.mark.parametrize("kind", KEPT_IN_STEP)

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from notebook_launcher.context import current
 from notebook_launcher.training.accumulation.members.pending_buckets import PendingBucket
 from notebook_launcher.training.accumulation.members.pending_weights import PendingWeights
+from notebook_launcher.wording.text import first_few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -207,10 +208,10 @@ class Exchange:
             changed = self._weights.show(bucket.parameters)
             bucket.deliver()
             if changed:
-                shapes = ", ".join(str(tuple(data.shape)) for data in changed[:3])
+                shapes = first_few([str(tuple(data.shape)) for data in changed])
                 self._give_up()
                 raise RuntimeError(
-                    f"{len(changed)} parameters of {self._title} (shapes {shapes}{', ...' if len(changed) > 3 else ''})"
+                    f"{len(changed)} parameters of {self._title} (shapes {shapes})"
                     " were changed past their module between step() and the next forward, while their update waited "
                     "for the exchange of gradients (overlap_with_forward=True). Call accelerator.finish_exchange() "
                     "before you change them."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.wording.text import first_few
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -118,7 +120,7 @@ def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Ten
     """Return the message that nothing synchronises these parameters, and why."""
     mine = {id(parameter) for parameter in parameters}
     inside = [model for model in members.models if any(id(parameter) in mine for parameter in model.parameters())]
-    shapes = ", ".join(str(tuple(parameter.shape)) for parameter in parameters[:3])
+    shapes = first_few([str(tuple(parameter.shape)) for parameter in parameters])
     if inside:
         name = type(getattr(inside[0], "module", inside[0])).__name__
         why = (
@@ -135,6 +137,6 @@ def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Ten
         )
     return (
         f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "
-        f"{type(optimizer).__name__} (shapes {shapes}{', ...' if len(parameters) > 3 else ''}), so the ranks' weights "
+        f"{type(optimizer).__name__} (shapes {shapes}), so the ranks' weights "
         f"would diverge: they {why}"
     )

@@ -209,13 +209,15 @@ class DataLoaderDispatcher(PreparedLoader):
             if message.is_last:
                 return
 
+    @property
+    def _has_seeded_workers(self) -> bool:
+        return super()._has_seeded_workers or (self.persistent_workers and self._has_drawn_seed)
+
     def _draw_seed(self) -> None:
         """Draw the seed that rank 0's iterator draws for its workers, so that all ranks draw the same from then on."""
-        progress = self._progress
-        has_drawn = self._has_drawn_seed or progress.has_seeded_workers
-        if not (self.persistent_workers and has_drawn):
+        if not self._has_seeded_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        self._has_drawn_seed, progress.has_seeded_workers = True, False
+        self._has_drawn_seed, self._progress.has_seeded_workers = True, False
 
     def _deal(self, start: Position, order: Order | None) -> Iterator[tuple[list[Any], Round, int]]:
         """Yield the batches of every round, their counts, and the samples of the epoch up to its end."""
