@@ -129,6 +129,7 @@ class AcceleratorParts:
             self._rules,
             self._process,
             self._layout,
+            self._optimizers,
             scaler=self._scaler,
             warn_once=self._warn_once,
         )

@@ -40,3 +40,6 @@ class LookedUp:
     Looking it up takes 2 µs."""
     has_sparse_gradients: bool | None = None
     """True if members have sparse gradients; None if nobody has asked yet."""
+    probes: dict[int, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
+    """By the id of a window: a trained parameter of each member and each optimizer whose gradients it gathers. Without
+    them, each window would begin with a walk through the whole model."""

@@ -13,7 +13,7 @@ import torch
 from notebook_launcher.training.spread_tensors import part_of_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["keep_or_read", "ratio", "rescale"]
 
@@ -30,8 +30,16 @@ def ratio(numerator: float | torch.Tensor, total: float | torch.Tensor, otherwis
     return numerator / total if total else otherwise
 
 
-def rescale(parameters: Iterable[torch.Tensor], factor: float | torch.Tensor) -> None:
-    """Multiply the gradients of parameters by a factor, each once."""
+def rescale(
+    parameters: Iterable[torch.Tensor], factor: float | torch.Tensor, old: Mapping[int, torch.Tensor] | None = None
+) -> None:
+    """Multiply the gradients of parameters by a factor, each once.
+
+    Args:
+        parameters: The parameters.
+        factor: The factor.
+        old: By the id of a parameter, a part of its gradient that stays as it is.
+    """
     if not isinstance(factor, torch.Tensor) and factor == 1.0:
         return
     # By id, so that a gradient of several models is multiplied once. A sharded gradient is represented by this rank's
@@ -46,6 +54,9 @@ def rescale(parameters: Iterable[torch.Tensor], factor: float | torch.Tensor) ->
             gradient.copy_(gradient.to(exact).mul_(factor.to(gradient.device)))
     if gradients:
         torch._foreach_mul_(gradients, factor)
+    for key, part in (old or {}).items():
+        if key in found:
+            found[key].add_(part * (1.0 - factor))
 
 
 def _fits(gradient: torch.Tensor, factor: torch.Tensor) -> bool:

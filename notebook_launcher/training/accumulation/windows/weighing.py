@@ -24,6 +24,7 @@ from notebook_launcher.training.accumulation.windows.given_weights import (
     has_sparse_gradients,
     one_if_used,
 )
+from notebook_launcher.training.accumulation.windows.old_gradients import keep_old_gradients
 from notebook_launcher.training.accumulation.windows.windows import has_values
 from notebook_launcher.training.data.active_loaders import full_rows_of, relative_weights
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.members.member import Member
     from notebook_launcher.training.accumulation.members.members import Members
+    from notebook_launcher.training.accumulation.updates.live_optimizers import LiveOptimizers
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.accumulation.windows.windows import Window
     from notebook_launcher.training.data.active_loaders import ActiveLoader
@@ -82,6 +84,7 @@ class Weighing:
         rules: The differences from Accelerate.
         process: This process among its peers.
         layout: The ranks that read different data: their weights are added up.
+        optimizers: The prepared optimizers.
         scaler: Scales fp16 losses; None in other precisions.
         warn_once: Gives each warning once for each Accelerator.
     """
@@ -93,6 +96,7 @@ class Weighing:
         rules: Rules,
         process: ProcessState,
         layout: Layout,
+        optimizers: LiveOptimizers,
         *,
         scaler: torch.amp.GradScaler | None,
         warn_once: Warner,
@@ -106,6 +110,7 @@ class Weighing:
         self._gradient_state = gradient_state
         self._members = members
         self._rules = rules
+        self._optimizers = optimizers
         self._scaler = scaler
         self._warn_once = warn_once
         self._device = process.device
@@ -162,6 +167,8 @@ class Weighing:
             weight = loader.current_rows  # of a ready batch, which this rank alone knows
         # An earlier backward of this block has ended the window.
         is_corrected = is_last and window.backwards_in_block > 0
+        if window.num_backwards == 0 and (window.num_steps > 1 or weight is not None):
+            keep_old_gradients(window, self._members, self._optimizers)
         if window.num_steps > 1 or window.backwards_in_block:
             self._check_gradients(window)
         mine = self._weigh_counted(window, loader) if weight is None else self._weigh_given(window, weight, reduction)
@@ -180,7 +187,7 @@ class Weighing:
         """
         if window.gathered is not None and not window.check_gathered() and self._rules.guards:
             self._warn_of_changed_gradients()
-        if window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
+        if window.old_gradients and window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
             self._warn_of_old_gradients()
         if window.backwards_in_block > 0:
             self._warn_of_second_backward(window)
@@ -292,24 +299,25 @@ class Weighing:
             window.close(self._num_data_ranks)
         block = self._gradient_state.block
         assert block is not None  # Every window here belongs to a block.
-        named = (parameter for member in block.members for parameter in member.parameters())
-        rescale([*named, *window.outside(window.joined)] if window.joined else named, window.correction)
+        named: Iterable[torch.Tensor] = (parameter for member in block.members for parameter in member.parameters())
+        if window.joined:
+            named = [*named, *window.outside(window.joined)]
+        rescale(named, window.correction, window.old_gradients)
 
     def correct_joined(self, window: Window, members: Iterable[Member]) -> None:
         """Rescale the gradients of models that have joined the window after its last backward."""
         if not window.knows_its_weight:
-            rescale(window.outside(members), window.correction)
+            rescale(window.outside(members), window.correction, window.old_gradients)
 
     def _warn_of_old_gradients(self) -> None:
-        """Warn if gradients are there before the first backward of a window: a short window would rescale them."""
         block = self._gradient_state.block
         if block is not None and any(probe is not None and has_values(probe.grad) for probe in block.probes):
             self._warn_once(
                 "not fresh",
                 "a window began with gradients that its models had already, from an update without zero_grad() or from "
-                "another model's loss: they are added to the window's, and weighed with them where the window is "
-                "short. Call optimizer.zero_grad() before the backward, or freeze a model through which another "
-                "model's loss passes: discriminator.requires_grad_(False).",
+                "another model's loss: the window's are added to them. If they are not meant to be there, call "
+                "optimizer.zero_grad() before the backward, or freeze a model through which another model's loss "
+                "passes: discriminator.requires_grad_(False).",
             )
 
     def _warn_of_changed_gradients(self) -> None:

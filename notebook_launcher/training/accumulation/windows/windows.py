@@ -64,6 +64,8 @@ class Window:
     """Backwards of the current micro-batch."""
     gathered: tuple[torch.Tensor, int] | None = None
     """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
+    old_gradients: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    """By the id of a parameter, a copy of the gradient that it had before the window, which needs no correction."""
     has_foreign: bool = False
     """True if a backward of torch's own has written gradients of this window, which no `zero_grad` inside it clears."""
     has_stepped: bool = False
@@ -106,6 +108,8 @@ class Window:
         self.weight = self.world_weight = 0.0
         if self.joined:
             self.joined.clear()
+        if self.old_gradients:
+            self.old_gradients = {}
 
     def begin_micro_batch(
         self, num_steps: int, iteration: object | None, probes: Sequence[torch.Tensor | None]
