@@ -88,7 +88,12 @@ class Steering:
 
     def _change_norm(self, wanted: Wanted) -> tuple[Any, Any]:
         before = self._updates.max_grad_norm
-        if before is not None or not isinstance(wanted, str):
+        if before is None and isinstance(wanted, str):
+            notify(
+                f"max_grad_norm={wanted!r} changed nothing: gradients are not clipped, so nothing can be multiplied. "
+                "Set a number, such as 1.0."
+            )
+        else:
             self._updates.max_grad_norm = None if wanted is None else apply_change(before or 0.0, wanted)
         return before, self._updates.max_grad_norm
 

@@ -329,6 +329,14 @@ def test_rate_of_zero_takes_a_number_and_no_factor(capsys: pytest.CaptureFixture
     assert "lr=0.25 changed nothing" in shown
 
 
+def test_factor_of_a_limit_that_is_not_there_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def change() -> dict[str, tuple[Any, Any]]:
+        return Accelerator(cpu=True)._steering.change({"max_grad_norm": "x0.5"})
+
+    assert notebook_launch(change, 1)[0] == {"max_grad_norm": (None, None)}
+    assert "max_grad_norm='x0.5' changed nothing: gradients are not clipped" in capsys.readouterr().out
+
+
 def test_tunable_is_its_default_outside_a_run() -> None:
     assert tunable("temperature", 0.75) == 0.75
 
