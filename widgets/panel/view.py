@@ -229,7 +229,7 @@ class PanelView:
     def _draw_note(self, field: Field, key: str, hint: str) -> None:
         if key in self.state.problems:
             field.set_note(self.state.problems[key], "error")
-        elif isinstance(field, TextField) and field.is_emptied and field.placeholder:
+        elif isinstance(field, TextField) and field.is_emptied and field.placeholder and not hint.startswith("Empty:"):
             field.set_note(f"Empty means {field.placeholder}. {hint}".rstrip())
         else:
             field.set_note(hint)
