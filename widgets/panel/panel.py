@@ -254,8 +254,10 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
             self.view.recall(settings, "As in your last run")
 
     def _picture(self) -> str:
-        title = _name_of(self.fn) or "a function"
-        return panel_html(title, self.view.words(), self._running.status_text, self.code)
+        title, status = _name_of(self.fn) or "a function", self._running.status_text
+        if self._running.is_busy:  # The page shows the picture once the kernel is gone, and the ranks with it.
+            status = f"When this picture was made: {status}"
+        return panel_html(title, self.view.words(), status, self.code)
 
     def _renew_picture(self) -> None:
         if self._kept.is_shown:
