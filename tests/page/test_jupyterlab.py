@@ -68,7 +68,11 @@ NOTEBOOKS = {
     "panel.ipynb": [TRAIN, PANEL, "panel.results"],
     "busy.ipynb": [TRAIN, BUSY, "print('free again')"],
     "restarted.ipynb": [TRAIN, BUSY],
-    "explored.ipynb": [TRAIN, BUSY.replace("10**6, 'pause': 0.01", "2, 'pause': 0.1")],
+    "explored.ipynb": [
+        TRAIN,
+        BUSY.replace("10**6, 'pause': 0.01", "2, 'pause': 0.1"),
+        "from notebook_launcher import runs\nfrom notebook_launcher.widgets import Monitor\nMonitor(runs()[0])",
+    ],
     "failing.ipynb": [TRAIN, PANEL.replace("train", "fail")],
     "typed.ipynb": [TRAIN, PANEL],
     "kept.ipynb": [TRAIN, PANEL, "import os; os.kill(os.getpid(), 9)"],
@@ -262,6 +266,12 @@ def test_curves_of_a_finished_run_can_be_explored_while_the_kernel_lives(lab):
     assert min(heads.evaluate_all("cells => cells.map((cell) => cell.getBoundingClientRect().width)")) > 20
     drawing = lab.output(page, 1).locator("[data-nbl-cover] img")
     assert not drawing.is_visible()
+    lab.run(page, 2)
+    again = lab.output(page, 2).locator(".nbl-monitor")
+    again.get_by_text("epoch 1").first.wait_for()
+    kept = lab.output(page, 2).locator("[data-nbl-kept] img")
+    kept.wait_for(state="attached")
+    assert not kept.is_visible()
     lab.cell(page, 0).locator(".cm-content").first.click()  # The monitor keeps JupyterLab's shortcuts out.
     lab.save(page, "explored.ipynb")
     lab.show(page, "explored.ipynb")
@@ -270,7 +280,11 @@ def test_curves_of_a_finished_run_can_be_explored_while_the_kernel_lives(lab):
         restart(page)
     lab.show(page, "explored.ipynb")
     drawing.wait_for()
-    assert page.get_by_text("model not found").count() + explored.count() == 0
+    kept.wait_for()
+    assert explored.count() + again.count() == 0
+    assert not lab.output(page, 1).get_by_text("model not found").count()
+    lab.output(page, 2).get_by_text("model not found").wait_for(state="attached")
+    assert not lab.output(page, 2).get_by_text("model not found").is_visible()
 
 
 @lab_alone

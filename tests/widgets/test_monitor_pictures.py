@@ -76,8 +76,11 @@ def test_run_that_is_over_can_be_explored(kernel: Kernel, reader: str) -> None:
     page = Page.opened(kernel, cell)
     outcome = kernel.wait(cell)
     (shown,) = final(outcome).values()
-    assert "done" in shown["text/html"]
+    assert shown["text/html"].startswith("<div>short on 2 ranks: done")
     assert shown["text/plain"]
+    kept = outcome.displays[-1]["data"]["text/html"]
+    assert re.match(r'<div data-nbl-kept="\w+"><style>[^<]+</style><details style="[^"]+" open>', kept)
+    assert "<img" in kept
     page.send("hello")
     (message,) = page.until(bool)
     assert (message["type"], message["run"]["state"]) == ("reset", "done")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import threading
 import time
 import uuid
@@ -14,6 +15,7 @@ import traitlets
 
 from notebook_launcher.drawing.charts import AXES
 from notebook_launcher.drawing.plots import PlotOptions
+from notebook_launcher.drawing.run_picture import headline
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.comms.tap import open_tap
 from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, picture_of
@@ -152,12 +154,21 @@ class Monitor(anywidget.AnyWidget):
             return
         with self._lock:  # The run may end meanwhile, and then every view is replaced, in the ticker's thread.
             is_live = self.is_live and not self._over.is_set()
-            view = ReplacedOutput.show(sink, self._bundle())
             is_replaced = is_live or not self.leaves_picture
             if is_replaced:
-                self._views.append(view)
+                self._views.append(ReplacedOutput.show(sink, self._bundle()))
+            else:
+                self._show_with_picture(sink)
         if is_replaced:
             self.keep_picture(sink)
+
+    def _show_with_picture(self, sink: Sink) -> None:
+        """Show the monitor of a run that is over, and below it the picture that the page hides for as long."""
+        self._feed.read_metrics()
+        snapshot = self._run.snapshot()
+        line = {"text/html": f"<div>{html.escape(headline(snapshot))}</div>"}  # Front ends without widgets show both.
+        ReplacedOutput.show(sink, {**self._bundle(), **line})
+        sink.display(kept_picture(snapshot, self._feed.curves, self.key, opened=True))
 
     def keep_picture(self, sink: Sink) -> None:
         """Keep a folded picture of the run at the end of a cell's outputs, renewed during the run and at its end.

@@ -95,21 +95,24 @@ def _marked(html: str, name: str, key: str) -> str:
     return f'<div data-nbl-{name}="{key}">{html}</div>' if key else html
 
 
-def kept_picture(snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:
-    """Return the folded picture of a run in progress, which the page hides while it has the monitor of this key.
+def kept_picture(snapshot: RunSnapshot, curves: Curves, key: str, *, opened: bool = False) -> Bundle:
+    """Return the folded picture of a run, which the page hides while it has the monitor of this key.
 
     Its style sheet hides the output above it, the monitor, where that is missing. JupyterLab shows "model not found"
-    there if the notebook was saved after a reload of the page, which no longer receives the outputs of a busy cell.
+    there if the notebook was saved after a reload of the page, which no longer receives the outputs of a busy cell, or
+    while it showed the monitor of a run that was over.
     """
-    bundle = _folded_picture(snapshot, curves)
+    bundle = _folded_picture(snapshot, curves, opened=opened)
     html = f"<style>{MISSING.format(key=key)}</style>{bundle['text/html']}" if key else bundle["text/html"]
     return {**bundle, "text/html": _marked(html, "kept", key)}
 
 
-def _folded_picture(snapshot: RunSnapshot, curves: Curves, line: str = "", key: str = "") -> Bundle:
+def _folded_picture(
+    snapshot: RunSnapshot, curves: Curves, line: str = "", key: str = "", *, opened: bool = False
+) -> Bundle:
     """Return the whole picture as one output that shows one line until it is clicked."""
     from notebook_launcher.drawing.run_picture import headline, static_html, static_text
     from notebook_launcher.drawing.tables import folded
 
     page = _marked(static_html(snapshot, curves, picture=has_picture(snapshot, curves)), "explore", key)
-    return {"text/html": folded(line or headline(snapshot), page), "text/plain": static_text(snapshot)}
+    return {"text/html": folded(line or headline(snapshot), page, opened=opened), "text/plain": static_text(snapshot)}
