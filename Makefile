@@ -95,7 +95,9 @@ $(VENV)/pyvenv.cfg:
 
 $(VENV)/installed-%: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "==> packages for '$*' (torch is large: the first time takes minutes)"
-	@$(BIN)/python -m pip install -c constraints.txt -e '.[$*]'
+	@$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[$*]'
+	@echo "==> compiling the packages" # on all cores; pip takes one, and some files are templates, not Python
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 # TypeScript's checker reads the types of the widgets' scripts. Without npm, the test that calls it skips and says so.
