@@ -13,6 +13,7 @@ from notebook_launcher.training.accumulation.updates.updates import Updates
 from notebook_launcher.training.accumulation.windows.weighing import Weighing
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
+from notebook_launcher.training.parallelism.replacements import Replacements
 from notebook_launcher.training.parallelism.sharded_models import Sharding
 from notebook_launcher.training.preparation import Preparation
 from notebook_launcher.training.prepared import Prepared
@@ -90,6 +91,7 @@ class AcceleratorParts:
         self._gradient_state = gradient_state
         self._safepoint = safepoint
         self._optimizers = LiveOptimizers()
+        self._replacements = Replacements()
         self._warn_once = Warner()
         """Gives each warning once for each Accelerator."""
         self.prepared = Prepared(Members(num_processes=process.num_processes, strict=rules.guards))
@@ -167,6 +169,7 @@ class AcceleratorParts:
             max_grad_norm=self._resolved.max_grad_norm,
             scaler=self._scaler,
             note_step=self.micro_batches.note_step,
+            present=self._replacements.present,
         )
 
     def _make_preparation(self) -> Preparation:
@@ -179,7 +182,12 @@ class AcceleratorParts:
             gradient_state=self._gradient_state,
             rules=self._rules,
             zero=resolved.zero,
-            sharding=Sharding(layout=self._layout, device=self._process.device, computes_in=computes_in),
+            sharding=Sharding(
+                layout=self._layout,
+                device=self._process.device,
+                computes_in=computes_in,
+                replacements=self._replacements,
+            ),
             computes_in=computes_in,
             compares=self.rank_check is not None,
             device_placement=resolved.device_placement,

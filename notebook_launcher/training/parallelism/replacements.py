@@ -31,6 +31,25 @@ class Replacements:
         """Return True if a parameter was sharded."""
         return parameter in self._sharded
 
+    def present(self, given: Any, *, trains: bool = False) -> Any:
+        """Return given parameters with the sharded ones in place of whole ones that a list from before still holds.
+
+        Args:
+            given: A parameter, or several, also as pairs of a name and a parameter.
+            trains: An optimizer is to train them: one that was unfrozen through the list is unfrozen.
+        """
+        if not len(self._sharded):
+            return given
+        if isinstance(given, torch.Tensor):
+            after = self._sharded.get(given, given)
+            return after.requires_grad_() if trains and given.requires_grad else after
+        return [
+            (each[0], self.present(each[1], trains=trains))
+            if isinstance(each, tuple)
+            else self.present(each, trains=trains)
+            for each in given
+        ]
+
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer update the sharded parameters; a state that it has already is shared out."""
         state: Any = optimizer.state

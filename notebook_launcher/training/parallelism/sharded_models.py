@@ -14,7 +14,6 @@ from notebook_launcher.training.parallelism.initial_weights import (
     initialise_on_first,
     materialise,
 )
-from notebook_launcher.training.parallelism.replacements import Replacements
 from notebook_launcher.training.parallelism.sums import check_sums, reduce_by_sums
 from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
 from notebook_launcher.training.parallelism.unit_changes import (
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.parallelism.mesh import Layout
+    from notebook_launcher.training.parallelism.replacements import Replacements
     from notebook_launcher.training.plugins import DistributedDataParallelKwargs
 
 __all__ = ["Sharding"]
@@ -49,7 +49,7 @@ class Sharding:
     device: torch.device
     computes_in: str
     """Precision of the forward: `"no"`, `"fp16"` or `"bf16"`."""
-    replacements: Replacements = dataclasses.field(default_factory=Replacements)
+    replacements: Replacements
     """The sharded parameters in the place of the whole ones."""
 
     @property

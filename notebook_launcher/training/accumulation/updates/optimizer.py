@@ -17,6 +17,9 @@ __all__ = ["AcceleratedOptimizer"]
 class WindowEnds(Protocol):
     """The part of `training.accumulation.updates.updates.Updates` that is used here."""
 
+    present: Callable[..., Any]
+    """Returns the parameters that are trained now, for those of a list from before the model was sharded."""
+
     def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
         """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
         ...
@@ -98,6 +101,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
         self._finish_exchange()
+        if self._updates is not None and "params" in param_group:
+            param_group = {**param_group, "params": self._updates.present(param_group["params"], trains=True)}
         self.optimizer.add_param_group(param_group)
         self._note_other_parameters()
 

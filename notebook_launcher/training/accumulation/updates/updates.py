@@ -42,6 +42,7 @@ class Updates:
         max_grad_norm: Clip the gradients to this total norm before each step; None: do not.
         scaler: Scales fp16 losses; None in other precisions.
         note_step: Called after each step.
+        present: Returns the parameters that are trained now, for those of a list from before the model was sharded.
     """
 
     def __init__(
@@ -57,8 +58,11 @@ class Updates:
         max_grad_norm: float | None,
         scaler: torch.amp.GradScaler | None,
         note_step: Callable[[], None],
+        present: Callable[..., Any],
     ) -> None:
         self.optimizers = optimizers
+        self.present = present
+        """Returns the parameters that are trained now."""
         self.max_grad_norm = max_grad_norm
         self.last_grad_norm: torch.Tensor | None = None
         """The total norm before the last clipping."""
@@ -225,13 +229,14 @@ class Updates:
         check_limit("max_norm", max_norm)
         if not self._clips_now():
             return None
-        return self._clip(self._all_corrected(parameters), max_norm, norm_type, self.optimizers)
+        parameters = self._all_corrected(self.present(given_parameters(parameters)))
+        return self._clip(parameters, max_norm, norm_type, self.optimizers)
 
     def clip_value(self, parameters: Any, clip_value: float) -> None:
         """Clip each element, where a window ends."""
         check_limit("clip_value", clip_value)
         if self._clips_now():
-            parameters = self._all_corrected(parameters)
+            parameters = self._all_corrected(self.present(given_parameters(parameters)))
             self.scaling.unscale(self.optimizers)
             clip_value_(parameters, clip_value)
 

@@ -1,0 +1,74 @@
+"""Lists of parameters from before a model was sharded: prepared optimizers and clipping take the sharded ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from notebook_launcher import Accelerator
+from notebook_launcher import FullyShardedDataParallelPlugin as Plugin
+from tests.support.toy_training import session_fixture, shards_on_cpus
+
+if TYPE_CHECKING:
+    from notebook_launcher import Session
+
+pytestmark = shards_on_cpus
+ranks = session_fixture(2)
+
+
+def weights_after(*, shards: bool, clips: str, unfreezes: bool = False) -> list[torch.Tensor]:
+    """Train with lists that were made before `prepare`; return the whole weights."""
+    accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(fsdp_version=2) if shards else None)
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).double()
+    first = list(model[0].parameters())
+    if unfreezes and shards:
+        model[0].requires_grad_(False)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: Any = torch.optim.SGD(parameters, lr=1.0)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if unfreezes and shards:
+        for parameter in first:
+            parameter.requires_grad_(True)
+        optimizer.add_param_group({"params": first})
+    generator = torch.Generator().manual_seed(accelerator.process_index)
+    for _ in range(3):
+        inputs = torch.randn(8, 4, dtype=torch.double, generator=generator)
+        with accelerator.accumulate(model):
+            accelerator.backward(model(inputs).square().mean())
+            if clips == "norm":
+                norm = accelerator.clip_grad_norm_(parameters, 0.01)
+                assert norm is not None
+                assert norm > 0
+            else:
+                accelerator.clip_grad_value_(parameters, 0.001)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [whole(parameter) for parameter in model.parameters()]
+
+
+def whole(parameter: Any) -> torch.Tensor:
+    tensor: torch.Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return tensor.detach().clone()
+
+
+@pytest.mark.parametrize("clips", ["norm", "value"])
+def test_gradients_of_an_old_list_are_clipped(ranks: Session, clips: str) -> None:
+    def train() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        return weights_after(shards=True, clips=clips), weights_after(shards=False, clips=clips)
+
+    for sharded, replicated in ranks.run(train):
+        torch.testing.assert_close(sharded, replicated, rtol=1e-12, atol=1e-12)
+
+
+def test_group_of_an_old_list_that_was_unfrozen_is_trained(ranks: Session) -> None:
+    def train() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        sharded = weights_after(shards=True, clips="value", unfreezes=True)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).double()
+        return sharded, [parameter.detach().clone() for parameter in model.parameters()]
+
+    for after, before in ranks.run(train):
+        assert all(not torch.equal(one, other) for one, other in zip(after, before, strict=True))
