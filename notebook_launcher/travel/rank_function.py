@@ -51,6 +51,8 @@ class CellOutput:
     data: Mapping[str, Any]
     """By MIME type, as IPython's formatters return it; always with `text/plain`, unless the value shows itself."""
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fingerprint: str | None = None
+    """Equal for equal contents, of values whose text may leave some of them out; None for others and large ones."""
 
     @property
     def is_rich(self) -> bool:

@@ -44,6 +44,8 @@ def show_values(
             sink.display(rich.data, rich.metadata)
         else:
             write(f"{head} " + text.replace("\n", "\n" + " " * (len(head) + 1)) + "\n")
+        if len({outputs[rank].fingerprint for rank in ranks}) > 1:
+            write(" " * (len(head) + 1) + "(the texts are equal, the contents differ)\n")
     sink.close()
 
 

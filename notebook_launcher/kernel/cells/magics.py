@@ -130,7 +130,7 @@ class RankMagics:
         results = session.execute_cell(
             code,
             options.ranks,
-            push=self._values(options.push),
+            push=self._values(",".join(options.push)),
             pulls=target is not None,
             is_quiet=options.quiet,
             display=options.display,
@@ -169,7 +169,7 @@ class RankMagics:
         except UsageError as error:
             raise UsageError(f"{error}. `%%ranks?` lists the options.") from None
         if options.push and options.ranks in self._shell.user_ns:
-            names = f"{options.push},{options.ranks}"
+            names = ",".join([*options.push, options.ranks])
             raise UsageError(f"%%ranks {text.strip()}: names of variables go with commas: --push {names}")
         return options
 
@@ -203,7 +203,7 @@ def _parser() -> Any:
     parser = MagicArgumentParser("%%ranks")
     parser.add_argument("ranks", nargs="?", default="all")
     parser.add_argument("-s", "--session")
-    parser.add_argument("-p", "--push", default="")
+    parser.add_argument("-p", "--push", action="append", default=[])
     parser.add_argument("-d", "--display")
     parser.add_argument("-t", "--time", action="store_true")
     parser.add_argument("-q", "--quiet", action="store_true")

@@ -18,6 +18,7 @@ import tokenize
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.processes.notebook.cell_sources import CellSources
+from notebook_launcher.processes.notebook.contents import fingerprint_of, is_abridged
 from notebook_launcher.travel.rank_function import CellOutput
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ __all__ = ["run_cell", "shell_of_rank"]
 
 # The state belongs to the rank's `__main__`, as do the variables of its cells.
 STATE_NAME = "__notebook_launcher_cells__"
+MAX_BYTES = 64_000_000
+"""Size of tensors up to which the value of a cell is compared among the ranks: 60 ms of reading."""
 COMMENTS = (token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER, tokenize.NL, tokenize.COMMENT)
 
 
@@ -206,7 +209,10 @@ def _shown(value: Any) -> CellOutput:
         return CellOutput(data={"text/plain": repr(value)})
     data, metadata = shell.display_formatter.format(value)
     presentable = getattr(shell.display_pub, "presentable", dict)  # `%%capture` on the rank has another publisher.
-    return CellOutput(data=presentable(data), metadata=metadata)
+    fingerprint = None
+    with contextlib.suppress(Exception):  # The code of foreign objects may do anything.
+        fingerprint = fingerprint_of(value, MAX_BYTES) if is_abridged(value) else None
+    return CellOutput(data=presentable(data), metadata=metadata, fingerprint=fingerprint)
 
 
 @contextlib.contextmanager

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import reprlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.processes.notebook.contents import PLAIN, fingerprint_of
 from notebook_launcher.processes.notebook.rank_cells import shell_of_rank
 from notebook_launcher.travel.rank_function import Completion, Variable
 from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 __all__ = ["complete", "has", "inspect_name", "pull", "push", "remove", "variables"]
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set, frozenset, range)
-"""Types whose contents are compared by their `repr`."""
-MAX_COMPARED = 1_000_000_000
-"""Bytes of tensors above which a variable is not compared: a second of reading."""
 MAX_TEXT = 60
 
 
@@ -94,7 +90,7 @@ def _described(value: Any) -> Variable:
     with contextlib.suppress(Exception):  # The code of foreign objects may do anything.
         text = _short(value)
     with contextlib.suppress(Exception):
-        fingerprint = _fingerprint(value)
+        fingerprint = fingerprint_of(value)
     kind = type(value)
     home = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__.partition('.')[0]}."
     return Variable(type_name=home + kind.__qualname__, value=text, fingerprint=fingerprint)
@@ -112,42 +108,3 @@ def _short(value: Any) -> str:
         text = " ".join(reprlib.repr(value).split())
         return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
     return ""
-
-
-def _fingerprint(value: Any) -> str | None:
-    """Return a word that is equal for equal contents; None if the contents cannot be compared."""
-    if (tensors := _tensors(value)) is not None:
-        from notebook_launcher.training.fingerprints import fingerprint, is_comparable
-
-        tensors = list(tensors)
-        if not all(map(is_comparable, tensors)) or sum(tensor.nbytes for tensor in tensors) > MAX_COMPARED:
-            return None
-        shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-        return f"{fingerprint(tensors)} {shapes}"
-    if type(value).__module__ == "numpy" and getattr(value, "nbytes", MAX_COMPARED) < MAX_COMPARED:
-        return f"{_digest(value.tobytes())} {getattr(value, 'shape', '')} {value.dtype}"
-    if isinstance(value, (types.FunctionType, type)):
-        code = getattr(value, "__code__", None)
-        return _digest(code.co_code + repr(code.co_consts).encode()) if code is not None else None
-    return _digest(repr(value).encode()) if _is_plain(value) else None
-
-
-def _tensors(value: Any) -> Iterable[Any] | None:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return value.state_dict().values() if isinstance(value, torch.nn.Module) else None
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.keys())) and all(map(_is_plain, value.values()))
-    if isinstance(value, (tuple, list, set, frozenset)):
-        return all(map(_is_plain, value))
-    return type(value) in PLAIN
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import time
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,15 @@ def test_equal_values_are_shown_once_and_others_by_rank(notebook: Kernel) -> Non
     assert run_cell(notebook, "%%ranks\n_ + 1").stdout == "[0] 1\n[1] 11\n"
 
 
+def test_equal_texts_of_different_contents_get_a_note(notebook: Kernel) -> None:
+    abridged = run_cell(notebook, "%%ranks\nlong = torch.zeros(5000); long[2500] = rank; long").stdout
+    note = " " * 6 + "(the texts are equal, the contents differ)"
+    assert abridged == f"[all] tensor([0., 0., 0.,  ..., 0., 0., 0.])\n{note}\n"
+    layer = "%%ranks\nlayer = torch.nn.Linear(1, 1)\ntorch.nn.init.constant_(layer.weight, rank); layer"
+    assert "contents differ" in run_cell(notebook, layer).stdout
+    assert "contents differ" not in run_cell(notebook, "%%ranks\ntorch.zeros(5000)").stdout
+
+
 def test_statements_and_semicolons_show_nothing(notebook: Kernel) -> None:
     assert run_cell(notebook, "%%ranks\ny = 1").stdout == ""
     assert run_cell(notebook, "%%ranks\nrank;  # no value").stdout == ""
@@ -61,6 +71,7 @@ def test_notebook_and_ranks_share_no_names(notebook: Kernel) -> None:
     run_cell(notebook, "first = second = 1")
     spaced = notebook.execute("%%ranks --push first second\n1").stderr
     assert "%%ranks --push first second: names of variables go with commas: --push first,second" in spaced
+    assert run_cell(notebook, "%%ranks --push first -p second\nfirst + second").stdout == "[all] 2\n"
 
 
 def test_assignment_brings_all_values_into_the_notebook(notebook: Kernel) -> None:
@@ -306,6 +317,30 @@ def test_table_of_variables_marks_those_that_differ(notebook: Kernel) -> None:
     }
     assert run_cell(notebook, "'layer' in names.differing, 'equal' in names.differing").result == "(True, False)"
     assert "only rank 1" in run_cell(notebook, "print(names)").stdout
+
+
+def test_functions_are_compared_with_their_names_defaults_and_captured_values(notebook: Kernel) -> None:
+    define = """
+    def make(held):
+        def inner(): return held
+        return inner
+    if rank:
+        def act(x): return torch.cos(x)
+    else:
+        def act(x): return torch.sin(x)
+    def default(lr=rank): return lr
+    def nested(): return [one for one in (lambda: rank)()]
+    captured, alike = make(rank), make(1)
+    """
+    run_cell(notebook, "%%ranks" + textwrap.dedent(define))
+    names = "{n: session.who()[n].state for n in ('act', 'default', 'nested', 'captured', 'alike')}"
+    assert ast.literal_eval(run_cell(notebook, names).result or "") == {
+        "act": "differs",
+        "default": "differs",
+        "nested": "same",
+        "captured": "differs",
+        "alike": "same",
+    }
 
 
 COMPLETE = """
