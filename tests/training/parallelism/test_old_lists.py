@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,6 +50,23 @@ def weights_after(*, shards: bool, clips: str, unfreezes: bool = False) -> list[
     return [whole(parameter) for parameter in model.parameters()]
 
 
+def train_with_an_optimizer_that_stays_unprepared(num_steps: int) -> list[str]:
+    """Return the warnings of two windows."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps, fsdp_plugin=Plugin(fsdp_version=2))
+    model: Any = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model = accelerator.prepare(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2 * num_steps):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.ones(2, 4)).mean())
+                if accelerator.sync_gradients:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return [str(one.message) for one in caught]
+
+
 def whole(parameter: Any) -> torch.Tensor:
     tensor: torch.Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
     return tensor.detach().clone()
@@ -61,6 +79,12 @@ def test_gradients_of_an_old_list_are_clipped(ranks: Session, clips: str) -> Non
 
     for sharded, replicated in ranks.run(train):
         torch.testing.assert_close(sharded, replicated, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_optimizer_of_whole_parameters_that_trains_nothing_warns(ranks: Session, num_steps: int) -> None:
+    for messages in ranks.run(train_with_an_optimizer_that_stays_unprepared, args=(num_steps,)):
+        assert messages[0].startswith("a sharded model has gradients that no optimizer has used or cleared.")
 
 
 def test_group_of_an_old_list_that_was_unfrozen_is_trained(ranks: Session) -> None:

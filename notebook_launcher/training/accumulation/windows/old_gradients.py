@@ -41,14 +41,22 @@ def _may_count(gradient: torch.Tensor | None, window: Window) -> bool:
 
 
 def _probes(window: Window, members: Members, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """Return a trained parameter of each member and each optimizer whose gradients the window gathers."""
+    """Return a trained parameter of each member and each optimizer whose gradients the window gathers.
+
+    A sharded parameter of which this rank has no part shows nothing.
+    """
     known = members.looked_up.probes
     probes = known.get(id(window))
     if probes is None:
         mine = [list(member.parameters()) for member in window.members or members.models_and_leaves]
-        ids = {id(parameter) for parameters in mine for parameter in parameters}
+        trained = {
+            id(parameter)
+            for parameters in mine
+            for parameter in parameters
+            if parameter.requires_grad and part_of_gradient(parameter).numel()
+        }
         firsts = [
-            next((parameter for parameter in parameters if parameter.requires_grad and id(parameter) in ids), None)
+            next((parameter for parameter in parameters if id(parameter) in trained), None)
             for parameters in (*mine, *map(parameters_of, optimizers))
         ]
         probes = known[id(window)] = list({id(first): first for first in firsts if first is not None}.values())

@@ -27,6 +27,7 @@ from notebook_launcher.training.accumulation.windows.given_weights import (
 from notebook_launcher.training.accumulation.windows.old_gradients import keep_old_gradients
 from notebook_launcher.training.accumulation.windows.windows import has_values
 from notebook_launcher.training.data.active_loaders import full_rows_of, relative_weights
+from notebook_launcher.training.spread_tensors import is_spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -167,6 +168,8 @@ class Weighing:
             weight = loader.current_rows  # of a ready batch, which this rank alone knows
         # An earlier backward of this block has ended the window.
         is_corrected = is_last and window.backwards_in_block > 0
+        if window.num_backwards == 0 and not window.was_clear and self._rules.guards:
+            self._check_trained()
         if window.num_backwards == 0 and (window.num_steps > 1 or weight is not None):
             keep_old_gradients(window, self._members, self._optimizers)
         if window.num_steps > 1 or window.backwards_in_block:
@@ -308,6 +311,19 @@ class Weighing:
         """Rescale the gradients of models that have joined the window after its last backward."""
         if not window.knows_its_weight:
             rescale(window.outside(members), window.correction, window.old_gradients)
+
+    def _check_trained(self) -> None:
+        """Warn if gradients are left of a sharded model that no prepared optimizer trains."""
+        block = self._gradient_state.block
+        if block is None or len(self._optimizers):
+            return
+        if any(probe is not None and is_spread(probe) and has_values(probe.grad) for probe in block.probes):
+            self._warn_once(
+                "untrained",
+                "a sharded model has gradients that no optimizer has used or cleared. An optimizer that was made "
+                "before prepare() sharded the model has the whole parameters, and trains nothing. Prepare it, too: "
+                "`model, optimizer = accelerator.prepare(model, optimizer)`.",
+            )
 
     def _warn_of_old_gradients(self) -> None:
         block = self._gradient_state.block
