@@ -123,10 +123,12 @@ def build(send: Callable[[object], None] | None, widgets: RankWidgets | None = N
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"
     config.InteractiveShell.colors = config.RankShell.colors = "nocolor"
-    # IPython 8 and older always make a database in the profile folder, which a rank does not need.
+    # IPython makes a database in the profile folder, which would be a rank's working directory: 8 and older at once, 9
+    # where `%cd` or `%bookmark` writes to it.
     interactiveshell.PickleShareDB = lambda _path: {}  # type: ignore[attr-defined]
     had_flag, path = hasattr(builtins, "__IPYTHON__"), [*sys.path]
     shell = RankShell.instance(config=config)
+    shell.db = {}
     publisher = cast("RankPublisher", shell.display_pub)
     publisher.send, publisher.widgets = send, widgets
     sys.path[:] = path

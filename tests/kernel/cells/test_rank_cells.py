@@ -13,6 +13,8 @@ import pytest
 from tests.support.warm_kernels import run_cell
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.kernels import Kernel
 
 IMPORTS = "import torch, torch.distributed as dist; rank = dist.get_rank()"
@@ -290,6 +292,11 @@ def test_rich_output_is_that_of_the_chosen_rank_or_of_all(notebook: Kernel) -> N
     assert (notebook.execute("%%ranks 1 --display 0\n1").error or "").startswith(
         "ConfigError: display='0' names no rank that runs the cell: rank 1."
     )
+
+
+def test_change_of_the_folder_leaves_no_file(notebook: Kernel, tmp_path: Path) -> None:
+    run_cell(notebook, f"%%ranks\n%cd -q {tmp_path}\n%cd -q -")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_figures_of_every_rank_are_in_tabs(notebook: Kernel) -> None:
