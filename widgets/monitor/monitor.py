@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import threading
 import time
 import uuid
@@ -15,10 +14,9 @@ import traitlets
 
 from notebook_launcher.drawing.charts import AXES
 from notebook_launcher.drawing.plots import PlotOptions
-from notebook_launcher.drawing.run_picture import headline
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.comms.tap import open_tap
-from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, picture_of
+from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, line_of, picture_of
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
@@ -166,8 +164,7 @@ class Monitor(anywidget.AnyWidget):
         """Show the monitor of a run that is over, and below it the picture that the page hides for as long."""
         self._feed.read_metrics()
         snapshot = self._run.snapshot()
-        line = {"text/html": f"<div>{html.escape(headline(snapshot))}</div>"}  # Front ends without widgets show both.
-        ReplacedOutput.show(sink, {**self._bundle(), **line})
+        ReplacedOutput.show(sink, {**self._view(), **line_of(snapshot)})
         sink.display(kept_picture(snapshot, self._feed.curves, self.key, opened=True))
 
     def keep_picture(self, sink: Sink) -> None:
@@ -194,7 +191,11 @@ class Monitor(anywidget.AnyWidget):
             shown = {"text/plain": f"{self.title}: the live monitor needs a front end that displays widgets"}
         else:
             shown, _ = self._picture()
-        return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}, **shown}
+        return {**self._view(), **shown}
+
+    def _view(self) -> dict[str, Any]:
+        """Return the widget alone."""
+        return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}}
 
     def _picture(self, key: str = "") -> tuple[dict[str, str], dict[str, str]]:
         with self._lock:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunPicture, RunSnapshot
 
-__all__ = ["NOTHING", "Bundle", "final_outputs", "has_picture", "kept_picture", "picture_of"]
+__all__ = ["NOTHING", "Bundle", "final_outputs", "has_picture", "kept_picture", "line_of", "picture_of"]
 
 Bundle = dict[str, str]
 """One output: its representations by MIME type."""
@@ -105,6 +105,14 @@ def kept_picture(snapshot: RunSnapshot, curves: Curves, key: str, *, opened: boo
     bundle = _folded_picture(snapshot, curves, opened=opened)
     html = f"<style>{MISSING.format(key=key)}</style>{bundle['text/html']}" if key else bundle["text/html"]
     return {**bundle, "text/html": _marked(html, "kept", key)}
+
+
+def line_of(snapshot: RunSnapshot) -> Bundle:
+    """Return the first line of a run's picture, for front ends that cannot draw the monitor above the picture."""
+    from notebook_launcher.drawing.run_picture import headline, static_text
+    from notebook_launcher.wording.text import escape
+
+    return {"text/html": f"<div>{escape(headline(snapshot))}</div>", "text/plain": static_text(snapshot)}
 
 
 def _folded_picture(
