@@ -38,17 +38,18 @@ class Replacements:
             given: A parameter, or several, also as pairs of a name and a parameter.
             trains: An optimizer is to train them: one that was unfrozen through the list is unfrozen.
         """
-        if not len(self._sharded):
+
+        def one(parameter: Any) -> Any:
+            if not isinstance(parameter, torch.Tensor):
+                return parameter  # torch names it in its error.
+            after = self._sharded.get(parameter, parameter)
+            return after.requires_grad_() if trains and parameter.requires_grad else after
+
+        if not len(self._sharded) or isinstance(given, set):  # torch refuses a set, which has no order.
             return given
         if isinstance(given, torch.Tensor):
-            after = self._sharded.get(given, given)
-            return after.requires_grad_() if trains and given.requires_grad else after
-        return [
-            (each[0], self.present(each[1], trains=trains))
-            if isinstance(each, tuple)
-            else self.present(each, trains=trains)
-            for each in given
-        ]
+            return one(given)
+        return [(each[0], one(each[1])) if isinstance(each, tuple) else one(each) for each in given]
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer update the sharded parameters; a state that it has already is shared out."""

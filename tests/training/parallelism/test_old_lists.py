@@ -25,14 +25,16 @@ def weights_after(*, shards: bool, clips: str, unfreezes: bool = False) -> list[
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).double()
     first = list(model[0].parameters())
-    if unfreezes and shards:
+    if unfreezes:
         model[0].requires_grad_(False)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer: Any = torch.optim.SGD(parameters, lr=1.0)
     model, optimizer = accelerator.prepare(model, optimizer)
-    if unfreezes and shards:
+    if unfreezes:
         for parameter in first:
             parameter.requires_grad_(True)
+        with pytest.raises(TypeError, match="ordered collections"):
+            optimizer.add_param_group({"params": set(first)})
         optimizer.add_param_group({"params": first})
     generator = torch.Generator().manual_seed(accelerator.process_index)
     for _ in range(3):
