@@ -1,4 +1,4 @@
-"""Fingerprints of values, by which the notebook knows if a variable is the same on all ranks."""
+"""Fingerprints of values, by which the notebook knows if a variable, or a cell's value, is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def fingerprint_of(value: Any, max_bytes: int = MAX_COMPARED) -> str | None:
     return _digest(repr(value).encode()) if _is_plain(value) else None
 
 
+def is_abridged(value: Any) -> bool:
+    """Return True for values whose text need not show all of their contents: tensors, models and arrays."""
+    return _tensors(value) is not None or type(value).__module__ == "numpy"
+
+
 def _fingerprint_of_function(function: types.FunctionType) -> str | None:
     """Return a word for the code, the defaults and the captured values; None if these cannot be compared."""
     held = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -77,8 +82,3 @@ def _is_plain(value: Any) -> bool:
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def is_abridged(value: Any) -> bool:
-    """Return True for values whose text need not show all of their contents: tensors, models and arrays."""
-    return _tensors(value) is not None or type(value).__module__ == "numpy"
