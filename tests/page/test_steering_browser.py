@@ -1,15 +1,24 @@
-"""The monitor's settings, and the marks of their changes, in a real browser with a fake model."""
+"""The monitor's settings, and the marks of their changes, in a real browser: with a fake model, and once with a run."""
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+from notebook_launcher import Accelerator, launch, tunable
+from notebook_launcher.widgets.monitor.feed import Feed
+from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from tests.support.lab import needs_browser
 from tests.support.monitor_page import PLOT, Tab, curve, rank, reset, run
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from playwright.sync_api import Locator
 
 pytestmark = needs_browser
@@ -23,6 +32,32 @@ SETTINGS = [
     {"name": "depth", "text": "3", "kind": "integer"},
     {"name": "augment", "text": "on", "kind": "switch"},
 ]
+
+TYPED = {
+    "lr": ("1e-6", "1e-6"),
+    "max_grad_norm": ("x2", "2"),
+    "gradient_accumulation_steps": ("2", "2"),
+    "temperature": ("x0.5", "0.35"),
+    "augment": ("off", "off"),
+}
+"""For each setting of that run, what is typed and what is shown then."""
+
+
+def tuned(go: Path) -> None:
+    """Train for ever; the function's own settings come before the first update, and the Accelerator's after it."""
+    tunable("temperature", 0.7)
+    tunable("augment", True)
+    while not go.exists():
+        time.sleep(0.01)
+    accelerator = Accelerator(max_grad_norm=1.0)
+    model: Any = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    while True:
+        time.sleep(0.01)
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def change(name: str = "lr", before: str = "0.1", after: str = "0.05", **more: Any) -> dict[str, Any]:
@@ -61,6 +96,57 @@ def test_each_setting_shows_its_value_and_takes_another(tab: Tab) -> None:
     assert field(tab, "lr").input_value() == ""
     assert row(tab, "lr").locator(".nbl-setting-note").inner_text() == "changed by the monitor after update 12"
     assert field(tab, "max_grad_norm").input_value() == "1.5"
+
+
+def test_each_field_keeps_its_setting_when_others_come_before_it(tab: Tab) -> None:
+    """A function may call `tunable` before the first update, by which the Accelerator's settings come first."""
+    tab.deliver(reset(settings=SETTINGS[3:]))
+    field(tab, "temperature").fill("0.5")
+    later = [*SETTINGS[:3], *reversed(SETTINGS[3:])]
+    tab.deliver({"type": "update", "settings": later})
+    assert tab.texts(".nbl-setting-value") == [f"{setting['name']}\n{setting['text']}" for setting in later]
+    wanted = {"lr": "1e-6", "max_grad_norm": "none", "gradient_accumulation_steps": "2", "depth": "7", "augment": "off"}
+    for name, value in wanted.items():
+        field(tab, name).fill(value)
+    for name in ("temperature", *wanted):
+        field(tab, name).press("Enter")
+        note = row(tab, name).locator(".nbl-setting-note").inner_text()
+        assert note.startswith(f"requested {wanted.get(name, '0.5')};")
+    assert sent(tab) == [("temperature", "0.5"), *wanted.items()]
+
+
+@pytest.mark.slow
+def test_what_is_typed_changes_this_setting_of_the_run_and_no_other(tab: Tab, tmp_path: Path) -> None:
+    run = launch(tuned, 2, args=(tmp_path / "go",), output="none", devices="cpu")
+    feed = Feed(run, can_act=True)
+    requests = PageRequests(run, feed, threading.RLock())
+    tab.deliver(feed.reset())
+
+    def values() -> dict[str, str]:
+        """Return the name and the value that each row shows, after what is new."""
+        tab.deliver(feed.update())
+        return dict(text.split("\n") for text in tab.texts(".nbl-setting-value"))
+
+    def answered(name: str) -> bool:
+        """Return whether the page shows what has become of the last value."""
+        return bool(values()) and "changed by the monitor" in row(tab, name).inner_text()
+
+    try:
+        until(lambda: list(values()) == ["temperature", "augment"], run)
+        (tmp_path / "go").touch()
+        until(lambda: list(values()) == list(TYPED), run)
+        for name, (typed, shown) in TYPED.items():
+            expected = {**values(), name: shown}
+            field(tab, name).fill(typed)
+            field(tab, name).press("Enter")
+            asked = tab.page.evaluate("model.sent.at(-1)")
+            assert asked == {"type": "set", "name": name, "value": typed}
+            requests.carry_out("set", asked, lambda: None)
+            until(lambda name=name: answered(name), run)  # type: ignore[misc]
+            assert values() == expected
+    finally:
+        run.stop()
+        run.wait()
 
 
 @pytest.mark.parametrize(

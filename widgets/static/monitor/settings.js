@@ -31,6 +31,9 @@ export function problemOf(kind, text) {
   return `A number above 0, a factor such as x0.5${kind === "optional" ? ", or none" : ""}`;
 }
 
+/** @param {SettingItem} setting */
+const keyOf = ({ name, kind }) => `${name} ${kind}`;
+
 /** @param {ChangeItem} change */
 const whoOf = ({ source, update }) => `changed by ${source === "monitor" ? "the monitor" : "code"} after update ${update}`;
 
@@ -56,8 +59,9 @@ export class Settings extends Section {
     const { changes, run } = data;
     const settings = run.is_over ? [] : data.settings;
     setHidden(this.element, !settings.length && !changes.length);
-    this.rows.show(settings.map((setting) => [`${setting.name} ${setting.kind}`, setting]));
-    for (const [at, row] of [...this.rows.views.values()].entries()) row.show(settings[at], data);
+    this.rows.show(settings.map((setting) => [keyOf(setting), setting]));
+    // A row is found by its key: rows stay in the order in which they were made, and settings may come in another.
+    for (const setting of settings) this.rows.views.get(keyOf(setting))?.show(setting, data);
     setHidden(this.history, !changes.length);
     setText(this.count, `${changes.length} ${changes.length === 1 ? "change" : "changes"}`);
     // The newest first, each under the number that it has for good.
