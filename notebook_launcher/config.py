@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         CommHook,
         Precision,
         PreemptionSignal,
+        RankSeeds,
         ResumePoint,
         ShownRanks,
         StartMethod,
@@ -103,7 +104,12 @@ class LaunchConfig:
     did before. `"fork"`: they are forked from the kernel itself, so captured data is shared and need not pickle.
     `"spawn"`: each is a fresh interpreter, which is slow to start."""
     seed: int | None = None
-    """Base of the ranks' seeds, 0 to 2**32 - 1; rank r gets seed + r. None: a random seed, which is recorded."""
+    """Seed of torch, NumPy and Python's `random`, the same on all ranks, 0 to 2**32 - 1. None: the ranks begin with
+    the states that these generators have in the kernel, where they stay as they are."""
+    rank_seeds: RankSeeds | None = None
+    """Random numbers of different ranks. None: the same until the function prepares something with an `Accelerator()`,
+    and from then on each rank's own, unless the function has seeded torch itself. `"apart"`: each rank's own from the
+    beginning, for a plain training function. `"alike"`: the same to the end."""
     timeout: float | None = None
     """Seconds from the launch after which the run is stopped. None: no limit."""
     idle_timeout: float | None = None

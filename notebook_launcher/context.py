@@ -27,6 +27,7 @@ __all__ = [
     "COMPUTING",
     "SAVING",
     "WAITING",
+    "RandomStage",
     "RankContext",
     "RankRendezvous",
     "RunStopped",
@@ -37,9 +38,11 @@ __all__ = [
     "call_id",
     "current",
     "enter",
+    "enter_random_stage",
     "finish_exchanges",
     "note_checkpoint",
     "notify",
+    "random_stage",
     "saved_checkpoints",
     "setting",
     "step_boundary",
@@ -196,10 +199,20 @@ class RankContext:
         return [rank for rank, mark in enumerate(marks) if mark == WAITING and rank != self.rank]
 
 
+class RandomStage(NamedTuple):
+    """The part of a launch in which all ranks draw the same random numbers, or each its own."""
+
+    seed: int
+    """The seed that torch's generator has been given; another one is there once the user's code has seeded it."""
+    next_seed: int | None = None
+    """None while all ranks draw the same numbers; then the seed, equal on all ranks, for doing so again."""
+
+
 class _Current:
     # State of a module, because user code calls `report` from anywhere.
     context: RankContext | None = None
     adopted: Mapping[str, Any] = {}
+    random: RandomStage | None = None
 
 
 def enter(context: RankContext | None) -> None:
@@ -210,6 +223,16 @@ def enter(context: RankContext | None) -> None:
 def adopt(**settings: Any) -> None:
     """Give this process settings that an `Accelerator()` adopts where a launch gives none; exported scripts call it."""
     _Current.adopted = settings
+
+
+def random_stage() -> RandomStage | None:
+    """Return the present stage; None: an Accelerator leaves the random numbers of the ranks as they are."""
+    return _Current.random
+
+
+def enter_random_stage(stage: RandomStage | None) -> None:
+    """Set the stage that begins now; exported scripts call it."""
+    _Current.random = stage
 
 
 def setting(name: SettingName) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits, read_edits, write_edits
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError
@@ -150,9 +152,25 @@ class RecordedRun:
         return self.snapshot().state
 
     @property
-    def seed(self) -> int:
-        """Base seed; pass it as `seed=` to repeat the run."""
+    def seed(self) -> int | None:
+        """The seed of the launch; None: its ranks began with the kernel's random states (`restore_random_states`)."""
         return self.snapshot().seed
+
+    def restore_random_states(self) -> None:
+        """Give torch, NumPy and `random` in this process the states with which the run began, so that it repeats.
+
+        The next launches without `seed` begin with them.
+
+        Raises:
+            LookupError: The run has none in its folder: it had a seed, which `seed` gives, or it was a session's.
+        """
+        plain = run_folders.read_json(self._folder / run_folders.RANDOM)
+        if plain is None:
+            session = "Runs of a session continue where the one before ended"
+            other = session if self.seed is None else f"Pass seed={self.seed}"
+            msg = f"{self.id} did not begin with random states of a kernel. {other}."
+            raise for_caller(LookupError(msg))
+        travel.set_random_states(travel.decode_states(plain), use_gpu="torch" in sys.modules)
 
     @property
     def config(self) -> LaunchConfig:
@@ -294,7 +312,7 @@ def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
         seconds=0.0,
         num_processes=len(list(folder.glob("rank-*.log"))),
         summary="",
-        seed=0,
+        seed=None,
         error="the summary in its folder cannot be read",
     )
 

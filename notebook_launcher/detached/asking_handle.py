@@ -84,8 +84,8 @@ class AskingHandle(RunReader):
         return self.snapshot().state
 
     @property
-    def seed(self) -> int:
-        """The base seed: pass it as `seed=` to repeat the run."""
+    def seed(self) -> int | None:
+        """The seed of the launch; None: its ranks began with the random states of the kernel."""
         return self.snapshot().seed
 
     @property

@@ -29,7 +29,7 @@ def try_launch() -> list[Finding]:
     try:
         with Session(2, output="none", monitor=False, runs_folder=None, timeout=120) as session:
             session.run(_nothing)
-            summary = repr(session).removeprefix("<Session of ").partition(", seed")[0]
+            summary = repr(session).removeprefix("<Session of ").partition(", random state")[0]
             findings.append(_good("start", f"{format_seconds(time.monotonic() - began)}: {summary}"))
             findings += [_good(*_reduction(size, session)) for size in SIZES]
             findings.append(_good("loader workers", _loader(session)))

@@ -103,7 +103,8 @@ def static_html(
 def _summary_html(snapshot: RunSnapshot) -> str:
     facts = [plural(snapshot.num_processes, "rank"), *_facts(snapshot)]
     name = f'<span style="font-size:15px;font-weight:600">{escape(one_line(snapshot.name, 80))}</span>'
-    seed = f"seed {snapshot.seed}, " if f"seed {snapshot.seed}" not in snapshot.summary else ""
+    is_shown = snapshot.seed is None or f"seed {snapshot.seed}" in snapshot.summary
+    seed = "" if is_shown else f"seed {snapshot.seed}, "
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(max(snapshot.started, 0.0), 1e11)))
     error = (
         f'<div style="margin:8px 0;padding:2px 10px;border-left:3px solid {BAD}">{escape(snapshot.error)}</div>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pickle
+import secrets
 import shlex
 import sys
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from notebook_launcher.exporting.script_text import (
 from notebook_launcher.kernel.calls.checks import check_call
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.notebook_code.needs import Needs, literal_of
+from notebook_launcher.settings.option_numbers import MAX_SEED
 from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ def export(
     """
     given = {} if num_processes is None else {"num_processes": num_processes}
     config = LaunchConfig.build(config, {**given, **options})
+    if config.seed is None:
+        config = dataclasses.replace(config, seed=secrets.randbelow(MAX_SEED + 1))
     _check_engine(config)
     sbatch = _sbatch_options(slurm)
     plan = make_plan(config)

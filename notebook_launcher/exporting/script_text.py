@@ -33,7 +33,7 @@ def _call_in_ranks():
     import torch.distributed as dist
 
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    seed = ({seed} + rank) % 2**32
+    seed = {seed}
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
@@ -61,8 +61,23 @@ ADOPT = """\
 
     adopt({settings})
 """
+ALIKE = """\
+    from notebook_launcher.context import RandomStage, enter_random_stage
+
+    enter_random_stage(RandomStage(torch.initial_seed()))
+"""
 IN_SCRIPT = {
-    *("num_processes", "nodes", "processes_per_node", "devices", "backend", "seed", "threads_per_process", "env"),
+    *(
+        "num_processes",
+        "nodes",
+        "processes_per_node",
+        "devices",
+        "backend",
+        "seed",
+        "rank_seeds",
+        "threads_per_process",
+        "env",
+    ),
     *(field.name for field in dataclasses.fields(TrainingSettings)),
 }
 """Options that the script carries out itself, or that are among the words of every command."""
@@ -84,15 +99,18 @@ def script_text(needs: Needs, plan: Plan, *, function: str, arguments: str, valu
     imports = ["import os", "import sys", *(["import pickle", "from pathlib import Path"] if needs.values else [])]
     begin = (GPU if plan.use_gpu else "") + ("" if plan.backend is None else GROUP.format(backend=plan.backend))
     begin += _adopted(plan)
+    definitions = "\n\n".join(needs.definitions.values())
+    uses_package = "notebook_launcher" in "\n".join((definitions, *needs.imports))
+    if plan.config.rank_seeds is None and plan.num_processes > 1 and uses_package:
+        begin += ALIKE
     main = MAIN.format(
         function=function,
-        seed=plan.seed,
+        seed=f"({plan.seed} + rank) % 2**32" if plan.config.rank_seeds == "apart" else plan.seed,
         threads=plan.threads_per_process,
         begin=begin.rstrip("\n"),
         arguments=arguments,
         end="" if plan.backend is None else LEAVE,
     )
-    definitions = "\n\n".join(needs.definitions.values())
     parts = [
         f"{MARK}\n# {command}\n",
         "\n".join(sorted(imports)) + "\n",

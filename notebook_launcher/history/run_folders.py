@@ -24,6 +24,7 @@ __all__ = [
     "METRICS",
     "PART",
     "PICTURES",
+    "RANDOM",
     "RESERVE",
     "SOURCE",
     "SUMMARY",
@@ -62,6 +63,8 @@ EDITS = "edits.json"
 CHANGES = "changes.diff"
 """Changes of the working tree since the git commit, as a patch."""
 PICTURES = "pictures.jsonl"
+RANDOM = "random.json"
+"""The random states with which the ranks began, unless they had a seed."""
 PART = "summary.json.part"
 """Name of a summary that is being written; the file is renamed when it is whole."""
 RESERVE = "reserve"
@@ -72,7 +75,7 @@ YOUNG = 60.0
 
 _ID = re.compile(r"(\d{8}-\d{6})-([\w-]+)-[0-9a-f]{6}", re.ASCII)
 _OURS = re.compile(
-    r"(config|edits|environment)\.json|function\.py|changes\.diff|picture-\d+\.(png|svg|csv)|(metrics|pictures)\.jsonl"
+    r"(config|edits|environment|random)\.json|function\.py|changes\.diff|picture-\d+\.(png|svg|csv)|(metrics|pictures)\.jsonl"
     r"|log-order\.txt|summary\.json(\.part)?|reserve|(host|session)\.sock|(ending|output)\.pickle(\.part)?|value-\d+\.parcel|error\.parcel|rank-\d+\.log|trace_\w+\.json\.gz",
     re.ASCII,
 )

@@ -234,7 +234,8 @@ class RunSnapshot:
     num_processes: int
     summary: str
     """Hardware that was found and options that were chosen, in one line."""
-    seed: int
+    seed: int | None
+    """The seed of the launch; None: the ranks began with the random states of the kernel."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The fields of the run's LaunchConfig, as JSON has them."""
     arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)

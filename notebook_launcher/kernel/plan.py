@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import secrets
 import sys
 import uuid
 from typing import TYPE_CHECKING
 
+from notebook_launcher import travel
 from notebook_launcher.engines.engine import RememberingEngine
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.ipython_shell import kernel_shell
@@ -19,7 +19,6 @@ from notebook_launcher.machine.node_allocation import allocate_nodes
 from notebook_launcher.machine.rocm import ROCM_VARIABLE
 from notebook_launcher.messaging import messages
 from notebook_launcher.settings.option_checks import check_shard, check_shard_backend
-from notebook_launcher.settings.option_numbers import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
 from notebook_launcher.wording.counts import plural
 
@@ -53,7 +52,8 @@ class Plan:
     """The GPUs that the ranks take, in turn, by NVML's index, and slices of one (MIG) by their UUID; empty: the ranks
     use the CPU."""
     threads_per_process: int
-    seed: int
+    random: int | messages.RandomStates
+    """The seed of the ranks' generators, or the states that the kernel's have, with which they begin."""
     environ: dict[str, str]
     """Environment variables that are set in addition to the kernel's, or instead of them."""
     found: str
@@ -81,11 +81,21 @@ class Plan:
             self._group,
             plural(threads, "thread") + " each" * (num > 1) + self.note,
             self.found,
-            f"seed {self.seed}",
+            self.random_summary,
         ]
         if self.config.start_method != "forkserver":
             parts.insert(2, self.config.start_method)
         return ", ".join(parts)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the launch; None: the ranks begin with the kernel's states."""
+        return self.random if isinstance(self.random, int) else None
+
+    @property
+    def random_summary(self) -> str:
+        """A clause about what the ranks' generators begin with, the last one of the summary."""
+        return travel.describe_random(self.random)
 
     @property
     def _group(self) -> str:
@@ -107,7 +117,8 @@ class Plan:
             cwd=cwd,
             kernel_pid=os.getpid(),
             threads_per_process=self.threads_per_process,
-            seed=self.seed,
+            random=self.random,
+            rank_seeds=self.config.rank_seeds,
             settings=self.config.training_settings(),
             backend=self.backend,
             many_calls=many_calls,
@@ -151,7 +162,7 @@ def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
         backend=taken.backend,
         gpus=tuple(machine.gpus[at].key for at in taken.gpus),
         threads_per_process=threads,
-        seed=_seed(config),
+        random=_random(config),
         environ=_environment(config, machine, taken.gpus, threads),
         found=_found(machine, taken.gpus),
     )
@@ -180,14 +191,14 @@ def _plan_of_nodes(config: LaunchConfig, nodes: Sequence[NodeInfo]) -> Plan:
         num_nodes=taken.num_nodes,
         node_names=taken.node_names,
         threads_per_process=threads,
-        seed=_seed(config),
+        random=_random(config),
         environ=_common_environment(config, threads, use_gpu=taken.use_gpu),
         found=taken.found,
     )
 
 
-def _seed(config: LaunchConfig) -> int:
-    return secrets.randbelow(MAX_SEED + 1) if config.seed is None else config.seed
+def _random(config: LaunchConfig) -> int | messages.RandomStates:
+    return travel.read_random_states() if config.seed is None else config.seed
 
 
 def _share_of_cores(machine: Machine, num_processes: int) -> int:

@@ -66,7 +66,7 @@ class Results(Sequence[Any]):
         ranks: Sequence[RankSummary] = (),
         failures: Sequence[Failure] = (),
         seconds: float = 0.0,
-        seed: int = 0,
+        seed: int | None = None,
         restarts: int = 0,
         stopped_by: str | None = None,
         timed_out: bool = False,
@@ -113,8 +113,8 @@ class Results(Sequence[Any]):
         return self._seconds
 
     @property
-    def seed(self) -> int:
-        """The base seed: pass it as `seed=` to repeat the run. Later runs of a session continue the random state."""
+    def seed(self) -> int | None:
+        """The seed of the launch; None: its ranks began with the random states of the kernel."""
         return self._seed
 
     @property

@@ -59,6 +59,7 @@ __all__ = [
     "Profiled",
     "Progress",
     "Raised",
+    "RandomStates",
     "RankExited",
     "RankNotStarted",
     "RankReady",
@@ -160,6 +161,24 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RandomStates:
+    """The states of a process' random number generators; a part of other records."""
+
+    python: bytes
+    """The words of `random`'s Mersenne Twister, and its position."""
+    python_normal: float | None
+    """The second of a pair of normal numbers, which `random` has drawn ahead."""
+    numpy: tuple[bytes, int, int, float] | None
+    """Key, position and normal number of NumPy's legacy generator; None: it was not imported."""
+    torch: bytes | None
+    """None: torch was not imported."""
+    torch_seed: int | None
+    """The seed that torch's generator was last given."""
+    cuda: bytes | None
+    """The state of the current GPU; None: CUDA was not in use."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """Prepare for ranks with these settings. Descriptors: the board, the listening socket of the store."""
 
@@ -172,7 +191,10 @@ class Setup:
     cwd: str
     kernel_pid: int
     threads_per_process: int
-    seed: int
+    random: int | RandomStates | None
+    """The seed of the ranks' generators, or the states with which they begin; None: not known yet."""
+    rank_seeds: str | None
+    """`LaunchConfig.rank_seeds`."""
     settings: TrainingSettings
     backend: str | None
     many_calls: bool

@@ -36,14 +36,17 @@ BACKENDS = ("gloo", "nccl", None)
 def kind_of_launch(setup: messages.Setup) -> messages.Setup | None:
     """Return the settings that spare ranks share with their launch; None for a launch that gets no spare ranks.
 
-    Ranks take the others (the run's number, the seed, and whether a session's calls follow) from the launch itself.
+    Ranks take the others (the run's number, the random states, and whether a session's calls follow) from the launch
+    itself.
     """
     is_small = setup.num_processes <= MAX_SPARE_RANKS
     # Between two launches nothing may listen in a network.
     is_here = setup.place.num_nodes == 1 and setup.place.store_address == LOOPBACK
     if setup.backend not in BACKENDS or not (is_small and is_here):
         return None
-    return dataclasses.replace(setup, run_id="", seed=0, many_calls=False, keeps_failures=False, master_port=0)
+    return dataclasses.replace(
+        setup, run_id="", random=None, rank_seeds=None, many_calls=False, keeps_failures=False, master_port=0
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ __all__ = [
     "OptionChoices",
     "Precision",
     "PreemptionSignal",
+    "RankSeeds",
     "ResumePoint",
     "ShownRanks",
     "StartMethod",
@@ -23,6 +24,7 @@ CommHook: TypeAlias = Literal["no", "fp16", "bf16", "power_sgd", "batched_power_
 StartMethod: TypeAlias = Literal["forkserver", "fork", "spawn"]
 ShownRanks: TypeAlias = Literal["all", "rank0", "none"]
 ResumePoint: TypeAlias = Literal["checkpoint"]
+RankSeeds: TypeAlias = Literal["alike", "apart"]
 PreemptionSignal: TypeAlias = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
 
 
@@ -42,6 +44,7 @@ CHOICES = {
     "start_method": OptionChoices(words=get_args(StartMethod)),
     "output": OptionChoices(words=get_args(ShownRanks)),
     "display": OptionChoices(words=get_args(ShownRanks)),
+    "rank_seeds": OptionChoices(words=get_args(RankSeeds), none="alike until prepare()"),
     "resume": OptionChoices(words=get_args(ResumePoint), none="none"),
     "preemption_signal": OptionChoices(words=get_args(PreemptionSignal), none="none"),
 }

@@ -41,7 +41,7 @@ NUMBERS = {
     "gradient_accumulation_steps": OptionNumber(least=1, none=str(DEFAULT_STEPS)),
     "shard": OptionNumber(least=1, none="no sharding"),
     "threads_per_process": OptionNumber(least=1, none="the cores, divided among the ranks"),
-    "seed": OptionNumber(most=MAX_SEED, none="random"),
+    "seed": OptionNumber(most=MAX_SEED, none="the random state of the kernel"),
     "max_restarts": OptionNumber(),
     "max_grad_norm": OptionNumber(is_whole=False, none="no clipping"),
     "timeout": OptionNumber(is_whole=False, unit="seconds", none="no limit"),

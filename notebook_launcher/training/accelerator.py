@@ -33,6 +33,7 @@ from notebook_launcher.training.plugins import (
     pick_handlers,
 )
 from notebook_launcher.training.process.accelerator_state import AcceleratorState
+from notebook_launcher.training.random import draw_alike
 from notebook_launcher.training.recording.profiling import build_profiler
 from notebook_launcher.training.requests.safepoint import make_safepoint
 from notebook_launcher.training.rules import EXACT, Rules
@@ -204,6 +205,7 @@ class Accelerator:
         self.deepspeed_plugin = resolved.deepspeed_plugin
         self.scaler_handler = resolved.scaler_handler
         self.state = self._make_accelerator_state(resolved.precision, cpu=cpu)
+        draw_alike()  # Data are split before `prepare`, with the same numbers on all ranks.
         self._layout = lay_out(resolved, self.state)
         safepoint = make_safepoint(self.state, overlaps=resolved.ddp_handler.overlap_with_forward)
         self.gradient_state = self._make_gradient_state(resolved.accumulation, safepoint)

@@ -25,6 +25,7 @@ from notebook_launcher.training.parallelism.sums import reduce_units_by_sums
 from notebook_launcher.training.parallelism.unit_order import UnitOrder
 from notebook_launcher.training.preparation_checks import check_objects, check_placements, is_scheduler
 from notebook_launcher.training.queued_work import work_recorder
+from notebook_launcher.training.random import draw_apart
 from notebook_launcher.training.unwrapping import synced_part
 from notebook_launcher.wording.counts import plural
 
@@ -99,6 +100,8 @@ class Preparation:
         self._check_batch_sizes(args)
         first = [self._prepare_object(obj, preparer, placed) for obj, placed in zip(args, placements, strict=True)]
         result = tuple(preparer.prepare_scheduler(obj) if is_scheduler(obj) else obj for obj in first)
+        if self.rules.parts_ranks:  # After the loaders, whose order is drawn from what all ranks share.
+            draw_apart(self.sharding.layout.data_rank)
         return result[0] if len(result) == 1 else result
 
     def _check_batch_sizes(self, args: tuple[Any, ...]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.context import RandomStage, enter_random_stage, random_stage
 from notebook_launcher.wording.choices import unknown
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "capture_rng_states",
     "derive_rng_states",
+    "draw_alike",
+    "draw_apart",
     "restore_rng_states",
     "set_seed",
     "synchronize_rng_state",
@@ -29,6 +32,8 @@ __all__ = [
 LOWEST, HIGHEST = -(2**63), 2**64 - 1
 """The range of seeds that `torch.manual_seed` takes."""
 RNG_TYPES = ("torch", "cuda", "generator")
+NO_RANK = 2**63
+"""A number that no rank has, for the seed that all ranks share."""
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
@@ -169,11 +174,37 @@ def derive_rng_states(states: Mapping[str, Any], process_index: int) -> dict[str
         states: Result of `capture_rng_states` on another rank.
         process_index: The rank that they are for; different ranks get different states.
     """
-    digest = hashlib.sha256(bytes(states["torch_manual_seed"].tolist()) + process_index.to_bytes(8, "little"))
-    seed = int.from_bytes(digest.digest()[:8], "little")
+    seed = _derived_seed(states["torch_manual_seed"], process_index)
     before = capture_rng_states()
     try:
         _seed_all(seed)
         return capture_rng_states()
     finally:
         restore_rng_states(before)
+
+
+def draw_apart(data_rank: int) -> None:
+    """Give this rank random numbers of its own, which follow from the state that all ranks share and from `data_rank`.
+
+    Only in a launch whose ranks still draw alike, and not if the user's code has seeded torch: its seeds stay.
+    """
+    stage = random_stage()
+    if stage is None or stage.next_seed is not None or torch.initial_seed() != stage.seed:
+        return
+    state = torch.get_rng_state()
+    own = _derived_seed(state, data_rank)
+    _seed_all(own)
+    enter_random_stage(RandomStage(own, next_seed=_derived_seed(state, NO_RANK)))
+
+
+def draw_alike() -> None:
+    """Undo `draw_apart` where another training begins: all ranks draw the same numbers again, new ones."""
+    stage = random_stage()
+    if stage is not None and stage.next_seed is not None and torch.initial_seed() == stage.seed:
+        _seed_all(stage.next_seed)
+        enter_random_stage(RandomStage(stage.next_seed))
+
+
+def _derived_seed(state: torch.Tensor, number: int) -> int:
+    digest = hashlib.sha256(bytes(state.tolist()) + number.to_bytes(8, "little"))
+    return int.from_bytes(digest.digest()[:8], "little")

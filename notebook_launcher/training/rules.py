@@ -29,6 +29,8 @@ class Rules:
     """`clip_grad_norm_` clips at every call; False: only where the window ends."""
     guards: bool
     """Misuse that makes ranks diverge is an error."""
+    parts_ranks: bool
+    """Ranks draw random numbers of their own from the first `prepare` on; False: the same to the end."""
     sync_leaf_tensors: bool
     """Leaf tensors that are handed to `prepare` are synchronised like a model's parameters."""
     environment_wins: bool
@@ -59,6 +61,7 @@ EXACT = Rules(
     zero_grad_drops_window=False,
     clip_inside_window=False,
     guards=True,
+    parts_ranks=True,
     sync_leaf_tensors=True,
     environment_wins=False,
     fp16_on_cpu=True,
@@ -78,6 +81,7 @@ ACCELERATE = Rules(
     zero_grad_drops_window=True,
     clip_inside_window=True,
     guards=False,
+    parts_ranks=False,
     sync_leaf_tensors=False,
     environment_wins=True,
     fp16_on_cpu=False,

@@ -22,6 +22,14 @@ from notebook_launcher.travel.generators import describe_generators
 from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_definitions
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
 from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, pickling_error
+from notebook_launcher.travel.random_states import (
+    begin_random,
+    decode_states,
+    describe_random,
+    encode_states,
+    read_random_states,
+    set_random_states,
+)
 from notebook_launcher.travel.set_variables import variables_set_in_modules
 from notebook_launcher.travel.torch_settings import TorchSettings, read_settings
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
@@ -34,12 +42,18 @@ if TYPE_CHECKING:
 __all__ = [
     "FunctionCall",
     "TorchSettings",
+    "begin_random",
+    "decode_states",
     "describe_generators",
+    "describe_random",
+    "encode_states",
     "note_inherited",
     "pack_call",
     "pack_exception",
     "pack_value",
+    "read_random_states",
     "read_settings",
+    "set_random_states",
     "stale_modules",
     "unpack_call",
     "unpack_exception",

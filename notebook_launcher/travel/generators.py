@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["describe_generators", "find_generators"]
 
 OWN_GENERATORS = {
-    ("torch", "Generator"): "torch.Generator().manual_seed(torch.initial_seed())",
-    ("numpy.random", "Generator"): "numpy.random.default_rng(torch.initial_seed())",
-    ("numpy.random", "RandomState"): "numpy.random.RandomState(torch.initial_seed() % 2**32)",
-    ("random", "Random"): "random.Random(torch.initial_seed())",
+    ("torch", "Generator"): "torch.Generator().manual_seed(torch.initial_seed() + dist.get_rank())",
+    ("numpy.random", "Generator"): "numpy.random.default_rng(torch.initial_seed() + dist.get_rank())",
+    ("numpy.random", "RandomState"): "numpy.random.RandomState((torch.initial_seed() + dist.get_rank()) % 2**32)",
+    ("random", "Random"): "random.Random(torch.initial_seed() + dist.get_rank())",
 }
-"""By class: the expression for a generator of the rank's own; ranks have different seeds."""
+"""By class: the expression for a generator of the rank's own."""
 
 
 def describe_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

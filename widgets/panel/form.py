@@ -41,7 +41,6 @@ EMPTY = {
     **{name: number.none or "0" for name, number in NUMBERS.items()},
     "engine": "this machine",
     "num_processes": "automatic",  # The words of the others would not fit into the field.
-    "seed": "a random seed, which is recorded",
 }
 """Words for an empty field."""
 SEGMENT_FIELDS = {

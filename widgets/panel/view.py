@@ -319,8 +319,8 @@ class PanelView:
             text = f"Fix {labels} to enable Launch." if labels else problems[""]
             self.run_area.set_ready(text, is_ready=False)
         elif plan is not None:
-            seed = f", seed {plan.seed}"
-            summary = plan.summary if plan.config.seed is not None else plan.summary.removesuffix(seed)
+            # The kernel's random state is another one by the time that the button is pressed.
+            summary = plan.summary if plan.seed is not None else plan.summary.removesuffix(f", {plan.random_summary}")
             is_old = self.state.is_redefined
             name = name_of(self.state.function)
             newer = f" {name} was defined again: run this cell again to launch the new version." if is_old else ""

@@ -52,8 +52,8 @@ class AnyRun(RunReader, Protocol):
         """State of the run."""
 
     @property
-    def seed(self) -> int:
-        """The base seed."""
+    def seed(self) -> int | None:
+        """The seed of the launch; None: its ranks began with the random states of the kernel."""
 
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:

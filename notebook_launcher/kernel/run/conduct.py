@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 import weakref
 from typing import TYPE_CHECKING
 
+from notebook_launcher import travel
 from notebook_launcher.history.recorder import Recorder
+from notebook_launcher.history.run_folders import RANDOM
 from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.run.data import RunData
@@ -180,7 +183,11 @@ def _begin_folder(data: RunData, hosting: Hosting) -> Callable[[Path], Origin]:
 
     def begin(folder: Path) -> Origin:
         data.edits.keep_in(folder)
-        return hosting.make_origin()
+        origin = hosting.make_origin()
+        start = data.plan.random
+        if not isinstance(start, int) and data.kind == "run":  # Ranks of a session continue.
+            origin.files[RANDOM] = json.dumps(travel.encode_states(start))
+        return origin
 
     return begin
 

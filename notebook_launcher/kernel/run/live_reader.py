@@ -73,8 +73,8 @@ class LiveRunReader(RunReader):
         return snapshots.state_of(self._data)
 
     @property
-    def seed(self) -> int:
-        """The base seed: pass it as `seed=` to repeat the run."""
+    def seed(self) -> int | None:
+        """The seed of the launch; None: its ranks began with the random states of the kernel."""
         return self._data.plan.seed
 
     @property

@@ -117,7 +117,7 @@ class _Rest:
             processes_per_node=None,
         )
         # The options stay as given, where people read them.
-        return dataclasses.replace(make_plan(config), config=before.config, seed=before.seed)
+        return dataclasses.replace(make_plan(config), config=before.config, random=before.random)
 
 
 def _replace_plan(data: RunData, before: Plan, after: Plan, reason: str) -> None:

@@ -20,7 +20,15 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
-from notebook_launcher.context import RankContext, begin_call, current, enter, finish_exchanges
+from notebook_launcher.context import (
+    RandomStage,
+    RankContext,
+    begin_call,
+    current,
+    enter,
+    enter_random_stage,
+    finish_exchanges,
+)
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file
@@ -29,6 +37,7 @@ from notebook_launcher.processes.failures.kept_failure import KeptFailure
 from notebook_launcher.processes.failures.report import describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import (
+    cores_and_gpu,
     cuda_work,
     descriptors,
     forking,
@@ -36,7 +45,6 @@ from notebook_launcher.processes.rank import (
     group_functions,
     import_path,
     rank_process,
-    seeding,
 )
 from notebook_launcher.processes.rank.edited_modules import LocalModules
 from notebook_launcher.processes.rank.inbox import Inbox
@@ -106,6 +114,8 @@ class _RankProcess:
         manager, whose `__exit__` an interrupt could end before the flag is cleared."""
         self._failure = KeptFailure() if start.setup.keeps_failures else None
         """Keeps the exception of the last call for a debugger."""
+        self._has_begun_random = False
+        """True once the generators have begun as the launch wants; later calls of a session continue."""
         is_fork = start.setup.start_method == "fork"
         if not is_fork:
             sys.modules["__main__"] = types.ModuleType("__main__")
@@ -135,8 +145,7 @@ class _RankProcess:
         stacks = anonymous_file("stacks")
         faulthandler.enable(file=2)
         faulthandler.register(messages.DUMP_SIGNAL, file=stacks, all_threads=True)
-        seeding.seed(self._setup.seed + self._number, use_gpu=self._setup.use_gpu)
-        seeding.set_threads(self._setup.threads_per_process)
+        cores_and_gpu.set_threads(self._setup.threads_per_process)
         forking.settle_before_forks()
         signal.signal(messages.COMM_SIGNAL, self._on_comm_signal)
         signal.siginterrupt(messages.COMM_SIGNAL, False)
@@ -218,13 +227,14 @@ class _RankProcess:
     def _perform(self, call: messages.RunCall, fds: list[int]) -> tuple[object, int | None]:
         if self._setup.use_gpu:
             # Before the call is unpacked: a captured torch.Generator("cuda") would make a context on the first GPU.
-            seeding.choose_gpu(self._number, self._setup.place.local_rank(self._number))
+            cores_and_gpu.choose_gpu(self._number, self._setup.place.local_rank(self._number))
         if call.ranks is not None and self._number not in call.ranks:
             return self._sit_out(call, fds), None
         self._stage = "arrive"
         function_call = self._take_call(fds)
         self._stage = "function"
         self._rendezvous.join(call.generation)
+        self._begin_random()
         self._channel.send(messages.CallStarted(call_id=call.call_id))
         value = self._call_function(call, function_call)
         self._report_unread_settings()
@@ -246,6 +256,17 @@ class _RankProcess:
         function_call, overwritten = travel.unpack_call(fds[0], follow_settings=self._torch_settings.follow)
         self._report_overwritten(overwritten)
         return function_call
+
+    def _begin_random(self) -> None:
+        """Begin as the kernel's generators were, before the first call: what it imported may have drawn numbers."""
+        if self._has_begun_random:
+            return
+        self._has_begun_random = True
+        setup = self._setup
+        assert setup.random is not None
+        travel.begin_random(setup.random, setup.rank_seeds, self._number, use_gpu=setup.use_gpu)
+        if setup.rank_seeds is None and setup.num_processes > 1:
+            enter_random_stage(RandomStage(sys.modules["torch"].initial_seed()))
 
     def _call_function(self, call: messages.RunCall, function_call: travel.FunctionCall) -> Any:
         """Call the function, and wait for the work that it has queued on a GPU; return its value."""

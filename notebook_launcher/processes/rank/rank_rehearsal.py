@@ -18,7 +18,7 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.processes import boot
 from notebook_launcher.processes.notebook import frontend
-from notebook_launcher.processes.rank import cuda_work, rank_process, seeding
+from notebook_launcher.processes.rank import cores_and_gpu, cuda_work, rank_process
 from notebook_launcher.processes.rank.inbox import Inbox
 from notebook_launcher.processes.rank.rank_start import RankStart
 from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
@@ -48,9 +48,9 @@ def _rehearse_start(rank: int, kind: messages.Setup, supervisor: Channel, channe
     importlib.invalidate_caches()
     os.environ.update(torchrun_environment(start.setup, rank))
     if kind.use_gpu:
-        seeding.start_driver()
-    seeding.seed(rank, use_gpu=False)
-    seeding.set_threads(start.setup.threads_per_process)
+        cores_and_gpu.start_driver()
+    travel.begin_random(travel.read_random_states(), None, rank, use_gpu=False)
+    cores_and_gpu.set_threads(start.setup.threads_per_process)
 
 
 def _rehearse_call(rank: int, rendezvous: Rendezvous, kernel: Channel, channel: Channel) -> None:

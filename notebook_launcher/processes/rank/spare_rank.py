@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.processes import boot, inherited, libraries
-from notebook_launcher.processes.rank import rank_process, seeding
+from notebook_launcher.processes.rank import cores_and_gpu, rank_process
 from notebook_launcher.processes.rank.rank import serve_kernel
 from notebook_launcher.processes.rank.rank_rehearsal import rehearse
 from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
@@ -33,7 +33,7 @@ def run_spare_rank(rank: int, kind: messages.Setup, channel: Channel, name: str)
     inherited.forget_parent(kind.start_method)
     os.environ.update(torchrun_environment(kind, rank))
     rendezvous = Rendezvous(rank, kind)
-    seeding.set_threads(kind.threads_per_process)
+    cores_and_gpu.set_threads(kind.threads_per_process)
     rendezvous.join(0)
     rehearse(rank, kind, rendezvous)
     received = channel.receive()

@@ -1,7 +1,7 @@
 """The initial weights of a sharded model: rank 0's, on every rank.
 
-`fully_shard` communicates nothing, and ranks have seeds of their own: without this, a sharded model would be a mosaic
-of every rank's own initial weights.
+`fully_shard` communicates nothing, and ranks may draw numbers of their own: without this, a sharded model would be a
+mosaic of every rank's own initial weights.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import torch
 
 from notebook_launcher import LaunchConfig, Session, launch, notebook_launch
 from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.processes.rank import cuda_work, rank, seeding
+from notebook_launcher.processes.rank import cores_and_gpu, cuda_work, rank
 from notebook_launcher.processes.rank.rendezvous import torchrun_environment
 from tests.support.kernels import ROOT
 
@@ -56,7 +56,7 @@ def test_watchdog_of_nccl_leaves_cuda_errors_to_python(users: dict[str, str], ex
 
 
 def test_rank_that_sees_no_gpu_names_the_variable_to_check() -> None:
-    program = "from notebook_launcher.processes.rank.seeding import choose_gpu; choose_gpu(3, 3)"
+    program = "from notebook_launcher.processes.rank.cores_and_gpu import choose_gpu; choose_gpu(3, 3)"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "5,5"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert "RuntimeError: rank 3 sees no GPU, though the driver names some to the kernel" in done.stderr
@@ -71,7 +71,7 @@ def test_gpu_is_chosen_before_the_call_is_unpacked(monkeypatch: pytest.MonkeyPat
         done.append("unpack")
         raise InterruptedError
 
-    monkeypatch.setattr(seeding, "choose_gpu", lambda *numbers: done.append(numbers))
+    monkeypatch.setattr(cores_and_gpu, "choose_gpu", lambda *numbers: done.append(numbers))
     place = SimpleNamespace(local_rank=lambda rank: rank - 4)
     one: Any = SimpleNamespace(_setup=SimpleNamespace(use_gpu=True, place=place), _number=5, _take_call=unpack)
     with pytest.raises(InterruptedError):

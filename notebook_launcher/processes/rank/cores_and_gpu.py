@@ -1,27 +1,15 @@
-"""A rank's random seeds, threads and GPU."""
+"""A rank's threads and GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-import random
 import sys
 
 from notebook_launcher.processes.libraries import openblas_setter
 
-__all__ = ["choose_gpu", "seed", "set_threads", "start_driver"]
-
-
-def seed(number: int, *, use_gpu: bool) -> None:
-    """Seed Python, NumPy's legacy generator and torch."""
-    number %= 2**32
-    random.seed(number)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(number)
-    if (torch := sys.modules.get("torch")) is not None:
-        # `torch.manual_seed` records a formatted stack for each device, which takes 4 ms.
-        (torch.manual_seed if use_gpu else torch.default_generator.manual_seed)(number)
+__all__ = ["choose_gpu", "set_threads", "start_driver"]
 
 
 def set_threads(num_threads: int) -> None:

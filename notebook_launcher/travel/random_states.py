@@ -1,0 +1,153 @@
+"""The states of the random number generators: ranks begin with the kernel's, as a fork of the kernel would.
+
+So `torch.manual_seed(42)` in a cell makes a launch repeatable, and a random split is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import dataclasses
+import hashlib
+import random
+import sys
+from array import array
+from typing import Any
+
+from notebook_launcher.messaging.messages import RandomStates
+
+__all__ = [
+    "begin_random",
+    "decode_states",
+    "describe_random",
+    "encode_states",
+    "read_random_states",
+    "set_random_states",
+]
+
+VERSION = 3
+"""The version of Python's generator whose states travel, the same in all releases of Python 3."""
+LARGEST_TYPED = 2**32 - 1
+"""A larger seed of torch was drawn by torch itself, and tells a person nothing."""
+
+
+def read_random_states() -> RandomStates:
+    """Return this process's states, which stay as they are; nothing is imported."""
+    _, words, normal = random.getstate()
+    torch_state, torch_seed, cuda = _read_torch()
+    return RandomStates(
+        python=array("I", words).tobytes(),
+        python_normal=normal,
+        numpy=_read_numpy(),
+        torch=torch_state,
+        torch_seed=torch_seed,
+        cuda=cuda,
+    )
+
+
+def _read_numpy() -> tuple[bytes, int, int, float] | None:
+    numpy_random: Any = sys.modules.get("numpy.random")
+    # An attribute is missing while NumPy is being imported; a user may have put another kind of generator in place.
+    with contextlib.suppress(Exception):
+        state = numpy_random.get_state(legacy=False)
+        if state["bit_generator"] == "MT19937":
+            twister = state["state"]
+            return twister["key"].tobytes(), int(twister["pos"]), int(state["has_gauss"]), float(state["gauss"])
+    return None
+
+
+def _read_torch() -> tuple[bytes | None, int | None, bytes | None]:
+    torch: Any = sys.modules.get("torch")
+    state = number = cuda = None
+    with contextlib.suppress(Exception):  # It is being imported, or a graph is being captured.
+        state, number = _bytes_of(torch.default_generator.get_state()), torch.default_generator.initial_seed()
+        if torch.cuda.is_initialized():
+            cuda = _bytes_of(torch.cuda.get_rng_state())
+    return state, number, cuda
+
+
+def _bytes_of(state: Any) -> bytes:
+    # 1 µs, and `bytes(state)` 300. NumPy, by which it could be done, may be missing.
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+def set_random_states(states: RandomStates, *, use_gpu: bool) -> None:
+    """Give this process these states; a generator of which the states know nothing is seeded by Python's state."""
+    number = _number_of(states.python)
+    random.setstate((VERSION, tuple(array("I", states.python)), states.python_normal))
+    if (numpy := sys.modules.get("numpy")) is not None:
+        if states.numpy is None:
+            numpy.random.seed(number % 2**32)
+        else:
+            key, position, has_normal, normal = states.numpy
+            numpy.random.set_state(("MT19937", numpy.frombuffer(key, numpy.uint32), position, has_normal, normal))
+    if (torch := sys.modules.get("torch")) is not None:
+        _seed_torch(torch, number if states.torch_seed is None else states.torch_seed, use_gpu=use_gpu)
+        if states.torch is not None:
+            torch.default_generator.set_state(_tensor_of(torch, states.torch))
+        if states.cuda is not None and use_gpu:
+            _set_cuda(torch, states.cuda)
+
+
+def _number_of(*parts: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(b"".join(parts)).digest()[:8], "little")
+
+
+def _tensor_of(torch: Any, state: bytes) -> Any:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _set_cuda(torch: Any, state: bytes) -> None:
+    """Give every GPU this state, once CUDA is in use."""
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.set_rng_state(_tensor_of(torch, state), device)
+
+
+def _seed_all(number: int, *, use_gpu: bool) -> None:
+    number %= 2**32
+    random.seed(number)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number)
+    if (torch := sys.modules.get("torch")) is not None:
+        _seed_torch(torch, number, use_gpu=use_gpu)
+
+
+def _seed_torch(torch: Any, number: int, *, use_gpu: bool) -> None:
+    # `torch.manual_seed` records a formatted stack for each kind of device, which takes 4 ms.
+    (torch.manual_seed if use_gpu else torch.default_generator.manual_seed)(number)
+
+
+def begin_random(start: int | RandomStates, rank_seeds: str | None, rank: int, *, use_gpu: bool) -> None:
+    """Seed a rank, or give it the kernel's states; with `"apart"`, a seed made of these and the rank."""
+    if isinstance(start, int):
+        _seed_all(start + (rank if rank_seeds == "apart" else 0), use_gpu=use_gpu)
+    elif rank_seeds == "apart":
+        _seed_all(_number_of(start.torch or b"", start.python) + rank, use_gpu=use_gpu)
+    else:
+        set_random_states(start, use_gpu=use_gpu)
+
+
+def describe_random(start: int | RandomStates) -> str:
+    """Return a clause about what the ranks begin with, for the summary of a launch."""
+    if isinstance(start, int):
+        return f"seed {start}"
+    number = start.torch_seed
+    known = f" (seed {number})" if number is not None and number <= LARGEST_TYPED else ""
+    return f"random state of the kernel{known}"
+
+
+def encode_states(states: RandomStates) -> dict[str, Any]:
+    """Return the states as JSON has them."""
+    plain = dataclasses.asdict(states)
+    texts = {name: base64.b64encode(value).decode() for name, value in plain.items() if isinstance(value, bytes)}
+    numpy = None if states.numpy is None else [base64.b64encode(states.numpy[0]).decode(), *states.numpy[1:]]
+    return {**plain, **texts, "numpy": numpy}
+
+
+def decode_states(plain: dict[str, Any]) -> RandomStates:
+    """Return the states that `encode_states` has written."""
+    names = ("python", "torch", "cuda")
+    decoded = {name: None if plain[name] is None else base64.b64decode(plain[name]) for name in names}
+    numpy = plain["numpy"] and (base64.b64decode(plain["numpy"][0]), *plain["numpy"][1:])
+    return RandomStates(**{**plain, **decoded, "numpy": numpy})
