@@ -883,6 +883,9 @@ class Accelerator:
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Save and load these objects too.
 
+        Where an object's state differs between ranks, each rank's is saved, and loaded by the same rank. Loaded with
+        fewer ranks, those of the others are left out; with more, the new ranks begin with rank 0's. A line says so.
+
         Raises:
             ValueError: An object lacks `state_dict` or `load_state_dict`; the message lists which.
         """

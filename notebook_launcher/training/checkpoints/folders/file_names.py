@@ -18,6 +18,7 @@ __all__ = [
     "loader",
     "model",
     "model_shards",
+    "of_rank",
     "optimizer",
     "optimizer_shards",
     "random_states",
@@ -39,6 +40,8 @@ FORMS = (
     SCHEDULER,
     CUSTOM,
     r"dataloader(?:_\d+)?\.bin",
+    r"scheduler(?:_\d+)?_rank_\d+\.bin",
+    r"custom_checkpoint_\d+_rank_\d+\.pkl",
     r"random_states_\d+\.pkl",
     r"window_\d+\.bin",
     r"sampler(?:_\d+)?\.bin",
@@ -82,6 +85,12 @@ def loader(index: int) -> str:
 def custom_object(index: int) -> str:
     """Return the file with the state of an object that was registered."""
     return f"custom_checkpoint_{index}.pkl"
+
+
+def of_rank(name: str, process_index: int) -> str:
+    """Return the file with what a rank has in the place of the file of this name, which has the first rank's."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}_rank_{process_index}.{suffix}"
 
 
 def random_states(process_index: int) -> str:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["ADVICE", "MANIFEST", "Manifest", "check_file", "read_manifest", "write_manifest"]
 
 MANIFEST = "checkpoint_manifest.json"
-FORMAT = 2
-"""The newest format: 2 has the sharded layout. A checkpoint in the whole layout is still written as format 1."""
+FORMAT = 3
+"""The newest format: 2 has the sharded layout, and 3 states of objects by rank. A checkpoint without either is still
+written as format 1."""
 ADVICE = "Load another checkpoint; this one cannot be trusted."
 
 

@@ -14,7 +14,7 @@ from notebook_launcher.training.checkpoints.layouts.sharded import gather_tree, 
 from notebook_launcher.training.checkpoints.layouts.streaming import stream_object
 from notebook_launcher.training.checkpoints.models.packing import check_tensors
 from notebook_launcher.training.checkpoints.models.weights import write_weights
-from notebook_launcher.training.checkpoints.objects import unsafe_types
+from notebook_launcher.training.checkpoints.objects import digest_of, unsafe_types
 from notebook_launcher.training.checkpoints.training_state.optimizer_states import parameter_names, split_state
 from notebook_launcher.training.checkpoints.training_state.window import capture_window
 from notebook_launcher.training.checkpoints.writers import Writers, run_each
@@ -60,30 +60,57 @@ class CheckpointWriter:
         """The weights of all models, as they were before the hooks."""
         self.optimizers: list[dict[str, Any]] = []
         self.objects: dict[str, Any] = {}
-        """States that are the same on all ranks and written once, by file name."""
+        """States that this rank writes, by file name: the leader those of all ranks, and each rank its own."""
+        self.has_states_by_rank = False
+        """True if some states differ between ranks."""
+        self._states: dict[str, Any] = {}
+        """States of objects that may differ between ranks, by file name."""
         self.digests: dict[str, FileDigest] = {}
         """The files that this rank has written, for the manifest."""
         self.window: dict[str, Any] | None = None
         """This rank's part of the open window; None if none is open."""
 
-    def collect(self) -> None:
-        """Collect the state of every object; on every rank, because some objects synchronise in `state_dict()`."""
-        stateful, keep = self.stateful, self.leads
+    def collect(self) -> dict[str, str]:
+        """Collect the state of every object; on every rank, because some objects synchronise in `state_dict()`.
+
+        Returns:
+            Digests of the states that may differ between ranks, by file name.
+        """
+        stateful = self.stateful
         self.weights = [model.state_dict() for model in stateful.models]
         self.optimizers = [optimizer.state_dict() for optimizer in stateful.optimizers]
-        kinds = [
-            (file_names.scheduler, stateful.schedulers),
-            (file_names.loader, stateful.dataloaders),
-            (file_names.custom_object, stateful.custom_objects),
-        ]
-        for name, objects in kinds:
-            states = {name(at): gather_tree(obj.state_dict(), keep=keep) for at, obj in enumerate(objects)}
-            self.objects.update(states)
+        states: dict[str, Any] = {}
+        for at, loader in enumerate(stateful.dataloaders):
+            states[file_names.loader(at)] = gather_tree(loader.state_dict(), keep=self.leads)
         if stateful.leaves:
-            self.objects[file_names.LEAVES] = [leaf.detach() for leaf in stateful.leaves]
+            states[file_names.LEAVES] = [leaf.detach() for leaf in stateful.leaves]
         if stateful.scaler is not None:
-            self.objects[file_names.SCALER] = stateful.scaler.state_dict()
+            states[file_names.SCALER] = stateful.scaler.state_dict()
+        self.objects = states if self.leads else {}
         self.window = capture_window(stateful)
+        for name, objects in (
+            (file_names.scheduler, stateful.schedulers),
+            (file_names.custom_object, stateful.custom_objects),
+        ):
+            self._states.update({name(at): obj.state_dict() for at, obj in enumerate(objects)})
+        if self.num_processes == 1:
+            return {}
+        return {name: digest_of(state) for name, state in self._states.items()}
+
+    def keep_states(self, digests: list[dict[str, str]]) -> None:
+        """Keep the leader's state of each object, and each rank's where they differ; all ranks call it together.
+
+        Args:
+            digests: What `collect` has returned on each rank.
+        """
+        for name, state in self._states.items():
+            differs = len({of_rank.get(name) for of_rank in digests}) > 1
+            whole = gather_tree(state, keep=self.leads or differs)
+            if self.leads:
+                self.objects[name] = whole
+            elif differs:
+                self.objects[file_names.of_rank(name, self.rank)] = whole
+            self.has_states_by_rank |= differs
 
     def run_hooks(self) -> list[tuple[int | None, list[str]]]:
         """Let hooks write files and remove weights; return number and names of the weights that are left."""
@@ -145,7 +172,7 @@ class CheckpointWriter:
     def write(self) -> dict[str, FileDigest]:
         """Write this rank's other files, and return sizes and digests of all of its files."""
         digests = dict(self.digests)
-        mine = dict(self.objects) if self.leads else {}
+        mine = dict(self.objects)
         if self.window is not None:
             mine[file_names.window(self.rank)] = self.window
         # Last, since hooks and states of the user's objects may draw numbers.
@@ -181,7 +208,7 @@ class CheckpointWriter:
                 num_processes=self.num_processes,
                 objects=self.stateful.counts,
                 files=digests,
-                format=2 if self.sharded else 1,
+                format=3 if self.has_states_by_rank else 2 if self.sharded else 1,
             ),
         )
         is_new = not target.exists()

@@ -28,6 +28,7 @@ from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
@@ -119,9 +120,9 @@ class Reader:
         return ObjectStates(
             leaves=self._read_leaves(stateful),
             optimizers=optimizers,
-            schedulers=[self._load(file_names.scheduler(at)) for at in range(len(stateful.schedulers))],
+            schedulers=self._read_states(file_names.scheduler, stateful.schedulers),
             dataloaders=self._read_loaders(stateful),
-            custom_objects=[self._load(file_names.custom_object(at)) for at in range(len(stateful.custom_objects))],
+            custom_objects=self._read_states(file_names.custom_object, stateful.custom_objects),
             scaler=self._read_scaler(stateful),
             window=self._read_window(stateful),
             rng=self._read_rng(),
@@ -221,6 +222,24 @@ class Reader:
             )
             return []
         return [self._load(file_names.loader(at)) for at in range(mine)]
+
+    def _read_states(self, name: Callable[[int], str], objects: list[Any]) -> list[Any]:
+        """Return the states of objects: this rank's where they differed between ranks, else rank 0's."""
+        saved = 0 if self.manifest is None else self.manifest.num_processes
+        states = []
+        for at, obj in enumerate(objects):
+            shared, mine = name(at), file_names.of_rank(name(at), self._rank)
+            by_rank = {file_names.of_rank(shared, rank) for rank in range(saved)} & self.files
+            states.append(self._load(mine if mine in by_rank else shared))
+            if by_rank and saved != self._num_processes:
+                fewer = self._num_processes < saved
+                others = rank_list(list(range(*sorted((saved, self._num_processes)))))
+                self.remarks.append(
+                    f"{self.folder} holds a state of {type(obj).__name__} ({shared}) for each of {saved} ranks, and "
+                    f"{self._num_processes} load it: "
+                    + (f"the states of {others} are left out." if fewer else f"{others} got rank 0's.")
+                )
+        return states
 
     def _read_scaler(self, stateful: StatefulObjects) -> dict[str, Any] | None:
         if stateful.scaler is None:

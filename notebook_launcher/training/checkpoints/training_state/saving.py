@@ -41,7 +41,8 @@ def save_state(
     """Write everything that training needs to continue; every rank calls it.
 
     A checkpoint has the states of models, leaf tensors, optimizers, schedulers, the scaler, loaders and registered
-    objects and, of each rank, of its random number generators and of an open window. The files are written to a
+    objects and, of each rank, of its random number generators and of an open window. The state of a scheduler or
+    registered object is rank 0's and, where it differs between ranks, each rank's. The files are written to a
     stage, a folder beside the target, which takes the target's name once it is complete and has a manifest. Until
     then, an earlier checkpoint of that name stays whole, even if a process is killed. Hooks get the stage, so that
     their files become part of the checkpoint.
@@ -76,7 +77,8 @@ def save_state(
         if writers.spans_machines:
             on_all_ranks("reach the folder of the checkpoint", lambda: _check_reach(stage, process.process_index))
         writer = CheckpointWriter(stateful, process, writers, stage, safe=safe)
-        on_all_ranks("collect its part of the checkpoint", writer.collect)
+        digests_of_states = gather_outcomes("collect its part of the checkpoint", writer.collect)
+        on_all_ranks("collect its part of the checkpoint", lambda: writer.keep_states(digests_of_states))
         states = [*writer.weights, *writer.optimizers]
         writer.sharded = choose_sharded(states, state_dict_type, process, on_each_node=on_each_node)
         writer.keep_weights(gather_outcomes("run the hooks", writer.run_hooks)[writers.leader])

@@ -137,8 +137,8 @@ def test_manifest_that_does_not_parse_is_refused(saved, text):
 
 def test_newer_format_is_refused(saved):
     manifest = json.loads((saved / MANIFEST).read_text())
-    (saved / MANIFEST).write_text(json.dumps({**manifest, "format": 3}))
-    refuse(Training(2), saved, "has format 3, and this version reads up to 2. .* install that version or a later one")
+    (saved / MANIFEST).write_text(json.dumps({**manifest, "format": 4}))
+    refuse(Training(2), saved, "has format 4, and this version reads up to 3. .* install that version or a later one")
 
 
 @pytest.mark.parametrize(

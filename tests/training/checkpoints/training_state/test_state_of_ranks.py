@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -114,6 +115,65 @@ def test_resumed_training_equals_uninterrupted_on_each_rank(ranks, tmp_path, mic
         "checkpoint_manifest.json",
     }  # fmt: skip
     assert json.loads((tmp_path / "a" / "checkpoint_manifest.json").read_text())["num_processes"] == 2
+
+
+@dataclasses.dataclass
+class Stateful:
+    """An object of the user."""
+
+    state: Any
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def test_object_whose_state_differs_between_ranks_is_saved_and_loaded_by_rank(ranks, tmp_path):
+    """A position in a shard, a buffer of samples, or a schedule by the rank's own loss; what is equal is saved once."""
+
+    def begin(values: tuple[Any, ...]) -> tuple[Accelerator, list[Any]]:
+        accelerator = Accelerator(cpu=True)
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        accelerator.prepare(optimizer, schedule)
+        objects = [Stateful(value) for value in values]
+        accelerator.register_for_checkpointing(*objects)
+        return accelerator, [schedule, *objects]
+
+    def save() -> None:
+        rank = torch.distributed.get_rank()
+        text = "aa"[rank:][:1] * 2  # Equal, and another object.
+        equal = {"names": [text, text], "tensor": torch.arange(3)}
+        buffer = {"rows": [torch.full((2,), float(rank)), torch.tensor(1)]}
+        accelerator, (schedule, *_) = begin((100 + rank, equal, buffer))
+        schedule.step(rank)
+        accelerator.save_state(tmp_path / "a")
+
+    def load() -> tuple[list[Any], list[str]]:
+        accelerator, (schedule, *objects) = begin((0, 0, 0))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            accelerator.load_state(tmp_path / "a")
+        position, equal, buffer = (made.state for made in objects)
+        found = [position, equal["names"], buffer["rows"][0].tolist(), schedule.state_dict()["best"]]
+        return found, [str(warning.message) for warning in caught]
+
+    ranks.run(save)
+    own = {f"{name}_rank_1.{end}" for name, end in [("custom_checkpoint_0", "pkl"), ("custom_checkpoint_2", "pkl")]}
+    assert {name for name in files(tmp_path / "a") if "_rank_" in name} == {*own, "scheduler_rank_1.bin"}
+    by_rank = [[100 + rank, ["aa", "aa"], [rank, rank], rank] for rank in range(2)]
+    assert list(ranks.run(load)) == [(by_rank[0], []), (by_rank[1], [])]
+    found, remarks = load()
+    assert found == by_rank[0]
+    assert len(remarks) == 3
+    words = "a state of Stateful (custom_checkpoint_0.pkl) for each of 2 ranks, and 1 load it: the states of rank 1 are"
+    assert words in remarks[1]
+    *others, (found, _) = notebook_launch(load, 3, devices="cpu", output="none")
+    assert [found for found, _ in others] == by_rank
+    assert found == by_rank[0]
+    assert "3 load it: rank 2 got rank 0's." in others[0][1][2]
 
 
 def test_weights_have_the_models_own_names_and_load_in_one_process(ranks, tmp_path):
