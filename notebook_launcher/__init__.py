@@ -135,18 +135,22 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register `%%ranks` and `%ranks`, for `%load_ext notebook_launcher`."""
+    """Register `%%ranks`, `%ranks`, `%%everywhere` and `%everywhere`, for `%load_ext notebook_launcher`."""
+    from notebook_launcher.kernel.calls import everywhere
     from notebook_launcher.kernel.cells import magics
     from notebook_launcher.kernel.session import Session
 
     magics.register(shell, Session)
+    everywhere.register(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Remove the magics, and end the ranks that `%ranks` started."""
+    from notebook_launcher.kernel.calls import everywhere
     from notebook_launcher.kernel.cells import magics
 
     magics.unregister(shell)
+    everywhere.unregister(shell)
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from notebook_launcher.engines.engine import Engine
@@ -134,6 +134,10 @@ class LaunchConfig:
     preemption_signal: PreemptionSignal | None = None
     """Signal at which the host of a detached run saves the training after its next update and stops the run:
     `"SIGTERM"`, `"SIGUSR1"` or `"SIGUSR2"`. None: SIGTERM with `resume="checkpoint"`, else none."""
+    setup: Callable[[], object] | str | None = None
+    """Code that each rank runs before the function is unpacked and called, such as registrations with a library: a
+    function without arguments, or text. Each process runs it once; there is no process group yet. None: nothing.
+    `%%everywhere` does the same for all launches."""
     env: Mapping[str, str] = dataclasses.field(default_factory=lambda: types.MappingProxyType({}))
     """Environment variables that only the ranks get, in addition to the kernel's. Those that the launcher numbers ranks
     by (`RANK`, `MASTER_PORT` and the like) are refused, and so is a value that contradicts another option."""
@@ -177,6 +181,7 @@ class LaunchConfig:
         put("name", option_checks.check_name(self.name))
         put("tags", option_checks.check_tags(self.tags))
         put("runs_folder", option_checks.check_folder("runs_folder", self.runs_folder))
+        option_checks.check_setup(self.setup)
         put("env", launch_environment.check_environment(self.env))
         launch_environment.check_no_contradiction(self.env, self)
 
@@ -213,7 +218,7 @@ class LaunchConfig:
         `from_yaml` reads. On CPUs `accelerate launch` starts several processes only through mpirun.
 
         An engine goes into the comment, too: `accelerate launch` knows nothing of it, and starts the ranks on one
-        machine.
+        machine. `setup` is left out, because it is code.
 
         Raises:
             ConfigError: The file describes another kind of launch, or cannot be written, or Accelerate cannot do what
@@ -223,6 +228,7 @@ class LaunchConfig:
 
         file = accelerate_yaml.path_to_write(path)
         options = changed_options(self)
+        options.pop("setup", None)
         if self.engine is not None:
             options["engine"] = engine_choice.as_settings(self.engine)
         if file.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["kernel_shell", "running_shell"]
+__all__ = ["kernel_shell", "running_cell_file", "running_shell"]
 
 
 def running_shell() -> Any:
@@ -18,3 +18,11 @@ def kernel_shell() -> Any:
     """Return the shell of a Jupyter kernel; None in a terminal or a script."""
     shell = running_shell()
     return None if getattr(shell, "kernel", None) is None else shell
+
+
+def running_cell_file(shell: Any) -> str:
+    """Return the file name under which IPython compiled the cell that calls this; empty if it is not known."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only way to the cell that called the magic
+    while frame is not None and frame.f_globals is not shell.user_ns:
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_code.co_filename)

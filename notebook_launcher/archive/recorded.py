@@ -176,13 +176,13 @@ class RecordedRun:
     def config(self) -> LaunchConfig:
         """Options as they were given, to launch with again.
 
-        Options that this version does not know are left out. So are an engine, of which the folder has only a text, and
-        variables of `env` that hold secrets, because secrets are not recorded.
+        Options that this version does not know are left out. So are an engine and `setup`, of which the folder has only
+        a text, and variables of `env` that hold secrets, because secrets are not recorded.
 
         Raises:
             ConfigError: This version does not accept the options.
         """
-        known = {field.name for field in dataclasses.fields(LaunchConfig)} - {"engine"}
+        known = {field.name for field in dataclasses.fields(LaunchConfig)} - {"engine", "setup"}
         options = run_folders.read_json(self._folder / run_folders.CONFIG)
         if options is None:
             options = dict(self.snapshot().config)

@@ -207,8 +207,8 @@ def _numbers_by_name(number: Any) -> dict[str, Any]:
 
 
 def _fields() -> dict[str, dataclasses.Field[Any]]:
-    """Return the fields of LaunchConfig that are options; `--debug` is Accelerate's."""
-    return {field.name: field for field in dataclasses.fields(LaunchConfig) if field.name != "debug"}
+    """Return the fields of LaunchConfig that are options; `--debug` is Accelerate's, and a script has its own setup."""
+    return {field.name: field for field in dataclasses.fields(LaunchConfig) if field.name not in ("debug", "setup")}
 
 
 def _add_field(group: Any, field: dataclasses.Field[Any], text: str) -> list[argparse.Action]:

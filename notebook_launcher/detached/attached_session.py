@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.origin import source_with_needs
 from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display.sink import make_sink
@@ -45,7 +47,7 @@ class AttachedSession(SessionCells):
     At the end of a `with` block the session is closed, unless the block ended by an exception or an interrupt.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, setup: Callable[[], object] | str | None = None) -> None:
         super().__init__()
         self._folder = folder
         self._is_closed = False
@@ -55,7 +57,8 @@ class AttachedSession(SessionCells):
         """`%debug`, from the first failure on."""
         weakref.finalize(self, DebugMagic.remove, self._magic)
         state = self._state()
-        self._config, self._num_processes, self._summary = state.config, state.num_processes, state.summary
+        self._num_processes, self._summary = state.num_processes, state.summary
+        self._config = dataclasses.replace(state.config, setup=setup)  # A host cannot have code of the notebook.
 
     @property
     def id(self) -> str:
@@ -166,7 +169,8 @@ class AttachedSession(SessionCells):
         self._magic.remove()
 
     def _start(self, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE) -> AttachedCall:
-        call = checks.check_call(fn, args, kwargs, launcher="session.run(fn" if in_cell else "session.launch(fn")
+        launcher = "session.run(fn" if in_cell else "session.launch(fn"
+        call = checks.check_call(fn, args, kwargs, launcher=launcher, steps=setup_steps(self._config))
         begin = Begin(scope=scope.describe(call), source=source_with_needs(fn), places=cells.places())
         with contextlib.closing(travel.pack_call(call)) as parcel, self._connected() as connection:
             ready = connection.hand_over(begin, parcel.fileno())

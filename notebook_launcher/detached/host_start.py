@@ -16,6 +16,7 @@ from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.calls.argument_text import describe_arguments
 from notebook_launcher.kernel.calls.checks import check_call
+from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.origin import describe_environment, source_with_needs
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.held_interrupts import held_interrupts
@@ -50,13 +51,14 @@ def start_detached(
         CaptureError: Something that `fn` captured cannot travel.
         ResourceError: The host did not start.
     """
+    steps = setup_steps(config)
     config = detached_options(config)
     plan = make_plan(config)
-    call = check_call(fn, args, kwargs, launcher="launch(fn, 2, detached=True")
+    call = check_call(fn, args, kwargs, launcher="launch(fn, 2, detached=True", steps=steps)
     order = HostOrder(
         plan=plan,
         name=config.name or name_of(fn),
-        arguments=describe_arguments(*call),
+        arguments=describe_arguments(*call[:3]),
         source=source_with_needs(fn),
         environment=describe_environment(),
         places=cells.places(),
@@ -67,7 +69,11 @@ def start_detached(
 
 
 def detached_options(config: LaunchConfig) -> LaunchConfig:
-    """Return the options with a limit of age; raises `ConfigError` for options that need the kernel."""
+    """Return a host's options: with a limit of age, without `setup`, which goes with each call.
+
+    Raises:
+        ConfigError: An option needs the kernel.
+    """
     if config.start_method == "fork":
         raise ConfigError(
             "start_method='fork' with detached=True: the ranks would be forks of this kernel. Leave one of them out.",
@@ -79,7 +85,8 @@ def detached_options(config: LaunchConfig) -> LaunchConfig:
             f"{off} with detached=True: the run's folder is where attach() finds the run. Name a folder.",
             field="runs_folder",
         )
-    return config if config.timeout is not None else dataclasses.replace(config, timeout=MAX_AGE)
+    timeout = MAX_AGE if config.timeout is None else config.timeout
+    return dataclasses.replace(config, timeout=timeout, setup=None)
 
 
 def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionCall | None = None) -> HostReady:

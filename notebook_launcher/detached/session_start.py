@@ -25,10 +25,10 @@ def start_detached_session(config: LaunchConfig) -> AttachedSession:
         ConfigError: An option cannot work, or a session that lives has the name.
         ResourceError: The host or the ranks did not start.
     """
-    config = detached_options(config)
+    setup, config = config.setup, detached_options(config)
     home = run_folders.find_home(config.runs_folder)
     assert home is not None
     check_name_is_free(home, config)
     plan = make_plan(config)
     order = SessionOrder(plan=plan, surroundings=plan.setup(many_calls=True))
-    return AttachedSession(Path(hand_over(order).folder))
+    return AttachedSession(Path(hand_over(order).folder), setup=setup)

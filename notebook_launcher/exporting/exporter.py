@@ -105,7 +105,7 @@ def export(
     _check_engine(config)
     sbatch = _sbatch_options(slurm)
     plan = make_plan(config)
-    _, args, kwargs = check_call(fn, args, kwargs, launcher="export(fn, path, 2")
+    _, args, kwargs, _ = check_call(fn, args, kwargs, launcher="export(fn, path, 2")
     script = _script_path(path)
     needs, name = _needs_of(fn)
     arguments = _arguments(needs, args, kwargs)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from notebook_launcher.wording.value_text import is_secret
+from notebook_launcher.wording.value_text import is_secret, name_of
 
 if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
@@ -26,4 +26,6 @@ def _plain(value: object) -> object:
         return dict(value)
     if dataclasses.is_dataclass(value):  # An engine.
         return repr(value)
+    if callable(value):  # `setup`.
+        return name_of(value)
     return list(cast("tuple[int, ...]", value)) if isinstance(value, tuple) else value

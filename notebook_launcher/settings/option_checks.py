@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 import numbers
 import os
@@ -12,6 +14,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.wording.choices import unknown
 from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording.value_text import describe_value, name_of
 
 if TYPE_CHECKING:
     from notebook_launcher.settings.option_choices import OptionChoices
@@ -26,12 +29,55 @@ __all__ = [
     "check_name",
     "check_option_number",
     "check_option_switch",
+    "check_setup",
     "check_shard",
     "check_shard_backend",
     "check_tags",
     "check_whole_number",
     "no_whole_replicas",
 ]
+
+
+def check_setup(setup: object) -> None:
+    """Check code that ranks run before the function: text that compiles, or a function without arguments."""
+    if setup is None:
+        return
+    if isinstance(setup, str):
+        _check_text(setup)
+        return
+    if not callable(setup):
+        raise ConfigError(
+            f"setup={describe_value(setup)} is {type_of(setup)}. Pass a function without arguments, or text of code.",
+            field="setup",
+        )
+    name = name_of(setup)
+    if inspect.iscoroutinefunction(setup) or inspect.isgeneratorfunction(setup) or inspect.isasyncgenfunction(setup):
+        kind = "a generator function" if inspect.isgeneratorfunction(setup) else "an async function"
+        raise ConfigError(f"setup={name} is {kind}, so calling it runs nothing. Write a plain def.", field="setup")
+    try:
+        inspect.signature(setup).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"setup={name} cannot be called without arguments: {error}. Write setup=lambda: {name}(...).", field="setup"
+        ) from None
+    except ValueError:  # Some functions written in C have no signature.
+        pass
+
+
+def _check_text(code: str) -> None:
+    words = code.strip()
+    if words.endswith(".py") and len(words.split()) == 1:
+        raise ConfigError(
+            f"setup={code!r} is text of code, not the path of a file. Write setup=Path({words!r}).read_text().",
+            field="setup",
+        )
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = f", line {line}: {(code.splitlines() or [''])[line - 1].strip()!r}" if line else ""
+        raise ConfigError(f"the code of setup= is no Python: {error.args[0]}{place}.", field="setup") from None
+
 
 MONITORS = (True, False, "auto")
 

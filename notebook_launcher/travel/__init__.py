@@ -12,16 +12,33 @@ unpacked them; a parcel's memory is freed once all of them, in all processes, ar
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
+import re
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
 from notebook_launcher.travel.changed_modules import notes_of_modules, stale_modules
 from notebook_launcher.travel.function_call import FunctionCall
 from notebook_launcher.travel.generators import describe_generators
-from notebook_launcher.travel.namespace import HomeUnpickler, Overwritten, note_inherited, unpack_definitions
+from notebook_launcher.travel.namespace import (
+    HomeUnpickler,
+    Overwritten,
+    SharedNames,
+    note_inherited,
+    noting_names_of,
+    unpack_definitions,
+)
 from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
-from notebook_launcher.travel.pickling import CallPickler, ExceptionPickler, TravelPickler, ValuePickler, pickling_error
+from notebook_launcher.travel.pickling import (
+    CallPickler,
+    ExceptionPickler,
+    MakePickler,
+    SharingCallPickler,
+    TravelPickler,
+    ValuePickler,
+    pickling_error,
+)
 from notebook_launcher.travel.random_states import (
     begin_random,
     decode_states,
@@ -31,6 +48,7 @@ from notebook_launcher.travel.random_states import (
     set_random_states,
 )
 from notebook_launcher.travel.set_variables import variables_set_in_modules
+from notebook_launcher.travel.setup_steps import SetupStep, SetupSteps
 from notebook_launcher.travel.torch_settings import TorchSettings, read_settings
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
 
@@ -41,6 +59,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FunctionCall",
+    "SetupStep",
+    "SetupSteps",
     "TorchSettings",
     "begin_random",
     "decode_states",
@@ -61,6 +81,9 @@ __all__ = [
     "variables_set_in_modules",
 ]
 
+USED_BY_STEP = re.compile(r"`(the %%everywhere cell [^`]*?|setup=)\.args\[0\](?:\[\d+\])?\['(\w+)'\]([^`]*)`")
+"""Path of a variable of the notebook that the code of a step uses."""
+
 
 def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None) -> AnonymousFile:
     """Pack a function with its closure and arguments; return a file, whose descriptor any number of ranks may unpack.
@@ -76,63 +99,82 @@ def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None)
         Part(call.fn, root=getattr(call.fn, "__name__", "fn")),
         *(Part(arg, root=f"args[{i}]") for i, arg in enumerate(call.args)),
         *(Part(arg, root=f"kwargs[{name!r}]") for name, arg in call.kwargs.items()),
+        *(Part(step.run, root=step.what) for step in call.steps),
     ]
+    make_pickler: Callable[..., CallPickler] = CallPickler
+    if any(step.shared for step in call.steps):
+        make_pickler = functools.partial(SharingCallPickler, shared=SharedNames(call.steps))
     parcel = ParcelWriter("call", what="the captured data need")
     try:
-        with _naming_what_is_large(roots):
-            notes = _pickle_call(parcel, roots, call)
+        with _naming_what_is_large(roots, make_pickler):
+            notes = _pickle_call(parcel, roots, call, make_pickler)
             parcel.check_room()
         start()
-        with _naming_what_is_large(roots):
+        with _naming_what_is_large(roots, make_pickler):
             return parcel.seal(notes)
     finally:
         parcel.discard()
 
 
-def _pickle_call(parcel: ParcelWriter, roots: list[Part], call: FunctionCall) -> bytes:
+def _pickle_call(
+    parcel: ParcelWriter, roots: list[Part], call: FunctionCall, make_pickler: Callable[..., CallPickler]
+) -> bytes:
     """Pickle everything but the buffers; return the notes for the end of the parcel."""
     try:
-        pickler = CallPickler(parcel, parcel.add_buffer)
+        pickler = make_pickler(parcel, parcel.add_buffer)
         pickler.dump(read_settings())
-        pickler.dump(tuple(call))
-        pickler.dump(pickler.definitions.pack(lambda outer: pickling_error(outer, CallPickler) is None))
+        pickler.dump(len(call.steps))
+        for part in (*call.steps, call[:3]):  # Each step may use what the one before it has defined in the rank.
+            pickler.dump(part)
+            pickler.dump(pickler.definitions.pack(lambda outer: pickling_error(outer, make_pickler) is None))
         return notes_of_modules(pickler.modules)
     except ResourceError:
         raise
     except Exception as error:
-        unpicklable = find_unpicklable(roots, CallPickler)
+        unpicklable = find_unpicklable(roots, make_pickler)
         name = getattr(call.fn, "__qualname__", repr(call.fn))
         message = f"the function {name} or its arguments cannot travel to another process: {error}"
-        raise CaptureError(unpicklable.in_call() if unpicklable else message) from error
+        if unpicklable is not None:
+            message = USED_BY_STEP.sub(r"`\2\3`, which \1 uses,", unpicklable.in_call())
+        raise CaptureError(message) from error
 
 
 @contextlib.contextmanager
-def _naming_what_is_large(roots: list[Part]) -> Iterator[None]:
+def _naming_what_is_large(roots: list[Part], make_pickler: MakePickler) -> Iterator[None]:
     try:
         yield
     except ResourceError as error:
-        largest = largest_parts(roots, CallPickler)
+        largest = largest_parts(roots, make_pickler)
         raise ResourceError(f"{error} ({largest})" if largest else str(error)) from error
 
 
 def unpack_call(
-    fd: int, *, follow_settings: Callable[[dict[str, Any]], None] = lambda _: None
+    fd: int,
+    *,
+    follow_settings: Callable[[dict[str, Any]], None] = lambda _: None,
+    run_step: Callable[[SetupStep], None] = lambda _: None,
 ) -> tuple[FunctionCall, list[str]]:
     """Unpack a call in a rank, and install the notebook's definitions in its `__main__`.
 
     Args:
         fd: Descriptor of the parcel.
         follow_settings: Called with the kernel's settings of torch, before any object is made.
+        run_step: Called with each step of the call in turn, before the function and its arguments are made.
 
     Returns:
         The call, and the names of the rank's own global variables that were overwritten.
 
     Raises:
-        Exception: An import or the rebuilding of an object failed, for example with ModuleNotFoundError.
+        Exception: An import or the rebuilding of an object failed, for example with ModuleNotFoundError; or a step did.
     """
     parcel, overwritten = open_parcel(fd), Overwritten()
     unpickler = pickle.Unpickler(parcel.file, buffers=parcel.buffers)
     follow_settings(unpickler.load())
+    for _ in range(unpickler.load()):
+        step = unpickler.load()
+        unpack_definitions(unpickler.load())
+        with noting_names_of(step):
+            run_step(step)
     call = FunctionCall(*unpickler.load())
     unpack_definitions(unpickler.load())
     return call, overwritten.names()

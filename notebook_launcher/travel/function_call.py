@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from notebook_launcher.travel.setup_steps import SetupStep
+
 __all__ = ["FunctionCall"]
 
 
@@ -16,3 +18,5 @@ class FunctionCall(NamedTuple):
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    steps: tuple[SetupStep, ...] = ()
+    """Code that each rank runs before it unpacks the rest."""

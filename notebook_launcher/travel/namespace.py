@@ -13,6 +13,7 @@ notebook has since redefined its name; a function is found by its name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pickle
@@ -29,15 +30,19 @@ from cloudpickle.cloudpickle import _get_or_create_tracker_id as class_id_of
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from notebook_launcher.travel.setup_steps import SetupStep
 
 __all__ = [
     "MAIN_GLOBALS",
     "Definitions",
     "HomeUnpickler",
     "Overwritten",
+    "SharedNames",
     "main_globals",
     "note_inherited",
+    "noting_names_of",
     "reference_to",
     "unpack_definitions",
 ]
@@ -140,6 +145,50 @@ def note_inherited() -> None:
     book = _book()
     book.names.update(names)
     book.value_ids.update(names)
+
+
+@contextlib.contextmanager
+def noting_names_of(step: SetupStep) -> Iterator[None]:
+    """Record what a step that runs in this rank sets in `__main__`: the kernel's own code does it, not an earlier run.
+
+    What the same code has made in the kernel is one definition on both sides: it travels by its name.
+    """
+    before = dict(main_globals())
+    yield
+    book = _book()
+    book.value_ids.update((n, id(v)) for n, v in main_globals().items() if n not in before or before[n] is not v)
+    book.names.update(step.shared or ())
+
+
+class SharedNames:
+    """Finds definitions of the kernel that the ranks have of their own, by the steps that make them there.
+
+    Args:
+        steps: The steps that come before the call.
+    """
+
+    def __init__(self, steps: Iterable[SetupStep]) -> None:
+        self._values = {name: value for step in steps for name, value in (step.shared or {}).items()}
+        self._names = {id(value): name for name, value in self._values.items()}
+
+    def reference_to(self, value: Any) -> tuple[Any, ...] | None:
+        """Return a reduction that finds the rank's own; None if the ranks have none."""
+        if (name := self._names.get(id(value))) is not None:
+            return _rank_own, (name,)
+        qualname = getattr(value, "__qualname__", "") if isinstance(value, type) else ""
+        if qualname.partition(".")[0] in self._values and _by_name(qualname) is value:  # A class inside a class.
+            return _rank_own, (qualname,)
+        return None
+
+
+def _rank_own(qualname: str) -> Any:
+    found = _by_name(qualname)
+    if found is None:
+        raise LookupError(
+            f"the %%everywhere cell that makes {qualname} has not made it on this rank. Does the cell make it on every "
+            "machine and in every process?"
+        )
+    return found
 
 
 def _book() -> _Book:

@@ -33,6 +33,7 @@ __all__ = [
     "ExceptionPickler",
     "MakePickler",
     "Refused",
+    "SharingCallPickler",
     "TravelPickler",
     "ValuePickler",
     "parcel_size_of",
@@ -139,6 +140,18 @@ class CallPickler(TravelPickler):
         if reduced is not NotImplemented and not (isinstance(obj, type) and len(reduced) <= BY_NAME):
             self.definitions.add(obj)
         return reduced
+
+
+class SharingCallPickler(CallPickler):
+    """Pickler of calls to ranks that have made some of the notebook's definitions by themselves."""
+
+    def __init__(self, file: Any, buffer_callback: BufferCallback, *, shared: namespace.SharedNames) -> None:
+        super().__init__(file, buffer_callback)
+        self._shared = shared
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return a reduction by name for what the ranks have of their own, otherwise the usual one."""
+        return self._shared.reference_to(obj) or super().reducer_override(obj)
 
 
 class ValuePickler(TravelPickler):

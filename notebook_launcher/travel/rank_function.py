@@ -40,6 +40,8 @@ class CellRequest:
     """The line of the cell above the code: `%%ranks 0,2`; empty if the code is the whole cell."""
     pushed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values of the notebook, by the names that they get on the ranks first."""
+    is_python: bool = False
+    """True if the code has no syntax of IPython, which the rank then need not import."""
     pulls: bool = False
     """True to return the last expression's value; False to return it as the rank shows it."""
 

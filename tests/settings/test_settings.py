@@ -189,6 +189,7 @@ ELSEWHERE = {
     "resume": "test_resume.py",
     "processes_per_node": "test_spread_over_nodes.py",
     "runs_folder": "test_run_folders.py",
+    "setup": "test_everywhere.py",
     "tags": "test_kept_runs.py",
     "timeout": "test_stop.py",
 }

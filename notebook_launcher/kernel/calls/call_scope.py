@@ -45,7 +45,7 @@ class CallScope:
 
     def describe(self, call: FunctionCall, name: str | None = None) -> CallScope:
         """Return the scope with a name and arguments for readers: its own, else the given name, else the call's."""
-        arguments = describe_arguments(*call) if self.arguments is None else self.arguments
+        arguments = describe_arguments(*call[:3]) if self.arguments is None else self.arguments
         return dataclasses.replace(self, name=self.name or name or name_of(call.fn), arguments=arguments)
 
     def includes(self, rank: int) -> bool:

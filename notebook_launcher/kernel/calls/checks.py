@@ -16,7 +16,7 @@ from notebook_launcher.wording.text import type_of
 from notebook_launcher.wording.value_text import describe_value, name_of
 
 if TYPE_CHECKING:
-    from notebook_launcher.travel import FunctionCall
+    from notebook_launcher.travel import FunctionCall, SetupStep
 
 __all__ = ["arguments_by_name", "check_call", "check_callable", "check_not_in_rank"]
 
@@ -68,7 +68,9 @@ def check_not_in_rank(what: str) -> None:
         )
 
 
-def check_call(function: Any, args: Any, kwargs: Any, *, launcher: str) -> FunctionCall:
+def check_call(
+    function: Any, args: Any, kwargs: Any, *, launcher: str, steps: tuple[SetupStep, ...] = ()
+) -> FunctionCall:
     """Return the call of a function with the arguments of a launcher; raises `ConfigError` if it cannot work.
 
     Args:
@@ -76,6 +78,7 @@ def check_call(function: Any, args: Any, kwargs: Any, *, launcher: str) -> Funct
         args: Positional arguments of the function.
         kwargs: Keyword arguments of the function.
         launcher: The beginning of the launcher's call, as an error shows it: `notebook_launch(fn, 2`.
+        steps: Code that each rank runs before the function.
     """
     from notebook_launcher.travel import FunctionCall
 
@@ -83,7 +86,7 @@ def check_call(function: Any, args: Any, kwargs: Any, *, launcher: str) -> Funct
     check_callable(function)
     _check_kind(function)
     _check_arguments(function, args, kwargs, launcher)
-    return FunctionCall(function, args, kwargs)
+    return FunctionCall(function, args, kwargs, steps)
 
 
 def check_callable(function: Any) -> None:

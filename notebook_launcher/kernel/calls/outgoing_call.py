@@ -39,7 +39,7 @@ class OutgoingCall:
 
     def describe_generators(self) -> str:
         """Return a notice about random number generators that travel with the call; empty if none do."""
-        return "" if self.call is None else travel.describe_generators(*self.call)
+        return "" if self.call is None else travel.describe_generators(*self.call[:3])
 
     def stale_modules(self) -> list[str]:
         """Return the files that the call uses and that changed since this process imported them."""

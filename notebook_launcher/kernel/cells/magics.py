@@ -6,12 +6,12 @@ import ast
 import contextlib
 import re
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
+from notebook_launcher.ipython_shell import running_cell_file
 from notebook_launcher.kernel.cells.rank_completion import cell_matcher, inspecting
 from notebook_launcher.wording.counts import plural
 
@@ -136,7 +136,7 @@ class RankMagics:
             display=options.display,
             shows_time=options.time,
             first_line=f"%%ranks {line}".rstrip() if cell.strip() else "",
-            filename=self._filename(),
+            filename=running_cell_file(self._shell),
         )
         if target is not None:
             self._shell.user_ns[target] = results
@@ -190,13 +190,6 @@ class RankMagics:
         if missing:
             raise UsageError(f"--push {names}: the notebook has no variable {missing[0]!r}.")
         return {name: self._shell.user_ns[name] for name in wanted}
-
-    def _filename(self) -> str:
-        """Return the file name under which IPython compiled the running cell; empty if it is not known."""
-        frame: Any = sys._getframe(1)  # noqa: SLF001 - the only way to the cell that called the magic
-        while frame is not None and frame.f_globals is not self._shell.user_ns:
-            frame = frame.f_back
-        return "" if frame is None else str(frame.f_code.co_filename)
 
 
 def _parser() -> Any:

@@ -14,6 +14,7 @@ from notebook_launcher import travel
 from notebook_launcher.kernel import views
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
+from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.display.questions import Questions
 from notebook_launcher.kernel.failures import failure_display
@@ -62,10 +63,12 @@ class Run(SteeringHandle, AnyRun):
         cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE
     ) -> Run:
         """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts."""
+        steps = setup_steps(ranks.plan.config)
         if isinstance(fn, RankFunction):  # A call of this package needs no check, which takes 0.1 ms of a cell's 4.
-            call = travel.FunctionCall(fn, tuple(args), dict(kwargs or {}))
+            call = travel.FunctionCall(fn, tuple(args), dict(kwargs or {}), steps)
         else:
-            call = checks.check_call(fn, args, kwargs, launcher=_launcher(many_calls=ranks.many_calls, in_cell=in_cell))
+            launcher = _launcher(many_calls=ranks.many_calls, in_cell=in_cell)
+            call = checks.check_call(fn, args, kwargs, launcher=launcher, steps=steps)
         if ranks.plan.config.debug:
             check_answers("debug=True", in_cell=in_cell)
         outgoing = OutgoingCall(call)

@@ -41,9 +41,9 @@ def run_cell(request: CellRequest) -> Any:
     namespace = sys.modules["__main__"].__dict__
     state: _Cells = namespace.setdefault(STATE_NAME, _Cells())
     namespace.update(request.pushed)
-    with _magics(shell_of_rank()):
+    with _magics(None if request.is_python else shell_of_rank()):
         value = state.run(request, namespace)
-        if value is not None:
+        if value is not None and not request.is_python:
             namespace["_"] = value
         if request.pulls:
             return value
@@ -83,7 +83,8 @@ class _Cells:
         lines = [*first, *_lines(request.code)]
         self._sources.add(request.filename, request.place, lines)
         try:
-            tree = ast.parse("\n" * len(first) + _transformed(request.code), request.filename)
+            code = request.code if request.is_python else _transformed(request.code)
+            tree = ast.parse("\n" * len(first) + code, request.filename)
             last = ast.Expression(tree.body.pop().value) if _ends_with_expression(tree) else None  # type: ignore[attr-defined]
             codes = [self._compiled(part, request) for part in (tree, last) if part is not None]
         except SyntaxError as error:

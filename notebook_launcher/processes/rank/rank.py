@@ -119,6 +119,8 @@ class _RankProcess:
         is_fork = start.setup.start_method == "fork"
         if not is_fork:
             sys.modules["__main__"] = types.ModuleType("__main__")
+        self._steps = travel.SetupSteps()
+        """The steps that this rank has run before its calls."""
         self._torch_settings = travel.TorchSettings(travel.read_settings() if is_fork else None)
         os.environ.update(torchrun_environment(start.setup, start.rank))
         board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
@@ -251,9 +253,15 @@ class _RankProcess:
                 self._stage = "function"
                 raise descriptors.none_left("the function was not called, because the call could not arrive")
             travel.note_inherited()
+            self._steps.inherit(self._inherited_call.steps)
+            self._stage = "function"
+            for step in self._inherited_call.steps:
+                self._steps.run(step)
             return self._inherited_call
         self._inherited_call = None
-        function_call, overwritten = travel.unpack_call(fds[0], follow_settings=self._torch_settings.follow)
+        function_call, overwritten = travel.unpack_call(
+            fds[0], follow_settings=self._torch_settings.follow, run_step=self._run_step
+        )
         self._report_overwritten(overwritten)
         return function_call
 
@@ -268,13 +276,19 @@ class _RankProcess:
         if setup.rank_seeds is None and setup.num_processes > 1:
             enter_random_stage(RandomStage(sys.modules["torch"].initial_seed()))
 
+    def _run_step(self, step: travel.SetupStep) -> None:
+        """Run code that comes before the function; an error of it is the user's, as one of the function is."""
+        self._stage = "function"
+        self._steps.run(step)
+        self._stage = "arrive"
+
     def _call_function(self, call: messages.RunCall, function_call: travel.FunctionCall) -> Any:
         """Call the function, and wait for the work that it has queued on a GPU; return its value."""
         try:
             self._on_comm_signal(0, None)  # Messages whose signal came before the call were not handled then.
             for message in call.comm_messages:
                 self._widgets.handle(message)
-            value = call_function(*function_call)
+            value = call_function(*function_call[:3])
             finish_exchanges()
             cuda_work.finish()
         except SystemExit as error:

@@ -143,7 +143,7 @@ def test_launcher_shows_its_own_signature(launcher: Any) -> None:
     ],
 )
 def test_every_kind_of_callable_passes(function: Any, args: tuple[Any, ...]) -> None:
-    assert check_call(function, args, None, launcher="") == (function, args, {})
+    assert check_call(function, args, None, launcher="")[:3] == (function, args, {})
 
 
 def test_name_of_a_callable_is_the_one_that_the_user_knows() -> None:

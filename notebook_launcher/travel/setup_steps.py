@@ -1,0 +1,57 @@
+"""Code that each rank runs once, before the first call that comes with it: `setup=` and the cells of `%%everywhere`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["SetupStep", "SetupSteps"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SetupStep:
+    """A piece of code that each rank runs before it unpacks a call."""
+
+    key: str
+    """A rank runs one step of each key."""
+    what: str
+    """The code in words, for an error that it raises."""
+    run: Callable[[], object]
+    shared: Mapping[str, Any] | None = None
+    """By name: what the same code has made in the kernel, where it has run, and each rank has of its own. In a rank the
+    names alone. None: the code has not run in the kernel."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _step, (self.key, self.what, self.run, None if self.shared is None else list(self.shared))
+
+
+def _step(key: str, what: str, run: Callable[[], object], shared: list[str] | None) -> SetupStep:
+    names = None if shared is None else dict.fromkeys(shared)
+    return SetupStep(key=key, what=what, run=run, shared=names)
+
+
+class SetupSteps:
+    """The steps that this rank has run."""
+
+    def __init__(self) -> None:
+        self._done: set[str] = set()
+
+    def inherit(self, steps: Iterable[SetupStep]) -> None:
+        """Note what had run in the kernel when this rank was forked from it."""
+        self._done |= {step.key for step in steps if step.shared is not None}
+
+    def run(self, step: SetupStep) -> None:
+        """Run a step, unless this rank has run it; raise what it raises, with a note that names the step."""
+        if step.key in self._done:
+            return
+        try:
+            step.run()
+        except Exception as error:
+            note = f"It was raised by {step.what}, which each rank runs before the function."
+            # Not add_note(), which Python 3.10 lacks.
+            error.__notes__ = [*getattr(error, "__notes__", ()), note]
+            raise
+        self._done.add(step.key)
