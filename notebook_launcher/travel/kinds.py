@@ -17,21 +17,21 @@ class Kind:
     """A class of objects that stay in their process."""
 
     in_call: str
-    """Advice if a function captured such an object."""
+    """Advice if a function captured such an object; `{name}` stands for the expression that leads to the object."""
     in_value: str
     """Advice if a function returned such an object."""
 
 
-_CREATE = "Create it inside the function."
+_CREATE = "Create {name} inside the function."
 _FINISH = "Return plain data: numbers, strings, lists, dicts, tensors."
 _LOCK = Kind(_CREATE, _FINISH)
-_FILE = Kind("Pass its path and open it inside the function.", "Return its path, or what was read from it.")
-_LAZY = Kind("Pass a list, or create it inside the function.", "Return a list of its items.")
+_FILE = Kind("Pass the path and open {name} inside the function.", "Return the path, or what was read from the file.")
+_LAZY = Kind("Pass a list, or create {name} inside the function.", "Return a list of the items.")
 _CONNECTION = Kind("Connect inside the function.", "Return what was fetched, not the connection.")
-_PROCESS = Kind("Start it inside the function.", "Return its outcome.")
-_ASYNC = Kind("Call asyncio.run() inside the function.", "Await it inside the function and return the outcome.")
+_PROCESS = Kind("Start {name} inside the function.", "Return the outcome.")
+_ASYNC = Kind("Call asyncio.run() inside the function.", "Await the result inside the function and return the outcome.")
 _WIDGET = Kind(
-    "Pass its value instead: a widget belongs to the notebook page.",
+    "Pass the value of {name}: a widget belongs to the notebook page.",
     "Return the value; display widgets from the notebook.",
 )
 _BAR = Kind("Create the progress bar inside the function.", _FINISH)
@@ -45,6 +45,9 @@ _WRAPPED = Kind(
 _SHARDED = Kind(
     "Pass the bare model and shard it inside the function.",
     "Return whole tensors: accelerator.get_state_dict(model), or tensor.full_tensor(), on every rank.",
+)
+_LIBRARY = Kind(
+    "Define operators with torch.library.custom_op, which travels, or make the library inside the function.", _FINISH
 )
 _LOADER_ITERATOR = Kind("Pass the DataLoader and call iter() inside the function.", "Return the batches you need.")
 _STACK = Kind("Pass the formatted text: `traceback.format_exc()`.", "Return `traceback.format_exc()`.")
@@ -132,6 +135,7 @@ _KIND_OF_TYPE = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": _SHARDED,
     "torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule": _SHARDED,
     "torch.distributed.tensor.DTensor": _SHARDED,
+    "torch.library.Library": _LIBRARY,
     "torch.utils.data.dataloader._BaseDataLoaderIter": _LOADER_ITERATOR,
     "accelerate.accelerator.Accelerator": _ALONE,
     "accelerate.state.AcceleratorState": _ALONE,

@@ -22,8 +22,9 @@ import cloudpickle
 
 from notebook_launcher.travel import namespace, reductions
 from notebook_launcher.travel.exceptions import reduce_exception, restore_attributes
+from notebook_launcher.travel.import_paths import ImportPath, import_path, kept_objects, reduce_by_path
 from notebook_launcher.travel.kinds import Kind, describe_object, kind_of_type
-from notebook_launcher.travel.optimizers import reduce_optimizer
+from notebook_launcher.travel.torch_objects import operators_named, reduce_of_torch
 
 if TYPE_CHECKING:
     import torch
@@ -53,11 +54,15 @@ class Refused(pickle.PicklingError):
 class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no annotations
     """Pickler with the rules for both directions."""
 
+    to_rank = False
+    """True if the objects go from the kernel to a rank."""
+
     def __init__(self, file: Any, buffer_callback: BufferCallback) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self.modules: set[str] = set()
         """Names of the modules that the other side will import."""
         self._kinds: dict[type, Kind | None] = {}
+        self._kept: set[int] = set()
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
@@ -65,6 +70,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         cls = type(obj)
         if cls not in self._kinds:
             self._kinds[cls] = kind_of_type(cls)
+            self._kept |= kept_objects(cls)
         if self._kinds[cls] is not None and not _is_standard_stream(obj):
             raise Refused(f"{describe_object(obj)} cannot travel to another process")
         if issubclass(cls, type) or cls in (types.FunctionType, _lru_cache_wrapper):
@@ -73,7 +79,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             self.modules.add(obj.__name__)
         elif isinstance(obj, BaseException):
             return self.reduce_exception(obj)
-        elif reduced := reductions.reduce_special(obj) or reduce_optimizer(obj):
+        elif reduced := reductions.reduce_special(obj) or self.reduce_of_library(obj):
             return reduced
         elif _is_standard_stream(obj):
             return _standard_stream, ("stderr" if obj is sys.stderr else "stdout",)
@@ -82,6 +88,15 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             if reduced is not None:
                 return reduced
         return super().reducer_override(obj)
+
+    def reduce_of_library(self, obj: Any) -> tuple[Any, ...] | None:
+        """Return the reduction of an object of torch, or of one that a library keeps; None for all others."""
+        if reduced := reduce_of_torch(obj, to_rank=self.to_rank):
+            return reduced
+        reduced = reduce_by_path(obj, is_kept=id(obj) in self._kept)
+        if reduced is not None:
+            self.modules.add(reduced[1][0].module)
+        return reduced
 
     def reduce_definition(self, obj: Any) -> Any:
         """Return the reduction of a function or class."""
@@ -97,6 +112,9 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         if reduced is NotImplemented:
             self.modules.add(str(obj.__module__))
         elif isinstance(obj, type) and len(reduced) > BY_NAME:
+            if path := import_path(obj):
+                self.modules.add(path.module)
+                return ImportPath.find, (path,)
             reductions.mend_class(obj, reduced)
         return reduced
 
@@ -128,6 +146,8 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 class CallPickler(TravelPickler):
     """Pickler of calls, from the kernel to ranks: definitions in `__main__` arrive in the rank's `__main__`."""
 
+    to_rank = True
+
     def __init__(self, file: Any, buffer_callback: BufferCallback) -> None:
         super().__init__(file, buffer_callback)
         self.definitions = namespace.Definitions()
@@ -139,6 +159,9 @@ class CallPickler(TravelPickler):
         reduced = super().reduce_definition(obj)
         if reduced is not NotImplemented and not (isinstance(obj, type) and len(reduced) <= BY_NAME):
             self.definitions.add(obj)
+            if type(obj) is types.FunctionType and len(reduced) > BY_NAME:
+                # cloudpickle's list of what a function needs without having a variable for it.
+                reduced[2][1]["_cloudpickle_submodules"].extend(operators_named(obj))
         return reduced
 
 

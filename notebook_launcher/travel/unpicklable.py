@@ -72,7 +72,9 @@ class Unpicklable:
         """Return the message for a function that captured it."""
         part = self.part
         kind = kind_of_type(type(part.value))
-        advice = kind.in_call if kind else f"{self._reason()} Create it inside the function, or pass plain data."
+        name = f"`{part.expression}`" if part.expression else "the object"
+        advice = kind.in_call if kind else f"{self._reason()} Create {{name}} inside the function, or pass plain data."
+        advice = advice.replace("{name}", name)
         if kind is SHELL and part.root == "self" and len(part.functions) > 1:
             return f"the function {part.functions[-2]} uses `get_ipython()`, directly or by a magic. {advice}"
         return f"{self._subject()}, which cannot travel to another process. {advice}"

@@ -174,3 +174,46 @@ def test_every_kind_of_callable_can_be_launched_from_a_cell(kernel: Kernel, star
         """,
     )
     assert results == [6, 7, 8, -5, 25, 35, 5, 5.0]
+
+
+OPERATOR = """
+@torch.library.custom_op("mine::scale", mutates_args=())
+def scale(x: torch.Tensor) -> torch.Tensor:
+    return FACTOR * x
+@scale.register_fake
+def _(x): return torch.empty_like(x)
+def keep(ctx, inputs, output): ctx.save_for_backward(*inputs)
+def derive(ctx, grad): return grad * FACTOR
+scale.register_autograd(derive, setup_context=keep)
+@scale.register_vmap
+def _(info, dims, x): return FACTOR * x, dims[0]
+scale.register_autocast("cpu", torch.bfloat16)
+overload = torch.ops.mine.scale.default
+def use_operator():
+    results = []
+    for op in (scale, torch.ops.mine.scale, overload):
+        x = torch.ones(2, requires_grad=True)
+        op(x).sum().backward()
+        results += [op(x).sum().item(), x.grad.sum().item()]
+    with torch.autocast("cpu"):
+        results.append(str(scale(torch.ones(1)).dtype))
+    results.append(torch.vmap(scale)(torch.ones(2)).sum().item())
+    return results, tuple(scale(torch.ones(3, device="meta")).shape), scale
+"""
+
+
+def test_operator_of_a_cell_reaches_the_ranks_and_is_redefined(kernel: Kernel) -> None:
+    assert kernel.execute(f"FACTOR = 2\n{OPERATOR}\nsession = Session(2).__enter__()").error is None
+    for factor in (2, 3):
+        found = evaluate(
+            kernel,
+            f"""
+            FACTOR = {factor}
+            {OPERATOR if factor == 3 else ""}
+            found = [notebook_launch(use_operator, 2)[1], session.run(use_operator)[1], session.run(use_operator)[1]]
+            [(*rest, op is scale) for *rest, op in found]
+            """.replace("\n" + " " * 12, "\n"),
+        )
+        values = [2.0 * factor] * 6 + ["torch.bfloat16", 2.0 * factor]
+        assert found == [(values, (3,), True)] * 3
+    assert kernel.execute("session.close()").error is None

@@ -216,7 +216,7 @@ def test_object_made_for_one_process_is_refused_in_a_launch(make):
     def ask():
         return mine.num_processes
 
-    with pytest.raises(CaptureError, match=r"`mine`, an? notebook_launcher.*Create it inside the function"):
+    with pytest.raises(CaptureError, match=r"`mine`, an? notebook_launcher.*Create .* inside the function"):
         notebook_launch(ask, 2, output="none")
 
 

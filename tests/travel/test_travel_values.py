@@ -7,7 +7,9 @@ import enum
 import functools
 import mmap
 import os
+import random
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch._dynamo import config as dynamo_config
+from torch._inductor import config as inductor_config
+from torch.nn.attention import SDPBackend
+from torch.nn.utils import parametrizations
 
 from notebook_launcher import travel
 from notebook_launcher.errors import ResourceError
@@ -252,6 +258,70 @@ def test_data_frame_arrives() -> None:
     pandas = pytest.importorskip("pandas")
     left = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
     pandas.testing.assert_frame_equal(there_and_back(left), left)
+
+
+KEPT_BY_LIBRARIES: dict[str, Any] = {
+    "cudnn": torch.backends.cudnn,
+    "matmul": torch.backends.cuda.matmul,
+    "namespaces": [torch.ops, torch.ops.aten, torch.ops.higher_order],
+    "operators": [torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.ops.prims.abs],
+    "settings": [dynamo_config, inductor_config],
+    "pybind": [SDPBackend, torch.backends.cuda.SDPAParams, torch._C._log_api_usage_once],
+    "methods": [random.shuffle, random.random, np.random.rand],
+    "interpreter": [sys.flags, sys.version_info, os.environ, dataclasses.MISSING],
+}
+
+
+@pytest.mark.parametrize("name", KEPT_BY_LIBRARIES)
+def test_what_a_library_has_one_of_travels_by_name(name: str) -> None:
+    kept = KEPT_BY_LIBRARIES[name] if isinstance(KEPT_BY_LIBRARIES[name], list) else [KEPT_BY_LIBRARIES[name]]
+    assert all(arrived is left for arrived, left in zip(there_and_back(kept), kept, strict=True))
+
+
+def test_members_of_pybinds_enumerations_arrive() -> None:
+    assert there_and_back([SDPBackend.MATH, torch.Tag.core]) == [SDPBackend.MATH, torch.Tag.core]
+
+
+PARAMETRIZED: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
+    "weight-norm": parametrizations.weight_norm,
+    "spectral-norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "old-weight-norm": torch.nn.utils.weight_norm,
+    "old-spectral-norm": torch.nn.utils.spectral_norm,
+    "both": lambda module: parametrizations.spectral_norm(parametrizations.weight_norm(module)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize("name", PARAMETRIZED)
+def test_parametrized_modules_arrive_and_train(name: str) -> None:
+    left: Any = torch.nn.Sequential(PARAMETRIZED[name](torch.nn.Linear(3, 3)))
+    arrived, optimizer = there_and_back((left, torch.optim.SGD(left.parameters(), lr=0.1)))
+    assert list(arrived.state_dict()) == list(left.state_dict())
+    for model, its in ((left, torch.optim.SGD(left.parameters(), lr=0.1)), (arrived, optimizer)):
+        model(torch.ones(1, 3)).square().sum().backward()
+        its.step()
+    assert torch.equal(arrived(torch.ones(1, 3)), left(torch.ones(1, 3)))
+    assert type(arrived[0]).__name__ == type(left[0]).__name__
+
+
+def test_parametrized_module_keeps_the_state_of_its_own_class() -> None:
+    class Counting(torch.nn.Linear):
+        def __getstate__(self) -> Any:
+            return {**vars(self), "sent": True}
+
+    assert there_and_back(parametrizations.weight_norm(Counting(2, 2))).sent
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_traced_and_exported_modules_arrive() -> None:
+    model, batch = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    samples: list[Any] = [torch.jit.trace(model, batch), torch.jit.script(model), torch.jit.trace(torch.sin, batch)]
+    for left in samples:
+        assert torch.equal(there_and_back(left)(batch), left(batch))
+    assert there_and_back(samples[0]).weight.requires_grad
+    exported = torch.export.export(model, (batch,))
+    assert torch.equal(there_and_back(exported).module()(batch), model(batch))
 
 
 def mapping_of(address: int) -> dict[str, int]:
