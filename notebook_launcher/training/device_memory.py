@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -115,6 +116,12 @@ def find_executable_batch_size(
     def search_and_run(*args: Any, **kwargs: Any) -> Any:
         return search.run(args, kwargs)
 
+    with contextlib.suppress(TypeError, ValueError):  # some functions written in C have no signature
+        signature = inspect.signature(function)
+        # The batch size, which the call does not give, is the first parameter unless `*args` takes it.
+        rest = list(signature.parameters.values())
+        rest = rest[1:] if rest and rest[0].kind is not inspect.Parameter.VAR_POSITIONAL else rest
+        search_and_run.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
     return search_and_run
 
 

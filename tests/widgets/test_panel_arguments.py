@@ -11,7 +11,7 @@ from typing import Literal, Union
 
 import pytest
 
-from notebook_launcher import ConfigError
+from notebook_launcher import ConfigError, find_executable_batch_size
 from notebook_launcher.widgets import ConfigPanel
 from notebook_launcher.widgets.launching.parameters import MISSING, signature_parameters
 from tests.support.panels import Model, Optimizer, field, note_of, train, type_in
@@ -81,6 +81,31 @@ def test_every_sort_of_callable_has_its_parameters():
     assert list(ConfigPanel(lambda *args, **kwargs: 0).view.argument_fields) == []
     assert list(ConfigPanel(sum).view.argument_fields) == ["iterable", "start"]
     assert ConfigPanel(dict).view.argument_fields == {}
+
+
+def test_arguments_that_a_decorator_may_supply_are_not_demanded():
+    def supplies_the_rate(function):
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            return function(*args, **{"lr": 0.5, **kwargs})
+
+        return wrapper
+
+    class Trainer:
+        @supplies_the_rate
+        def fit(self, lr, epochs=1):
+            return lr, epochs
+
+    @find_executable_batch_size(starting_batch_size=4)
+    def sized(batch_size, lr=0.1):
+        pass
+
+    for function in (Trainer().fit, functools.partial(Trainer().fit)):
+        panel = ConfigPanel(function)
+        assert (list(panel.view.argument_fields), panel.problems) == (["lr", "epochs"], {})
+        type_in(panel, "lr", "0.1")
+        assert dict(panel.arguments) == {"lr": 0.1}
+    assert list(ConfigPanel(sized).view.argument_fields) == ["lr"]
 
 
 def test_arguments_are_set_by_typing_and_choosing():

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+from notebook_launcher.kernel.calls.checks import called_signature
 from notebook_launcher.widgets.launching.containers import container_fits, container_words, is_container
 
 __all__ = ["MISSING", "Parameter", "is_literal", "signature_parameters", "takes_any_name"]
@@ -62,11 +63,13 @@ class Parameter:
     """True if a text that is not a literal is a value: the text itself."""
     container: Any = MISSING
     """Annotation of a list, dictionary or the like, of which a typed value has to be one."""
+    is_behind_wrapper: bool = False
+    """True if a decorator passes the parameter on, and may give a value itself."""
 
     @property
     def is_required(self) -> bool:
         """True if the function cannot be called without this parameter."""
-        return self.default is MISSING
+        return self.default is MISSING and not self.is_behind_wrapper
 
     @property
     def empty(self) -> Any:
@@ -139,10 +142,15 @@ class Parameter:
 
 
 def signature_parameters(function: Any) -> tuple[Parameter, ...]:
-    """Return the parameters that can be given by name or place; none if the function has no signature."""
+    """Return the parameters that can be given by name or place; none if the function has no signature.
+
+    A decorator's `*args, **kwargs` stand for the parameters of the function that it wraps.
+    """
     signature = _signature(function)
-    names = _namespace(function)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if [each.kind for each in signature] == list(kinds) and (wrapped := _wrapped(function)) is not None:
+        return tuple(dataclasses.replace(each, is_behind_wrapper=True) for each in signature_parameters(wrapped))
+    names = _namespace(function)
     return tuple(_parameter(each, names) for each in signature if each.kind not in kinds)
 
 
@@ -175,9 +183,19 @@ def _literal(text: str, read: Callable[[str], Any] = ast.literal_eval) -> Any:
         return MISSING
 
 
+def _wrapped(function: Any) -> Any:
+    """Return the function that a decorator has wrapped, bound as the wrapper is; None if there is none."""
+    if isinstance(function, functools.partial):
+        inner = _wrapped(function.func)
+        return None if inner is None else functools.partial(inner, *function.args, **function.keywords)
+    wrapped = getattr(function, "__wrapped__", None)
+    is_method = isinstance(function, types.MethodType) and wrapped is not None
+    return types.MethodType(wrapped, function.__self__) if is_method else wrapped
+
+
 def _signature(function: Any) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(function).parameters.values())
+        return list(called_signature(function).parameters.values())
     except (TypeError, ValueError):
         return []  # None, and some functions written in C
 

@@ -96,7 +96,7 @@ def argument_field(parameter: Parameter, changed: Callable[[str, Any], None], la
             return CheckField(key, label, changed)
         case "choice":
             choices = list(zip(_words(parameter.choices), parameter.choices, strict=True))
-            return ChoiceField(key, label, changed, choices=choices, empty=parameter.is_required)
+            return ChoiceField(key, label, changed, choices=choices, empty=parameter.default is MISSING)
         case "code":
             return CodeField(key, label, changed)
     return TextField(

@@ -18,7 +18,7 @@ from notebook_launcher.wording.value_text import describe_value, name_of
 if TYPE_CHECKING:
     from notebook_launcher.travel import FunctionCall, SetupStep
 
-__all__ = ["arguments_by_name", "check_call", "check_callable", "check_not_in_rank"]
+__all__ = ["arguments_by_name", "called_signature", "check_call", "check_callable", "check_not_in_rank"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,9 +96,22 @@ def check_callable(function: Any) -> None:
         raise ConfigError(f"fn={describe_value(function)} is {type_of(function)}, which cannot be called.{hint}")
 
 
+def called_signature(function: Any) -> inspect.Signature:
+    """Return the signature of what a call reaches: a decorator's wrapper, which may supply arguments of the function.
+
+    Raises:
+        TypeError: The object is not a function.
+        ValueError: It has no signature, as some functions written in C.
+    """
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except ValueError:
+        return inspect.signature(function)  # a cache of functools has its function's
+
+
 def _check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], launcher: str) -> None:
     try:
-        signature = inspect.signature(function)
+        signature = called_signature(function)
     except (TypeError, ValueError):
         # Some functions written in C have no signature, nor has a partial whose own arguments do not fit.
         if isinstance(function, functools.partial):

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import CallOrderError, ConfigError, LaunchConfig, Session, context, launch, notebook_launch
+from notebook_launcher import (
+    CallOrderError,
+    ConfigError,
+    LaunchConfig,
+    Session,
+    context,
+    find_executable_batch_size,
+    launch,
+    notebook_launch,
+)
 from notebook_launcher.kernel.calls.checks import check_call, check_not_in_rank
 from notebook_launcher.messaging import board_layout
 from notebook_launcher.wording.value_text import name_of
@@ -20,6 +29,27 @@ def train(lr: float, epochs: int = 1) -> tuple[float, int]:
 
 def spawned(rank: int, world_size: int) -> tuple[int, int]:
     return rank, world_size
+
+
+@find_executable_batch_size(starting_batch_size=4)
+def sized(batch_size: int, lr: float) -> tuple[int, float]:
+    return batch_size, lr
+
+
+def supplies_the_rate(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(0.5, *args, **kwargs)
+
+    return wrapper
+
+
+def takes_no_arguments(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper() -> Any:
+        return function(0.5)
+
+    return wrapper
 
 
 async def coroutine() -> None:
@@ -69,6 +99,9 @@ class AsyncModel:
             r"remove the parameter rank, and write rank = torch\.distributed\.get_rank\(\) as the function's first",
         ),
         (spawned, (), {}, r"Arguments go by name: notebook_launch\(fn, 2, args="),
+        (sized, (), {}, r"sized\(lr: .* missing a required argument: 'lr'"),
+        (takes_no_arguments(train), (0.1,), {}, r"train\(\) .*too many positional arguments"),
+        (functools.cache(train), (1, 2, 3), {}, r"too many positional arguments"),
         (train, "x", {}, r"args='x' is a str; it must be a tuple. Write args=\('x',\)"),
         (train, 0.1, {}, r"args=0.1 is a float; it must be a tuple. Write args=\(0.1,\)"),
         (train, (), [1], r"kwargs=\[1\] must map the names of arguments to their values"),
@@ -78,6 +111,15 @@ class AsyncModel:
 def test_objects_that_cannot_be_called_are_refused(function: Any, args: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_call(function, args, kwargs, launcher="notebook_launch(fn, 2")
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [(sized, (0.1,)), (supplies_the_rate(train), ()), (takes_no_arguments(train), ()), (functools.cache(train), (1,))],
+)
+def test_call_is_checked_against_what_is_really_called(function: Any, args: tuple[Any, ...]) -> None:
+    call = check_call(function, args, {}, launcher="notebook_launch(fn, 2")
+    assert call.fn(*call.args) is not None
 
 
 @pytest.mark.parametrize("launcher", [notebook_launch, launch])
