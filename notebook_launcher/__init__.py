@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from notebook_launcher.errors import RankFailedError as RankFailedError
     from notebook_launcher.errors import ResourceError as ResourceError
     from notebook_launcher.errors import ReturnValueError as ReturnValueError
+    from notebook_launcher.errors import RunFolderError as RunFolderError
     from notebook_launcher.errors import RunStoppedError as RunStoppedError
     from notebook_launcher.errors import RunTimeoutError as RunTimeoutError
     from notebook_launcher.exporting.exporter import Exported as Exported

@@ -9,6 +9,7 @@
       - RunStoppedError                       the result of a run that `run.stop()` ended
     the machine
       - ResourceError (also an OSError)       no memory, process or descriptor left; a rank cannot start
+      - RunFolderError (also an OSError)      a run's folder that is damaged, or not the user's own
     a rank
       - RankFailedError (also a RuntimeError) a signal, an exit code, `sys.exit`, a dead supervisor
           . RunTimeoutError (a TimeoutError)  the run exceeded `timeout` or `idle_timeout`
@@ -45,6 +46,7 @@ __all__ = [
     "RemoteTraceback",
     "ResourceError",
     "ReturnValueError",
+    "RunFolderError",
     "RunStoppedError",
     "RunTimeoutError",
 ]
@@ -100,6 +102,10 @@ class RunStoppedError(LaunchError):
 
 class ResourceError(LaunchError, OSError):
     """A lack of memory, processes or descriptors on the machine."""
+
+
+class RunFolderError(LaunchError, OSError):
+    """A run's folder that cannot be read: a file in it is damaged or of another version, or not the user's own."""
 
 
 class RankFailedError(LaunchError, RuntimeError):

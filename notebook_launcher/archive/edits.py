@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.history import encoding, run_files, run_folders
+from notebook_launcher.history.folder_files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,7 +29,7 @@ def check_edits(name: str | None, tags: Iterable[str] | None, notes: str | None)
 
 def read_edits(folder: Path) -> dict[str, Any]:
     """Return the edits in a run's folder."""
-    return run_folders.read_json(folder / run_folders.EDITS) or {}
+    return read_json(folder, run_folders.EDITS) or {}
 
 
 def write_edits(folder: Path, edits: Mapping[str, Any]) -> None:

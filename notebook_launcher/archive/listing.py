@@ -31,6 +31,8 @@ __all__ = ["RUN_KINDS", "RunList"]
 RUN_KINDS: tuple[RunKind, ...] = ("run", "call", "cell", "session")
 DISPENSABLE = ("when", "disk", "ranks", "notes", "holds", "tags", "last metrics", "time")
 """Columns that a narrow terminal does without, the first of them first; the id has the time of the launch, too."""
+MAX_NAME = 100
+"""Characters of a name, which is the reason where a run cannot be read."""
 MAX_ROWS = 16
 """Number of runs that the table shows, the newest ones."""
 
@@ -106,10 +108,10 @@ class RunList(Sequence[RecordedRun]):
         now = time.time()
 
         def fits(run: RecordedRun) -> bool:
-            snapshot = run.snapshot()
+            snapshot = run.listed()
             age = now - snapshot.started
             return (
-                (name is None or name.casefold() in run.name.casefold())
+                (name is None or name.casefold() in snapshot.name.casefold())
                 and (tag is None or tag in run.tags)
                 and (state is None or snapshot.state == state)
                 and (kind is None or snapshot.kind == kind)
@@ -121,7 +123,7 @@ class RunList(Sequence[RecordedRun]):
 
     def delete(self) -> int:
         """Remove the folders of these runs; return their number. A run that is not over stays."""
-        over = [run for run in self._items if run.snapshot().is_over]
+        over = [run for run in self._items if run.listed().is_over]
         for run in over:
             run.delete()
         return len(over)
@@ -131,7 +133,7 @@ class RunList(Sequence[RecordedRun]):
 
         Waits for their ends. A run that is not detached belongs to its kernel, and continues.
         """
-        return self._stop_hosted([run.folder for run in self._items if not run.snapshot().is_over])
+        return self._stop_hosted([run.folder for run in self._items if not run.listed().is_over])
 
     def as_text(self, limit: int = MAX_ROWS, *, width: int | None = None, more: str = "") -> str:
         """Return the table as text.
@@ -160,13 +162,13 @@ class RunList(Sequence[RecordedRun]):
         return "".join([table, *(f"<p>{escape(line)}</p>" for line in self._rest())])
 
     def _columns(self, limit: int = MAX_ROWS) -> list[tables.Column]:
-        shown = [run.snapshot() for run in self._items[:limit]]
+        shown = [run.listed() for run in self._items[:limit]]
         kinds = [run.kind for run in shown]
         sizes = [format_bytes(run.size) for run in self._items[:limit]]
         return [
             tables.Column("id", [run.id for run in shown]),
             tables.Column("kind", kinds if set(kinds) - {"run"} else []),
-            tables.Column("name", [one_line(run.name, 40) for run in self._items[:limit]], can_shrink=True),
+            tables.Column("name", [one_line(run.name, MAX_NAME) for run in shown], can_shrink=True),
             tables.Column("tags", [one_line(", ".join(run.tags), 40) for run in self._items[:limit]], can_shrink=True),
             tables.Column("when", [time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) for run in shown]),
             tables.Column("state", [run.state for run in shown], kind="state"),
@@ -200,7 +202,7 @@ def _seconds(field: str, value: object) -> float | None:
 
 def _holdings(run: RecordedRun) -> str:
     """Return what a run in progress takes of the machine: memory of its ranks and GPUs, and its host; else nothing."""
-    snapshot = run.snapshot()
+    snapshot = run.listed()
     if snapshot.is_over:
         return ""
     memory = sum(rank.memory or 0 for rank in snapshot.ranks)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits, read_edits, write_edits
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.errors import CallOrderError, ConfigError
+from notebook_launcher.errors import CallOrderError, ConfigError, RunFolderError
 from notebook_launcher.history import encoding, run_folders
 from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.folder_files import belongs_to_another, load_json, open_folder, read_bytes, read_json
 from notebook_launcher.history.log_order_file import read_log_order
 from notebook_launcher.history.picture_files import read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
 from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.text import one_line
 from notebook_launcher.wording.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from notebook_launcher.drawing.charts import AxisKind
@@ -44,6 +48,8 @@ class RecordedRun:
 
     Raises:
         LookupError: There is no such folder, or it does not hold a run.
+        RunFolderError: The folder is a link or belongs to another user. Attributes and methods raise it, too, where a
+            file in the folder is damaged, or not the user's own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,6 +63,8 @@ class RecordedRun:
                 "lists those that are there."
             )
             raise for_caller(LookupError(msg))
+        if belongs_to_another(folder):
+            os.close(open_folder(folder))  # It raises, with the reason.
         if not run_folders.is_run(folder):
             msg = f"{folder} does not hold a run: it has no {run_folders.SUMMARY}. Pass a folder that runs() lists."
             raise for_caller(LookupError(msg))
@@ -117,7 +125,7 @@ class RecordedRun:
     @property
     def tags(self) -> tuple[str, ...]:
         """Tags of the run: as edited, else as launched."""
-        tags = self._edits().get("tags", self.snapshot().config.get("tags"))
+        tags = self._edits().get("tags", self.listed().config.get("tags"))
         return tuple(map(str, tags)) if isinstance(tags, list) else ()
 
     @property
@@ -128,12 +136,12 @@ class RecordedRun:
     @property
     def source(self) -> str:
         """Source of the function when it was launched; empty if it was not recorded."""
-        return _read(self._folder / run_folders.SOURCE, 0).decode("utf-8", "replace")
+        return read_bytes(self._folder, run_folders.SOURCE).decode("utf-8", "replace")
 
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, git commit, working directory and variables at the launch; empty if they were not recorded."""
-        return run_folders.read_json(self._folder / run_folders.ENVIRONMENT) or {}
+        return read_json(self._folder, run_folders.ENVIRONMENT) or {}
 
     def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
         """Change the run's name, tags or notes in its folder; None leaves each as it is.
@@ -164,13 +172,14 @@ class RecordedRun:
         Raises:
             LookupError: The run has none in its folder: it had a seed, which `seed` gives, or it was a session's.
         """
-        plain = run_folders.read_json(self._folder / run_folders.RANDOM)
+        plain = load_json(self._folder, run_folders.RANDOM)
         if plain is None:
             session = "Runs of a session continue where the one before ended"
             other = session if self.seed is None else f"Pass seed={self.seed}"
             msg = f"{self.id} did not begin with random states of a kernel. {other}."
             raise for_caller(LookupError(msg))
-        travel.set_random_states(travel.decode_states(plain), use_gpu="torch" in sys.modules)
+        with self._blaming(run_folders.RANDOM):
+            travel.set_random_states(travel.decode_states(plain), use_gpu="torch" in sys.modules)
 
     @property
     def config(self) -> LaunchConfig:
@@ -181,12 +190,24 @@ class RecordedRun:
 
         Raises:
             ConfigError: This version does not accept the options.
+            RunFolderError: The file with the options is damaged.
         """
         known = {field.name for field in dataclasses.fields(LaunchConfig)} - {"engine", "setup"}
-        options = run_folders.read_json(self._folder / run_folders.CONFIG)
+        options = load_json(self._folder, run_folders.CONFIG)
         if options is None:
             options = dict(self.snapshot().config)
-        return LaunchConfig(**{name: value for name, value in options.items() if name in known})
+        with self._blaming(run_folders.CONFIG):
+            return LaunchConfig(**{name: value for name, value in options.items() if name in known})
+
+    @contextlib.contextmanager
+    def _blaming(self, name: str) -> Iterator[None]:
+        """Blame a file for an error that its contents have caused."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise RunFolderError(f"{self._folder / name} is damaged: {one_line(error, 200)}.") from error
 
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:
@@ -201,12 +222,20 @@ class RecordedRun:
     def snapshot(self) -> RunSnapshot:
         """Return the summary in the folder; for a lost run, its state some seconds before the kernel ended."""
         if self._snapshot is None or not self._snapshot.is_over:
-            summary = run_folders.read_json(self._folder / run_folders.SUMMARY)
+            summary = load_json(self._folder, run_folders.SUMMARY)
             snapshot = _decode(summary, self._folder)
             is_live = not snapshot.is_over and run_folders.is_live(self._folder, summary)
             self._snapshot = snapshot if snapshot.is_over or is_live else _lost(snapshot)
         edited = self._edits().get("name")
         return dataclasses.replace(self._snapshot, name=str(edited)) if edited else self._snapshot
+
+    def listed(self) -> RunSnapshot:
+        """Return the summary; if it cannot be read, what the folder shows, with the reason as name."""
+        try:
+            return self.snapshot()
+        except RunFolderError as error:
+            stand_in = _seen_from_outside(self._folder, "unreadable: " + str(error).replace(f"{self._folder}/", ""))
+            return stand_in if run_folders.is_live(self._folder, None) else _lost(stand_in)
 
     @property
     def metrics(self) -> tuple[MetricPoint, ...]:
@@ -215,7 +244,7 @@ class RecordedRun:
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics after a position, and the next position. The first position is 0."""
-        data = _read(self._folder / run_folders.METRICS, self._offset)
+        data = read_bytes(self._folder, run_folders.METRICS, self._offset)
         # A line without a newline is still being written, or its writer has died.
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
@@ -240,10 +269,10 @@ class RecordedRun:
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return the text that a rank has written after a position, and the next position. The first position is 0."""
         check_rank(rank, self.snapshot().num_processes)
-        path = self._folder / run_folders.log_name(rank)
-        data = _read(path, position)
-        size = path.stat().st_size if path.exists() else 0
-        return data.decode("utf-8", "replace"), min(position, size) + len(data)
+        name = run_folders.log_name(rank)
+        data = read_bytes(self._folder, name, position)
+        end = position + len(data) if data else min(position, _size_of(self._folder / name))
+        return data.decode("utf-8", "replace"), end
 
     @property
     def size(self) -> int:
@@ -256,8 +285,8 @@ class RecordedRun:
         Raises:
             CallOrderError: The run is not over.
         """
-        if not self.snapshot().is_over:
-            raise CallOrderError(f"the run {self.id} is {self.state}, so its folder cannot be deleted. Stop it first.")
+        if not (run := self.listed()).is_over:
+            raise CallOrderError(f"the run {self.id} is {run.state}, so its folder cannot be deleted. Stop it first.")
         run_folders.remove(self._folder)
 
     def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
@@ -265,12 +294,9 @@ class RecordedRun:
         return read_log_order(self._folder, num_pieces)
 
     def _tail(self, rank: int) -> str:
-        path = self._folder / run_folders.log_name(rank)
-        try:
-            start = max(0, path.stat().st_size - TAIL)
-        except OSError:
-            return ""
-        text = _read(path, start).decode("utf-8", "replace")
+        name = run_folders.log_name(rank)
+        start = max(0, _size_of(self._folder / name) - TAIL)
+        text = read_bytes(self._folder, name, start).decode("utf-8", "replace")
         return text.partition("\n")[2] if start else text
 
 
@@ -287,33 +313,36 @@ def check_axis(axis: str, names: Iterable[str]) -> None:
         )
 
 
-def _read(path: Path, start: int) -> bytes:
-    """Return the contents of a file from a position on; empty if there is no file."""
+def _size_of(path: Path) -> int:
+    """Return the bytes of a file; 0 if there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(start)
-            return file.read()
-    except FileNotFoundError:
-        return b""
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
 
 
 def _decode(summary: dict[str, Any] | None, folder: Path) -> RunSnapshot:
     if summary is not None:
         try:
             return encoding.decode_snapshot({**summary, "id": folder.name})
-        except (TypeError, ValueError, AttributeError):
-            pass
-    # The kernel was killed before it wrote the first summary, or another program changed the file.
+        except ValueError as error:
+            path = folder / run_folders.SUMMARY
+            raise RunFolderError(f"{path} is damaged: {one_line(error, 200)}.") from error
+    # The kernel was killed before it wrote the first summary.
+    return _seen_from_outside(folder, run_folders.name_in(folder.name))
+
+
+def _seen_from_outside(folder: Path, name: str) -> RunSnapshot:
     return RunSnapshot(
         id=folder.name,
-        name=run_folders.name_in(folder.name),
+        name=name,
         state="starting",
         started=run_folders.time_in(folder.name),
         seconds=0.0,
         num_processes=len(list(folder.glob("rank-*.log"))),
         summary="",
         seed=None,
-        error="the summary in its folder cannot be read",
+        error="its folder has no summary",
     )
 
 

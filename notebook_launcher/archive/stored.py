@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
+from notebook_launcher.history.folder_files import belongs_to_another, read_json
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.text import type_of
 
@@ -39,7 +40,7 @@ def require_home(folder: str | os.PathLike[str]) -> Path:
 
 
 def stored_runs(home: Path) -> list[RecordedRun]:
-    """Return the runs in a folder, the newest first."""
+    """Return the runs in a folder, the newest first, without folders of other users and links."""
     items = []
     # A name holds the second of the launch; runs of one second are sorted by their summaries.
     for _, names in itertools.groupby(run_folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
@@ -52,10 +53,11 @@ def _still_there(home: Path, names: Iterable[str]) -> Iterator[RecordedRun]:
     for name in names:
         # Another kernel may be making room.
         with contextlib.suppress(LookupError):
-            yield RecordedRun(home / name)
+            if not belongs_to_another(home / name):
+                yield RecordedRun(home / name)
 
 
 def _launched(run: RecordedRun) -> float:
     """Return the time of a run's launch, of which alone the summary is read."""
-    started = (run_folders.read_json(run.folder / run_folders.SUMMARY) or {}).get("started")
-    return started if isinstance(started, float) else run.snapshot().started
+    started = (read_json(run.folder, run_folders.SUMMARY) or {}).get("started")
+    return started if isinstance(started, float) else run.listed().started

@@ -14,7 +14,7 @@ from notebook_launcher.detached.asking_handle import AskingHandle
 from notebook_launcher.detached.attached_output import AttachedOutput, follow
 from notebook_launcher.detached.attached_questions import AttachedQuestions
 from notebook_launcher.detached.ending import read_ending
-from notebook_launcher.errors import CallOrderError, RankFailedError
+from notebook_launcher.errors import CallOrderError, RankFailedError, RunFolderError
 from notebook_launcher.kernel import views
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
@@ -55,7 +55,7 @@ class AttachedRun(AskingHandle, AnyRun):
         """Set once the run is over, after the fields below, or after this process has lost the host."""
         self._ending: Ending | None = None
         self._fault: Exception | None = None
-        """The reason why the ending could not be read."""
+        """The reason why the folder could not be read."""
         self._outcome: RunOutcome | None = None
         """The outcome as far as it could be opened when it was last asked for."""
         self._opening = threading.Lock()
@@ -104,6 +104,7 @@ class AttachedRun(AskingHandle, AnyRun):
         Raises:
             TimeoutError: The run is still running after `timeout` seconds.
             RankFailedError: The run's host died.
+            RunFolderError: The end in the run's folder is damaged, of another version, or not the user's own.
             BaseException: The exception with which the run failed, as `notebook_launch` raises it.
         """
         error = self.exception(timeout)
@@ -200,10 +201,10 @@ class AttachedRun(AskingHandle, AnyRun):
                 collections.deque(follow(self._folder, self._questions), maxlen=0)
             try:
                 self._ending = read_ending(self._folder)
-            except (CallOrderError, OSError) as fault:
+                if self._ending is None:
+                    self._await_loss()
+            except RunFolderError as fault:
                 self._fault = fault
-            if self._ending is None and self._fault is None:
-                self._await_loss()
             if output is not None:
                 output.end(self._last_line(is_raised=output.is_raised))
         finally:
@@ -240,7 +241,7 @@ class AttachedRun(AskingHandle, AnyRun):
         return "its host is gone" if self._fault is None else str(self._fault)
 
     def _lost(self) -> RunOutcome:
-        run = self._recorded.snapshot()
+        run = self._recorded.listed()
         if self._folder.exists():
             msg = (
                 f"the host process of {self.id} has ended: it was killed, or its machine, login session or container "

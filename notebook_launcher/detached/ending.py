@@ -6,13 +6,11 @@ import contextlib
 import copy
 import dataclasses
 import os
-import pickle
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
-from notebook_launcher.detached.own_pickle import read_own_pickle
-from notebook_launcher.errors import CallOrderError, ReturnValueError
-from notebook_launcher.history import run_files
+from notebook_launcher.detached.own_pickle import checksum_of, open_kept, read_own_pickle, write_own_pickle
+from notebook_launcher.errors import ReturnValueError, RunFolderError
 from notebook_launcher.history.host_files import ENDING
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.rank_errors import cannot_travel
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Ending", "KeptParcels", "read_ending", "write_ending"]
 
-PART = "ending.pickle.part"
 ERROR = "error.parcel"
 
 
@@ -38,6 +35,7 @@ class KeptValue:
 
     file: str
     size: int
+    checksum: int
 
     def __repr__(self) -> str:
         return f"kept in the run's folder, {format_bytes(self.size)}"
@@ -45,6 +43,9 @@ class KeptValue:
 
 class KeptError(Exception):
     """Stands for a rank's exception; subclasses have the name of its class."""
+
+    checksum: int | None = None
+    """Checksum of its parcel in the run's folder; None if there is none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class Ending:
     """An exception of the launcher's own; None if there is none, or if a rank raised it."""
     raised: tuple[str, str] | None
     """Name and message of the exception that a rank raised, which is in a parcel."""
+    error_checksum: int | None
+    """Checksum of that parcel; None if there is none."""
     last_line: str
 
     def open(self, folder: Path) -> RunOutcome:
@@ -66,7 +69,7 @@ class Ending:
         unsent: dict[int, str | Exception] = {**results.unsent}
         for rank, kept in results.returned.items():
             try:
-                values[rank] = travel.unpack_value(os.open(folder / kept.file, os.O_RDONLY | os.O_CLOEXEC))
+                values[rank] = travel.unpack_value(open_kept(folder, kept.file, kept.checksum))
             except (OSError, ReturnValueError) as error:  # noqa: PERF203 - the file may be gone, its classes too
                 unsent[rank] = without_locals(error)
         results.fill(values, unsent, folder)
@@ -82,10 +85,18 @@ class Ending:
 
     def _open_error(self, folder: Path) -> BaseException:
         assert self.raised is not None
-        error = None
-        with contextlib.suppress(OSError):
-            error = travel.unpack_exception(os.open(folder / ERROR, os.O_RDONLY | os.O_CLOEXEC))
-        return error or self._stand_in(self.raised)
+        error, reason = None, ""
+        if self.error_checksum is not None:
+            try:
+                error = travel.unpack_exception(open_kept(folder, ERROR, self.error_checksum))
+            except RunFolderError as damage:
+                reason = str(damage)
+            except FileNotFoundError:
+                pass
+        if error is None:
+            error = self._stand_in(self.raised)
+            error.add_note(reason) if reason else None
+        return error
 
     def _stand_in(self, raised: tuple[str, str]) -> BaseException:
         return cannot_travel(*raised, self.results.failures[0].rank)
@@ -102,29 +113,32 @@ class KeptParcels:
         """Move a value's parcel to the folder; raises `ReturnValueError` if that fails."""
         name = f"value-{self._num_values}.parcel"
         self._num_values += 1
-        return KeptValue(name, self._move(fd, name))
+        return KeptValue(name, *self._move(fd, name))
 
     def keep_exception(self, fd: int, report: ExceptionReport) -> BaseException:
         """Move an exception's parcel to the folder, and return a stand-in of the same name and message."""
+        checksum = None
         with contextlib.suppress(OSError):  # The disk is full: name, message and traceback fit into its reserve.
-            self._move(fd, ERROR)
-        namespace = {"__module__": "builtins", "__qualname__": report.type_name}
+            _, checksum = self._move(fd, ERROR)
+        namespace = {"__module__": "builtins", "__qualname__": report.type_name, "checksum": checksum}
         stand_in: BaseException = type(report.type_name, (KeptError,), namespace)(report.message)
         return stand_in
 
-    def _move(self, fd: int, name: str) -> int:
-        path = self._folder / name
+    def _move(self, fd: int, name: str) -> tuple[int, int]:
+        """Move a parcel to the folder; return its size and checksum."""
+        path, flags = self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             size, done = os.fstat(fd).st_size, 0
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            with open(os.open(path, flags, 0o600), "wb") as file:
                 while done < size:
                     done += os.sendfile(file.fileno(), fd, done, size - done)
+            checksum = checksum_of(fd)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise OSError(f"it could not be kept in {path}: {error.strerror}.") from error
         finally:
             os.close(fd)
-        return size
+        return size, checksum
 
 
 def write_ending(folder: Path, outcome: RunOutcome, last_line: str) -> None:
@@ -136,28 +150,18 @@ def write_ending(folder: Path, outcome: RunOutcome, last_line: str) -> None:
         results=outcome.results,
         error=None if is_rank_s else error,
         raised=(type(error).__qualname__, str(error)) if is_rank_s else None,
+        error_checksum=error.checksum if isinstance(error, KeptError) else None,
         last_line=last_line,
     )
-    run_files.replace(folder / ENDING, pickle.dumps(ending, protocol=5), folder / PART)
+    write_own_pickle(folder, ENDING, ending)
 
 
 def read_ending(folder: Path) -> Ending | None:
-    """Return the end of a run; None if there is none yet.
-
-    Raises:
-        PermissionError: The file belongs to another user, and a pickle can run any code.
-        CallOrderError: Another version of this package has written it, with other classes.
-    """
+    """Return the end of a run; None if there is none yet. Raises `RunFolderError` as `read_own_pickle`."""
     try:
-        ending = read_own_pickle(folder / ENDING)
+        ending = read_own_pickle(folder, ENDING)
     except FileNotFoundError:
         return None
-    except PermissionError:
-        raise
-    except Exception as error:
-        raise CallOrderError(
-            f"the end of {folder.name} cannot be read: {type(error).__name__}: {error}. Probably another version of "
-            "notebook-launcher has written it: attach with the version that launched the run."
-        ) from error
-    assert isinstance(ending, Ending)
+    if not isinstance(ending, Ending):
+        raise RunFolderError(f"{folder / ENDING} holds {type(ending).__name__} instead of the end of a run.")
     return ending

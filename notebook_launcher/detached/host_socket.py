@@ -1,12 +1,11 @@
 """The socket of a host, in the run's folder: how a host opens it and how a client reaches it.
 
-The folder is closed to other users (mode 0700), both ends ask the system for the other's user, and both send the
-protocol that they speak before the first record, because records are pickles.
+The folder is closed to other users (mode 0700), and a client checks that it is the user's own. Both ends ask the system
+for the other's user, and both send the protocol that they speak before the first record, because records are pickles.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached.requests import PROTOCOL, Answered, RequestRefused
 from notebook_launcher.errors import CallOrderError
+from notebook_launcher.history.folder_files import socket_path
 from notebook_launcher.history.host_files import SOCKET
 from notebook_launcher.messaging.links import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ["HostConnection", "SocketWatch", "greet", "listen", "peer_of"]
@@ -33,7 +32,7 @@ def listen(folder: Path, socket_name: str = SOCKET) -> socket.socket:
     """Return a listening socket in a run's or a session's folder; raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        with _short_name(folder, socket_name) as name:
+        with socket_path(folder, socket_name) as name:
             sock.bind(name)
         (folder / socket_name).chmod(0o600)
         sock.listen(16)
@@ -114,7 +113,7 @@ class HostConnection:
     def __init__(self, folder: Path, socket_name: str = SOCKET) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            with _short_name(folder, socket_name) as name:
+            with socket_path(folder, socket_name) as name:
                 self._sock.connect(name)
             self._link = greet(self._sock)
         except BaseException:
@@ -148,13 +147,3 @@ def _checked(answer: Any) -> Any:
     if isinstance(answer, RequestRefused):
         raise answer.error
     return answer
-
-
-@contextlib.contextmanager
-def _short_name(folder: Path, socket_name: str) -> Iterator[str]:
-    """Yield the socket's path through a descriptor of its folder: the address of a socket holds 107 bytes."""
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}/{socket_name}"
-    finally:
-        os.close(fd)

@@ -13,6 +13,7 @@ from notebook_launcher.detached import host_socket
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
+from notebook_launcher.history.folder_files import read_json
 from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
 from notebook_launcher.history.run_files import replace
 from notebook_launcher.wording.units import format_seconds
@@ -41,7 +42,7 @@ def live_sessions(home: Path) -> Iterator[tuple[Path, str]]:
     for run_id in run_folders.list_ids(home):
         folder = home / run_id
         if is_session(folder):
-            summary = run_folders.read_json(folder / run_folders.SUMMARY)
+            summary = read_json(folder, run_folders.SUMMARY)
             if summary is not None and run_folders.is_live(folder, summary):
                 yield folder, str(summary.get("name"))
 

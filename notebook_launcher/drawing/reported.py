@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import io
 from typing import TYPE_CHECKING
@@ -40,10 +41,11 @@ def reported_html(pictures: Sequence[RunPicture]) -> str:
 def read_rows(table: RunPicture, limit: int) -> list[list[str]]:
     """Return at most `limit` rows of a table and its head, all of one length; wide tables lose their last columns."""
     rows: list[list[str]] = []
-    for row in csv.reader(io.StringIO(table.data.decode("utf-8", "replace"))):
-        if len(rows) > limit:
-            break
-        rows.append([one_line(cell, 200) for cell in row[:MAX_COLUMNS]])
+    with contextlib.suppress(csv.Error):  # Another program changed the file.
+        for row in csv.reader(io.StringIO(table.data.decode("utf-8", "replace"))):
+            if len(rows) > limit:
+                break
+            rows.append([one_line(cell, 200) for cell in row[:MAX_COLUMNS]])
     width = max(map(len, rows), default=0)
     return [row + [""] * (width - len(row)) for row in rows]
 

@@ -12,27 +12,33 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from notebook_launcher.history.schema import (
     MetricPoint,
     PhaseSpan,
-    RankFailure,
-    RankPhases,
-    RankSnapshot,
     RankUsage,
-    RunChange,
-    RunSetting,
     RunSnapshot,
 )
+from notebook_launcher.history.typed_json import LARGEST, decode_record, number_of
 
-__all__ = ["MAX_SAVED_SPANS", "decode_point", "decode_snapshot", "encode", "encode_point", "encode_snapshot"]
+__all__ = [
+    "MAX_SAVED_SPANS",
+    "decode_point",
+    "decode_snapshot",
+    "encode",
+    "encode_point",
+    "encode_snapshot",
+    "is_place",
+]
 
 MAX_SAVED_SPANS = 4096
 """Spans of all ranks together that a summary holds: 160 kB, and 5 ms of work."""
 
-T = TypeVar("T")
-
+LAST_DAY = 1e11
+"""Seconds from 1970 to the year 5138, beyond which no clock shows a time and `localtime` fails."""
+MAX_RANKS = 65_536
+"""Ranks of a run; a file that names more is damaged, and views would count up to them."""
 # json.dumps makes a new encoder for each call with options, which takes three times as long as the encoding.
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), check_circular=False)
 
@@ -56,10 +62,16 @@ def decode_point(line: str | bytes) -> MetricPoint | None:
     """Return the point in a line; None if the line holds no point."""
     try:
         data = json.loads(line)
-        values = {str(name): _number(value) for name, value in data["values"].items()}
-        return MetricPoint(rank=int(data["rank"]), step=int(data["step"]), time=float(data["time"]), values=values)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        values = {str(name): number_of(value) for name, value in data["values"].items()}
+        rank, step, time = int(data["rank"]), int(data["step"]), float(data["time"])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
+    return MetricPoint(rank=rank, step=step, time=time, values=values) if is_place(rank, step) else None
+
+
+def is_place(rank: int, step: int) -> bool:
+    """Return True for a rank and a step that a run can have; a damaged file may have others, which no view can draw."""
+    return 0 <= rank < MAX_RANKS and abs(step) < LARGEST
 
 
 def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
@@ -80,25 +92,15 @@ def encode_snapshot(snapshot: RunSnapshot) -> dict[str, Any]:
 
 
 def decode_snapshot(data: Mapping[str, Any]) -> RunSnapshot:
-    """Return the snapshot that plain data describes.
-
-    Raises:
-        TypeError: A field is missing or has another type, so `data` is not a snapshot.
-        ValueError: As TypeError.
-        AttributeError: As TypeError.
-    """
-    return _build(
-        RunSnapshot,
-        data,
-        ranks=tuple(_decode_rank(rank) for rank in data.get("ranks", ())),
-        failures=tuple(
-            _build(RankFailure, item, last_lines=tuple(item.get("last_lines", ()))) for item in data.get("failures", ())
-        ),
-        changes=tuple(_build(RunChange, item) for item in data.get("changes", ())),
-        settings=tuple(_build(RunSetting, item) for item in data.get("settings", ())),
-        phases={int(rank): _decode_phases(item) for rank, item in data.get("phases", {}).items()},
-        usage={int(rank): _decode_usage(item) for rank, item in data.get("usage", {}).items()},
-    )
+    """Return the snapshot that plain data describes; raises `ValueError` if `data` is not a snapshot."""
+    snapshot = decode_record(RunSnapshot, _named_spans(data))
+    if not 0 <= snapshot.num_processes <= MAX_RANKS:
+        raise ValueError(f"num_processes: {snapshot.num_processes}")
+    if not 0 <= snapshot.started < LAST_DAY:
+        raise ValueError(f"started: {snapshot.started}")
+    if not abs(snapshot.seconds) < LAST_DAY:
+        raise ValueError(f"seconds: {snapshot.seconds}")
+    return snapshot
 
 
 def _encode_span(span: PhaseSpan) -> tuple[str, float, float]:
@@ -110,22 +112,33 @@ def _encode_usage(usage: RankUsage) -> dict[str, list[Any]]:
     return {name: [None if value is None else round(value, 3) for value in column] for name, column in columns.items()}
 
 
-def _decode_usage(data: Mapping[str, Any]) -> RankUsage:
-    times = tuple(map(float, data.get("times", ())))
-    unknown = (None,) * len(times)
-    columns = {name: tuple(data.get(name, unknown)) for name in _field_names(RankUsage) if name != "times"}
-    return RankUsage(times=times, **columns)
+def _named_spans(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a snapshot's data with names for what is in columns and pairs to save room."""
+    phases, usage = data.get("phases", {}), data.get("usage", {})
+    if isinstance(phases, dict):
+        phases = {rank: _named_span_fields(each) for rank, each in phases.items()}
+    if isinstance(usage, dict):
+        usage = {rank: _full_columns(each) for rank, each in usage.items()}
+    return {**data, "phases": phases, "usage": usage}
 
 
-def _decode_rank(data: Mapping[str, Any]) -> RankSnapshot:
-    metrics = {name: _number(value) for name, value in data.get("metrics", {}).items()}
-    return _build(RankSnapshot, data, metrics=metrics)
+def _named_span_fields(phases: Any) -> Any:
+    spans = phases.get("spans", []) if isinstance(phases, dict) else None
+    if not isinstance(spans, list):
+        return phases
+    names = _field_names(PhaseSpan)
+    named = [dict(zip(names, span, strict=False)) if isinstance(span, list) else span for span in spans]
+    return {**phases, "spans": named}
 
 
-def _decode_phases(data: Mapping[str, Any]) -> RankPhases:
-    spans = tuple(PhaseSpan(phase=span[0], start=span[1], seconds=span[2]) for span in data.get("spans", ()))
-    micro_batches, samples = data.get("fullest", (0, 0.0))
-    return _build(RankPhases, data, spans=spans, fullest=(int(micro_batches), float(samples)))
+def _full_columns(usage: Any) -> Any:
+    times = usage.get("times", []) if isinstance(usage, dict) else None
+    if not isinstance(times, list):
+        return usage
+    unknown = [None] * len(times)
+    columns = {**{name: usage.get(name, unknown) for name in _field_names(RankUsage)}, "times": times}
+    is_whole = all(isinstance(column, list) and len(column) == len(times) for column in columns.values())
+    return columns if is_whole else None
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -139,18 +152,9 @@ def _reader(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
     return operator.attrgetter(*_field_names(kind))  # type: ignore[arg-type] # a class is hashable
 
 
-def _build(kind: type[T], data: Mapping[str, Any], **decoded: Any) -> T:
-    known = _field_names(kind)  # type: ignore[arg-type] # a class is hashable
-    return kind(**{**{name: value for name, value in data.items() if name in known}, **decoded})
-
-
 @functools.cache
 def _field_names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _plain(data: Any) -> Any:

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 from typing import TYPE_CHECKING
 
+from notebook_launcher.history.folder_files import open_file
 from notebook_launcher.history.run_files import append
 from notebook_launcher.history.run_folders import LOG_ORDER
 
@@ -52,7 +53,7 @@ class LogOrderFile:
 def read_log_order(folder: Path, num_pieces: int) -> list[tuple[int, int]]:
     """Return the rank and the end of each of the newest pieces, in the order of their arrival; [] without a file."""
     data = b""
-    with contextlib.suppress(OSError), open(folder / LOG_ORDER, "rb") as file:
+    with contextlib.suppress(OSError), open(open_file(folder, LOG_ORDER), "rb") as file:
         start = max(0, file.seek(0, 2) - MAX_LINE * num_pieces)
         file.seek(start)
         data = file.read().partition(b"\n")[2] if start else file.read()

@@ -6,7 +6,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from notebook_launcher.history.encoding import encode
+from notebook_launcher.history.encoding import encode, is_place
+from notebook_launcher.history.folder_files import open_file, read_bytes
 from notebook_launcher.history.run_files import append
 from notebook_launcher.history.run_folders import PICTURES
 from notebook_launcher.history.schema import RunPicture
@@ -58,20 +59,21 @@ class PictureFiles:
 
 def read_pictures(folder: Path, start: int = 0) -> list[RunPicture]:
     """Return the pictures in a run's folder, from a position on; what was removed is left out."""
-    try:
-        lines = (folder / PICTURES).read_text("ascii").splitlines()[start:]
-    except OSError:
-        return []
+    lines = read_bytes(folder, PICTURES).splitlines()[start:]
     return [picture for line in lines if (picture := _read(folder, line)) is not None]
 
 
-def _read(folder: Path, line: str) -> RunPicture | None:
+def _read(folder: Path, line: bytes) -> RunPicture | None:
     try:
         fields = json.loads(line)
-        file = str(fields.pop("file"))
+        file, rank, step = str(fields["file"]), int(fields["rank"]), int(fields["step"])
         mime = next(mime for mime, suffix in SUFFIXES.items() if file.endswith(suffix))
-        if "/" in file:  # Another program changed the list.
+        if "/" in file or not is_place(rank, step):  # Another program changed the list.
             return None
-        return RunPicture(**fields, mime=mime, data=(folder / file).read_bytes())
-    except (OSError, ValueError, TypeError, KeyError, StopIteration):
+        with open(open_file(folder, file), "rb") as opened:
+            data = opened.read()
+        return RunPicture(
+            rank=rank, step=step, time=float(fields["time"]), name=str(fields["name"]), mime=mime, data=data
+        )
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, StopIteration, RecursionError):
         return None

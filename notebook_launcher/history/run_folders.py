@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_launcher.history import owners
+from notebook_launcher.history.folder_files import belongs_to_another, open_folder, read_json
 
 __all__ = [
     "CHANGES",
@@ -38,7 +38,6 @@ __all__ = [
     "new_id",
     "owner_of",
     "prune",
-    "read_json",
     "remove",
     "size_of",
     "time_in",
@@ -154,15 +153,6 @@ def is_run(folder: Path) -> bool:
     return bool(_ID.fullmatch(folder.name)) or (folder / SUMMARY).exists()
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if there is no file, or it is not whole, or it holds something else."""
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
 def is_live(folder: Path, summary: dict[str, Any] | None) -> bool:
     """Return True if a kernel still writes to a folder whose summary was just read."""
     if summary is None:
@@ -175,19 +165,20 @@ def is_live(folder: Path, summary: dict[str, Any] | None) -> bool:
 def prune(home: Path, *, max_runs: int, max_bytes: int | None = None) -> None:
     """Remove the oldest runs until the rest are few enough and, if `max_bytes` is given, small enough.
 
-    The newest run stays, and so does a run that is not over, and every file that no run wrote.
+    The newest run stays, and so does a run that is not over, every file that no run wrote, and what belongs to another
+    user, which does not count either.
 
     Raises:
         OSError: `home` cannot be read.
     """
-    ids = list_ids(home)
+    ids = [name for name in list_ids(home) if not belongs_to_another(home / name)]
     sizes = {name: size_of(home / name) for name in ids} if max_bytes is not None else {}
     num, size = len(ids), sum(sizes.values())
     for name in reversed(ids[1:]):
         if num <= max_runs and (max_bytes is None or size <= max_bytes):
             return
         folder = home / name
-        if not is_live(folder, read_json(folder / SUMMARY)):
+        if not is_live(folder, read_json(folder, SUMMARY)):
             remove(folder)
             num -= 1
             size -= sizes.get(name, 0)
@@ -195,7 +186,7 @@ def prune(home: Path, *, max_runs: int, max_bytes: int | None = None) -> None:
 
 def owner_of(folder: Path) -> int | None:
     """Return the process number of the kernel or host that writes a run's folder; None if it is not known."""
-    kernel = (read_json(folder / SUMMARY) or {}).get("kernel")
+    kernel = (read_json(folder, SUMMARY) or {}).get("kernel")
     pid = kernel.get("pid") if isinstance(kernel, dict) else None
     return pid if isinstance(pid, int) else None
 
@@ -204,10 +195,14 @@ def remove(folder: Path) -> None:
     """Remove the files of a run, and its folder if nothing else is in it; errors are ignored."""
     # Another kernel may be removing the folder too, and the user may have put files of their own into it.
     with contextlib.suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if _OURS.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
-                    os.unlink(entry.path)  # noqa: PTH108
+        fd = open_folder(folder)
+        try:
+            for name in os.listdir(fd):  # noqa: PTH208 - of a descriptor
+                if _OURS.fullmatch(name):
+                    with contextlib.suppress(OSError):
+                        os.unlink(name, dir_fd=fd)
+        finally:
+            os.close(fd)
         folder.rmdir()
 
 

@@ -68,9 +68,9 @@ class RunPicture:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         if self.mime == "text/csv":
-            return {"text/plain": self.data.decode()}
+            return {"text/plain": self.data.decode("utf-8", "replace")}
         words = {"text/plain": repr(self)}
-        return {**words, self.mime: self.data.decode() if self.mime == "image/svg+xml" else self.data}
+        return {**words, self.mime: self.data.decode("utf-8", "replace") if self.mime == "image/svg+xml" else self.data}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import notebook_launcher
-from notebook_launcher import ConfigError, RecordedRun, Run, launch, notebook_launch, open_run, runs
+from notebook_launcher import ConfigError, RecordedRun, Run, RunFolderError, launch, notebook_launch, open_run, runs
 from notebook_launcher.history import run_folders
 from tests.support.toy_runs import make_run, speak
 
@@ -73,19 +73,40 @@ def test_moved_folder_can_be_opened(original, copy, tmp_path):
     assert open_run(str(moved)).id == "the good one"
 
 
-@pytest.mark.parametrize("summary", [None, "", "{", "[]", '{"state": "done"}', '{"ranks": 3}'])
-def test_folder_without_summary_is_a_lost_run(summary, home):
+def test_folder_without_summary_is_a_lost_run(home):
     folder = make_run(home, 123456)
-    os.utime(folder, (0, 0))
     (folder / run_folders.SUMMARY).unlink()
-    if summary is not None:
-        (folder / run_folders.SUMMARY).write_text(summary)
     os.utime(folder, (0, 0))
     (run,) = runs()
     assert (run.state, run.name, len(run.ranks)) == ("lost", "train", 0)
     assert time.strftime("%Y%m%d-%H%M%S", time.localtime(run.snapshot().started)) == "20261121-123456"
     assert "lost" in run._repr_html_()
     assert "lost" in repr(runs())
+
+
+@pytest.mark.parametrize(
+    ("summary", "reason"),
+    [
+        ("", "it is not JSON"),
+        ("{", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ("[]", "it holds list instead of an object"),
+        ('{"state": "done"}', "missing 6 required keyword-only arguments"),
+        ('{"ranks": 3}', "ranks: 3"),
+        ('{"ranks": [{"rank": "0"}]}', "ranks: rank: '0'"),
+    ],
+)
+def test_one_bad_summary_costs_its_own_row_alone(summary, reason, home):
+    folder = make_run(home, 123456)
+    make_run(home, 123457)
+    (folder / run_folders.SUMMARY).write_text(summary)
+    os.utime(folder, (0, 0))
+    table = repr(runs())
+    assert f"unreadable: summary.json is damaged: {reason}" in table
+    assert "123457" in table
+    with pytest.raises(RunFolderError, match=re.escape(f"{folder}/summary.json is damaged: {reason}")):
+        open_run(folder.name).snapshot()
+    assert runs().delete() == 2
 
 
 def test_open_run_accepts_the_beginning_of_an_id(tmp_path):

@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from notebook_launcher import (
     Results,
     ReturnValueError,
     Run,
+    RunFolderError,
     RunStoppedError,
     RunTimeoutError,
     attach,
@@ -41,6 +43,7 @@ from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
+from notebook_launcher.detached.own_pickle import HEADER, MAGIC
 from notebook_launcher.detached.requests import PROTOCOL, Ask, Follow
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import ENDING, OUTPUT, SOCKET
@@ -391,7 +394,7 @@ def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, mon
         with pytest.raises(PermissionError, match=r"belongs to user \d+, and .* user 1000000: attach as user \d+\."):
             host_socket.greet(ours)
         (tmp_path / ENDING).touch()
-        with pytest.raises(PermissionError, match="belongs to another user, so it is not read"):
+        with pytest.raises(RunFolderError, match=r"belongs to another user \(\d+\), so it is not read"):
             read_ending(tmp_path)
 
 
@@ -433,12 +436,15 @@ def test_attach_shows_the_output_of_a_run_that_is_over(home: Path, capfd: pytest
     assert not run.folder.exists()
 
 
-@pytest.mark.parametrize("written", [b"cnotebook_launcher.detached.ending\nOther\n.", b"no pickle"])
-def test_an_ending_of_another_version_is_not_a_dead_host(home: Path, written: bytes) -> None:
+@pytest.mark.parametrize(
+    ("written", "is_whole"), [(b"cnotebook_launcher.detached.ending\nOther\n.", True), (b"no pickle", False)]
+)
+def test_an_ending_of_another_version_is_not_a_dead_host(home: Path, written: bytes, *, is_whole: bool) -> None:
     run = launch(int, 1, detached=True, output="none")
     run.wait()
-    (run.folder / ENDING).write_bytes(written)
-    with pytest.raises(CallOrderError, match=rf"the end of {run.id} cannot be read: .*attach with the version"):
+    write = (run.folder / ENDING).write_bytes
+    write(HEADER.pack(MAGIC, len(written), zlib.crc32(written)) + written if is_whole else written)
+    with pytest.raises(RunFolderError, match=rf"the end of {run.id} cannot be read: .*attach with the version"):
         attach(run.id, show=False).result()
 
 

@@ -176,7 +176,7 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.history",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("history", "wording"))),
+        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("errors", "history", "wording"))),
         reason="records and folders of runs are plain data; who draws them reads them",
     ),
     Rule(

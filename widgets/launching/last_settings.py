@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
+from notebook_launcher.history.folder_files import read_json
+from notebook_launcher.history.run_files import replace
 from notebook_launcher.widgets.launching.options import ADVANCED, ESSENTIAL
 from notebook_launcher.widgets.launching.parameters import MISSING
 from notebook_launcher.widgets.launching.typed import default_of
@@ -88,14 +90,13 @@ def write(path: Path, settings: Settings) -> None:
     """Write settings to a file; if the disk is full, only the next panel lacks them."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(dataclasses.asdict(settings)), encoding="utf-8")
-        part.replace(path)
+        data = json.dumps(dataclasses.asdict(settings)).encode("ascii")
+        replace(path, data, path.with_suffix(f".{os.getpid()}"))
 
 
 def read(path: Path) -> Settings | None:
     """Return the settings in a file; None if there are none."""
-    data = run_folders.read_json(path) or {}
+    data = read_json(path.parent, path.name) or {}
     options, arguments = data.get("options"), data.get("arguments")
     if not isinstance(options, dict) or not isinstance(arguments, dict):
         return None

@@ -81,7 +81,7 @@ class RunsTable(anywidget.AnyWidget):
         return [self._runs[name] for name in content.get("ids", ()) if name in self._runs]
 
     def _delete(self, content: dict[str, Any]) -> str:
-        over = [run for run in self._chosen(content) if run.snapshot().is_over]
+        over = [run for run in self._chosen(content) if run.listed().is_over]
         live = len(self._chosen(content)) - len(over)
         freed = sum(run.size for run in over)
         for run in over:
@@ -103,12 +103,12 @@ class RunsTable(anywidget.AnyWidget):
 
 
 def _row(run: RecordedRun) -> dict[str, Any]:
-    snapshot = run.snapshot()
+    snapshot = run.listed()
     metrics = next((format_metrics(rank.metrics) for rank in snapshot.ranks if rank.metrics), "")
     size = run.size
     return {
         "id": run.id,
-        "name": run.name,
+        "name": one_line(snapshot.name, 200),
         "kind": "" if snapshot.kind == "run" else snapshot.kind,
         "tags": list(run.tags),
         "notes": run.notes,

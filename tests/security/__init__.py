@@ -1,0 +1,1 @@
+"""Attacks on what a kernel reads: another user's files, damaged files, and secrets that must not be written."""

@@ -1,0 +1,212 @@
+"""Another user of the machine: what they put into a folder of runs, neither runs in this kernel nor is read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notebook_launcher import RankFailedError, ReturnValueError, RunFolderError, attach, launch, open_run, runs
+from notebook_launcher.detached import host_socket
+from notebook_launcher.detached.host_socket import HostConnection
+from notebook_launcher.history import run_folders
+from notebook_launcher.history.folder_files import open_file
+from notebook_launcher.history.host_files import SOCKET
+from notebook_launcher.travel import pack_value
+from tests.security.recorded import READINGS
+from tests.support.toy_runs import make_run
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OTHER = 65534
+"""The user `nobody`, as whom a program is started."""
+PLANT = """
+import os, sys
+theirs, mine, *names = sys.argv[1:]
+os.mkdir(mine, 0o755)
+for name in names:
+    os.symlink(f"{theirs}/{name}", f"{mine}/{name}")
+with open(f"{mine}/value-0.parcel", "wb") as file:
+    file.write(sys.stdin.buffer.read())
+"""
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+
+class Evil:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder of runs that every user can write, as /tmp."""
+    # pytest's own folders are closed to other users.
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="shared-runs-"))
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def as_other(program: str, *words: object, data: bytes = b"") -> None:
+    command = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups", sys.executable, "-c", program]
+    # The interpreter of a virtual environment may be closed to others; the system's is not.
+    command[command.index(sys.executable)] = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
+    subprocess.run([*command, *map(str, words)], input=data, check=True, cwd="/", env={})
+
+
+@as_root
+def test_planted_folder_with_links_to_own_files_runs_no_code(shared: Path, tmp_path: Path) -> None:
+    run = launch(int, 1, detached=True, output="none", runs_folder=shared)
+    assert run.result(60)[0] == 0
+    until(lambda: not (run.folder / SOCKET).exists())
+    planted, mark = shared / "20991231-235959-int-abcdef", tmp_path / "their code ran"
+    with open(pack_value(Evil(mark)), "rb") as parcel:
+        as_other(PLANT, run.folder, planted, "ending.pickle", "summary.json", "config.json", data=parcel.read())
+    assert [found.id for found in runs(shared)] == [run.id]
+    assert attach(folder=shared, show=False).id == run.id
+    for name, reading in READINGS.items():
+        with pytest.raises(RunFolderError, match=rf"{planted} belongs to another user \({OTHER}\)"):
+            reading(open_run(planted)) if name != "values" else attach(planted, show=False)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: (folder / "rank-0.log").chmod(0o620), r"rank-0.log can be written by other users \(mode 620\)"),
+        (lambda folder: folder.chmod(0o757), r"can be written by other users \(mode 757\).* type `chmod -R go-w "),
+        (lambda folder: as_link(folder / "rank-0.log"), "rank-0.log cannot be read: it is a link"),
+        (lambda folder: as_pipe(folder / "rank-0.log"), "rank-0.log is neither an ordinary file nor a socket"),
+        pytest.param(
+            lambda folder: os.chown(folder / "rank-0.log", OTHER, -1),
+            rf"rank-0.log belongs to another user \({OTHER}\)",
+            marks=as_root,
+        ),
+        pytest.param(
+            lambda folder: os.chown(folder, OTHER, -1), rf"belongs to another user \({OTHER}\)", marks=as_root
+        ),
+    ],
+    ids=["file that others write", "folder that others write", "link", "named pipe", "their file", "their folder"],
+)
+def test_file_that_is_not_the_user_s_own_is_not_opened(change, reason, tmp_path):
+    folder = make_run(tmp_path, 123456, size=3)
+    os.close(open_file(folder, "rank-0.log"))
+    change(folder)
+    with pytest.raises(RunFolderError, match=reason):
+        open_file(folder, "rank-0.log")
+
+
+def as_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_suffix(".moved")))
+
+
+def as_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def test_no_reading_goes_over_a_link(recorded_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / recorded_folder.name
+    shutil.copytree(recorded_folder, folder)
+    (tmp_path / "aside").mkdir()
+    for path in list(folder.iterdir()):
+        moved = path.rename(tmp_path / "aside" / path.name)
+        without = outcomes(folder)
+        path.symlink_to(moved)
+        linked = outcomes(folder)
+        path.unlink()
+        moved.rename(path)
+        seen = {name for name in READINGS if linked[name] not in ("refused", without[name])}
+        assert not seen, (path.name, seen)
+
+
+def outcomes(folder: Path) -> dict[str, object]:
+    """Return what each reading of a folder gives, `refused` for an error."""
+    found: dict[str, object] = {}
+    for name, reading in READINGS.items():
+        found[name] = "refused"
+        with contextlib.suppress(RunFolderError, ReturnValueError, RankFailedError, LookupError):
+            given = reading(open_run(folder))
+            found[name] = "" if name == "list" else str(given)  # A list has the size of the folder.
+    return found
+
+
+@as_root
+def test_host_of_another_user_is_not_asked(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, 123456)
+    host_socket.listen(folder).close()
+    for change in (lambda: os.chown(folder / SOCKET, OTHER, -1), lambda: os.chown(folder, OTHER, -1)):
+        change()
+        with pytest.raises(RunFolderError, match=rf"belongs to another user \({OTHER}\)"):
+            HostConnection(folder)
+
+
+def test_socket_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    folder, elsewhere = make_run(tmp_path, 123456), make_run(tmp_path, 123457)
+    with host_socket.listen(elsewhere):
+        (folder / SOCKET).symlink_to(elsewhere / SOCKET)
+        with pytest.raises(RunFolderError, match="neither an ordinary file nor a socket"):
+            HostConnection(folder)
+
+
+def test_making_room_leaves_what_a_link_leads_to(tmp_path: Path) -> None:
+    project, home = tmp_path / "project", tmp_path / "runs"
+    project.mkdir()
+    (project / run_folders.CONFIG).write_text("{}")
+    for number in range(3):
+        make_run(home, 123456 + number)
+    link = home / "20200101-000000-train-abcdef"
+    link.symlink_to(project)
+    run_folders.prune(home, max_runs=1)
+    run_folders.remove(link)
+    assert len([path for path in home.iterdir() if not path.is_symlink()]) == 1
+    assert (project / run_folders.CONFIG).read_text() == "{}"
+
+
+@as_root
+def test_folders_of_others_take_no_room(tmp_path: Path) -> None:
+    mine = make_run(tmp_path, 0)
+    for number in range(1, 4):
+        os.chown(make_run(tmp_path, number), OTHER, -1)
+    run_folders.prune(tmp_path, max_runs=1)
+    assert mine.exists()
+    assert [run.folder for run in runs(tmp_path)] == [mine]
+
+
+def test_edit_writes_through_no_link(tmp_path: Path) -> None:
+    folder, document = make_run(tmp_path, 123456), tmp_path / "document"
+    document.write_text("mine")
+    (folder / "edits.json.part").symlink_to(document)
+    with pytest.raises(OSError, match="symbolic link"):
+        open_run(folder).edit(notes="theirs")
+    assert document.read_text() == "mine"
+
+
+def test_changed_bit_of_a_result_is_an_error_that_names_the_file(recorded_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / recorded_folder.name
+    shutil.copytree(recorded_folder, folder)
+    path = folder / "value-1.parcel"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    results = attach(folder, show=False).result(30)
+    assert results[0]["name"] == "fine"
+    with pytest.raises(ReturnValueError, match=rf"{path} is damaged: .* checksum"):
+        results[1]
+    path = folder / "ending.pickle"
+    path.write_bytes(path.read_bytes().replace(b"done", b"dome"))
+    with pytest.raises(RunFolderError, match=rf"{path} is damaged: .* checksum"):
+        attach(folder, show=False).result(30)
