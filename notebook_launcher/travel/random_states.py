@@ -87,7 +87,7 @@ def set_random_states(states: RandomStates, *, use_gpu: bool) -> None:
         if states.torch is not None:
             torch.default_generator.set_state(_tensor_of(torch, states.torch))
         if states.cuda is not None and use_gpu:
-            _set_cuda(torch, states.cuda)
+            torch.cuda.set_rng_state(_tensor_of(torch, states.cuda))
 
 
 def _number_of(*parts: bytes) -> int:
@@ -96,12 +96,6 @@ def _number_of(*parts: bytes) -> int:
 
 def _tensor_of(torch: Any, state: bytes) -> Any:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
-
-
-def _set_cuda(torch: Any, state: bytes) -> None:
-    """Give every GPU this state, once CUDA is in use."""
-    for device in range(torch.cuda.device_count()):
-        torch.cuda.set_rng_state(_tensor_of(torch, state), device)
 
 
 def _seed_all(number: int, *, use_gpu: bool) -> None:

@@ -4,12 +4,42 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from notebook_launcher.compat import DistributedType, debug_launcher, notebook_launcher
+
+RANDOM = """
+import importlib, os, sys
+import numpy, torch
+
+def train(library, path):
+    from torch.utils.data import DataLoader, TensorDataset, random_split
+    accelerator = importlib.import_module(library).Accelerator(cpu=True)
+    rows = random_split(TensorDataset(torch.randn(40, 4), torch.randn(40, 1)), [32, 8])
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(rows[0], 4, shuffle=True))
+    drawn = [numpy.random.permutation(5).tolist(), rows[1].indices]
+    for inputs, targets in loader:
+        loss = torch.nn.functional.mse_loss(net(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        drawn.append((loss.item(), torch.rand(1).item()))
+    with open(os.path.join(path, f"{library}-{accelerator.process_index}"), "w") as file:
+        file.write(repr(drawn))
+
+if __name__ == "__main__":
+    torch.manual_seed(42)
+    numpy.random.seed(7)
+    for library in ("accelerate", "notebook_launcher.compat"):
+        importlib.import_module(library).debug_launcher(train, (library, sys.argv[1]))
+"""
 
 
 def write_rank(folder):
@@ -41,6 +71,19 @@ def test_runs_in_several_processes(tmp_path):
 def test_debug_launcher_runs_two_processes(tmp_path):
     assert debug_launcher(write_rank, (tmp_path,)) is None
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_ranks_draw_the_random_numbers_of_forks(tmp_path):
+    (tmp_path / "program.py").write_text(RANDOM)
+    words = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    theirs, ours = (
+        [(tmp_path / f"{library}-{rank}").read_text() for rank in range(2)]
+        for library in ("accelerate", "notebook_launcher.compat")
+    )
+    assert ours == theirs
 
 
 def test_one_process_runs_here():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Subset, SubsetRandomSampler
 
 from notebook_launcher.training.operations.collectives import gather_numbers
 from notebook_launcher.training.process.arrivals import meet
 
-__all__ = ["EpochPlan", "agree_on_plan"]
+__all__ = ["EpochPlan", "agree_on_plan", "rows_of"]
 
 UNKNOWN = -1
 
@@ -24,6 +28,8 @@ class EpochPlan(NamedTuple):
     """The sample of the epoch at which the rank begins."""
     skip_batches: int
     """Number of its own batches that the rank skips."""
+    rows: int
+    """Fingerprint of the rows that a `Subset` or a `SubsetRandomSampler` takes; 0 without either."""
     seed: int
     """Seed of a seedable sampler; any number otherwise."""
 
@@ -65,7 +71,26 @@ EXPLANATIONS = (
         "rank {rank} skips its first {mine} batches, rank 0 {first}: call skip_first_batches() with the same number "
         "on every rank."
     ),
+    (
+        "rank {rank}'s subset of the data has other rows than rank 0's: rows that one rank holds back for validation "
+        "would be trained on by another. Ranks draw random numbers of their own from prepare() on. Split the data "
+        "before it, or with a generator: random_split(..., generator=torch.Generator().manual_seed(0))."
+    ),
 )
+
+
+def rows_of(dataset: Any, sampler: Any = None) -> int:
+    """Return a fingerprint of the rows that a `Subset` or a `SubsetRandomSampler` takes; 0 without either."""
+    total, takers = 0, [sampler] if isinstance(sampler, SubsetRandomSampler) else []
+    while isinstance(dataset, Subset):
+        takers.append(dataset)
+        dataset = dataset.dataset
+    for taker in takers:
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # A user's own kind of indices.
+            rows = torch.as_tensor(taker.indices, dtype=torch.int64, device="cpu").flatten()
+            # The sum may run over; what is left of it still depends on each row and its place.
+            total += int((rows * torch.arange(1, len(rows) + 1, device="cpu")).sum())
+    return total % 2**63
 
 
 def _text(number: int) -> str:

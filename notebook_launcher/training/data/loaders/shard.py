@@ -12,7 +12,7 @@ from notebook_launcher.training.data.iterables.in_step import OWN_SHARDS, InStep
 from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
 from notebook_launcher.training.data.iterables.own_shards import OwnShards
 from notebook_launcher.training.data.iterables.streams import CollateWithReceipt, StartWorker, StreamWithReceipts
-from notebook_launcher.training.data.loaders.epoch_plan import EpochPlan, agree_on_plan
+from notebook_launcher.training.data.loaders.epoch_plan import EpochPlan, agree_on_plan, rows_of
 from notebook_launcher.training.data.loaders.loader import PreparedLoader
 from notebook_launcher.training.data.loaders.loader_arguments import data_arguments
 from notebook_launcher.training.data.loaders.loader_settings import LoaderSettings
@@ -149,7 +149,9 @@ class DataLoaderShard(PreparedLoader):
         else:
             assert shard is not None
             lengths = None if isinstance(shard, OwnShards) else length_of(shard.dataset), None
-        return EpochPlan(*lengths, start.epoch, start.samples, self.skip_batches, seed)
+        return EpochPlan(
+            *lengths, start.epoch, start.samples, self.skip_batches, rows_of(self.dataset, self.get_sampler()), seed
+        )
 
     def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
         shard = self.shard

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, WeightedRandomSampler, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from notebook_launcher import Accelerator, DataLoaderConfiguration, notebook_launch
 from notebook_launcher.training import operations
@@ -230,6 +238,22 @@ def test_ranks_with_different_data_raise_before_the_loop(ranks, data, epoch, ski
 
     for text in ranks.run(2, differ):
         assert message in text
+
+
+def test_ranks_with_different_rows_of_a_split_raise(ranks):
+    """As when the split is drawn after `prepare`, with a rank's own numbers: each would train on held-back rows."""
+
+    def differ() -> str:
+        own = torch.randperm(20, generator=torch.Generator().manual_seed(dist.get_rank()))
+        data: Any = range(20)
+        for subset in (Subset(data, own[:16].tolist()), Subset(Subset(data, own), range(16))):  # type: ignore[arg-type]
+            with pytest.raises(RuntimeError, match="rank 1's subset of the data has other rows than rank 0's"):
+                list(prepare(subset, {}, batch_size=2))
+        with pytest.raises(RuntimeError, match="Split the data before it"):
+            list(prepare(data, {}, batch_size=2, sampler=SubsetRandomSampler(own[:16])))  # type: ignore[arg-type]
+        return str(sum(len(batch) for batch in prepare(Subset(data, range(16)), {}, batch_size=2)))
+
+    assert ranks.run(2, differ) == ["8"] * 2
 
 
 def test_ranks_with_different_batches_raise(ranks):
