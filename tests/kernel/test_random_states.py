@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 KERNEL_CODE = f"""{DEFINITIONS}
 from torch.utils.data import DataLoader, TensorDataset, random_split
+%load_ext notebook_launcher
 from notebook_launcher import Accelerator, Commands, Session, attach, launch, notebook_launch, open_run, report
 
 def numbers():
@@ -91,6 +92,23 @@ def test_session_engine_detached_run_and_restart_begin_as_a_launch(kernel: Kerne
         """,
     )
     assert seen == ([True] * 4, True)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_code_before_the_function_may_seed_and_the_kernel_goes_on_after_it(kernel: Kernel, start_method: str) -> None:
+    run_cell(kernel, "%%everywhere\nimport torch\ntorch.manual_seed(5)")
+    seen = evaluate(
+        kernel,
+        f"""
+        options = dict(start_method={start_method!r}, **ENDED)
+        torch.manual_seed(6)
+        before = torch.rand(1).item()
+        begun = list(notebook_launch(numbers, 2, **options))
+        seeded = list(notebook_launch(numbers, 2, setup="import torch; torch.manual_seed(6)", **options))
+        begun == [numbers()] * 2, [rank[0] == before for rank in seeded]
+        """,
+    )
+    assert seen == (True, [True, True])
 
 
 def test_ranks_draw_apart_from_prepare_on_and_alike_for_another_accelerator(kernel: Kernel) -> None:

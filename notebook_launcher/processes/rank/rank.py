@@ -115,7 +115,7 @@ class _RankProcess:
         self._failure = KeptFailure() if start.setup.keeps_failures else None
         """Keeps the exception of the last call for a debugger."""
         self._has_begun_random = False
-        """True once the generators have begun as the launch wants; later calls of a session continue."""
+        """True once a function was called: the generators go on from there, in later calls of a session, too."""
         is_fork = start.setup.start_method == "fork"
         if not is_fork:
             sys.modules["__main__"] = types.ModuleType("__main__")
@@ -236,8 +236,8 @@ class _RankProcess:
         function_call = self._take_call(fds)
         self._stage = "function"
         self._rendezvous.join(call.generation)
-        self._begin_random()
         self._channel.send(messages.CallStarted(call_id=call.call_id))
+        self._has_begun_random = True
         value = self._call_function(call, function_call)
         self._report_unread_settings()
         self._rendezvous.drop_destroyed()
@@ -255,10 +255,12 @@ class _RankProcess:
             travel.note_inherited()
             self._steps.inherit(self._inherited_call.steps)
             self._stage = "function"
+            self._begin_random()
             for step in self._inherited_call.steps:
                 self._steps.run(step)
             return self._inherited_call
         self._inherited_call = None
+        self._begin_random()
         function_call, overwritten = travel.unpack_call(
             fds[0], follow_settings=self._torch_settings.follow, run_step=self._run_step
         )
@@ -266,10 +268,9 @@ class _RankProcess:
         return function_call
 
     def _begin_random(self) -> None:
-        """Begin as the kernel's generators were, before the first call: what it imported may have drawn numbers."""
+        """Give the generators the launch's seed, or the kernel's states; only before the first call of a function."""
         if self._has_begun_random:
             return
-        self._has_begun_random = True
         setup = self._setup
         assert setup.random is not None
         travel.begin_random(setup.random, setup.rank_seeds, self._number, use_gpu=setup.use_gpu)
@@ -280,6 +281,8 @@ class _RankProcess:
         """Run code that comes before the function; an error of it is the user's, as one of the function is."""
         self._stage = "function"
         self._steps.run(step)
+        if step.shared is not None:  # The kernel has run it, too, and may have seeded or drawn since.
+            self._begin_random()
         self._stage = "arrive"
 
     def _call_function(self, call: messages.RunCall, function_call: travel.FunctionCall) -> Any:
