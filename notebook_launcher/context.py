@@ -153,7 +153,7 @@ class RankContext:
     call_id: int = 0
     """Number of the call that the rank carries out, the same on all ranks."""
     settings_are_read: bool = False
-    """True once an Accelerator has asked for a setting in this call."""
+    """True once an Accelerator has asked for a setting in this call, or a trainer of another library was compared."""
     forwards: dict[int, Any] = dataclasses.field(default_factory=dict)
     """The latest forwards of sharded models in this call, by their number on the board."""
     clock: LoopClock | None = None

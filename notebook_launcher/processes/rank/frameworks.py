@@ -6,6 +6,9 @@ Hugging Face Accelerate and Lightning Fabric pass `timeout=` to `init_process_gr
 group already. In a rank, the existing group gets the timeout. Accelerate's barrier names the GPU with the number of the
 rank, which does not exist if ranks share GPUs; then the barrier names no GPU. A version of these libraries without the
 functions that are replaced here is left as it is.
+
+Settings of the launch that another library's trainer does not take are named as soon as it is made. Accelerate's state,
+which the first Accelerator of a process makes for all later ones, begins anew with the first one of a session's call.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ import datetime as dt
 import functools
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notebook_launcher.context import current
+from notebook_launcher.context import call_id, current, notify
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.group_timeout import set_group_timeout
 from notebook_launcher.processes.afterimport import after_import
@@ -33,6 +36,16 @@ def patch_when_imported() -> None:
     """Make the changes, once the libraries are imported, in a rank or in a process from which ranks are forked."""
     fabric = {f"{package}.utilities.distributed": _patch_fabric for package in ("lightning_fabric", "lightning.fabric")}
     after_import({"accelerate.state": _patch_accelerate, "torch.multiprocessing": _patch_spawn, **fabric})
+    own = _OwnSettings()
+    makers = {
+        "accelerate.accelerator": ("Accelerator", _ACCELERATE),
+        "transformers.trainer": ("Trainer", _TRANSFORMERS),
+        "pytorch_lightning.trainer.trainer": ("Trainer", _LIGHTNING),
+        "lightning.pytorch.trainer.trainer": ("Trainer", _LIGHTNING),
+        "lightning_fabric.fabric": ("Fabric", _FABRIC),
+        "lightning.fabric.fabric": ("Fabric", _FABRIC),
+    }
+    after_import({name: functools.partial(own.watch, *maker) for name, maker in makers.items()})
 
 
 def _patch_spawn(module: types.ModuleType) -> None:
@@ -111,3 +124,155 @@ def _with_timeout(function: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return connect
+
+
+class _Maker(NamedTuple):
+    """A class of another library that trains by settings of its own."""
+
+    name: str
+    uses: Callable[[Any], dict[str, Any]]
+    """Returns what an object of it uses, by the names of the launch's settings."""
+    write: str
+    """The call that takes the settings below, with `{}` for them; empty: they are statements."""
+    words: dict[str, str]
+    """By the launch's setting: how the same is written there, with `{}` for the value."""
+
+
+def _lightning_precision(trainer: Any) -> str:
+    bits = str(trainer.precision).partition("-")[0]
+    return {"16": "fp16", "32": "no"}.get(bits, bits)
+
+
+_ACCELERATE = _Maker(
+    "Hugging Face's Accelerator",
+    lambda made: {
+        "mixed_precision": made.mixed_precision,
+        "gradient_accumulation_steps": made.gradient_accumulation_steps,
+    },
+    "",
+    {
+        "mixed_precision": "Accelerator(mixed_precision={})",
+        "gradient_accumulation_steps": "Accelerator(gradient_accumulation_steps={})",
+        "max_grad_norm": "accelerator.clip_grad_norm_(model.parameters(), {}) before each step",
+        "shard": "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())",
+    },
+)
+_TRANSFORMERS = _Maker(
+    "transformers' Trainer",
+    lambda made: {
+        "mixed_precision": made.accelerator.mixed_precision,
+        "gradient_accumulation_steps": made.args.gradient_accumulation_steps,
+        "max_grad_norm": made.args.max_grad_norm,
+    },
+    "TrainingArguments({})",
+    {
+        "mixed_precision": "{bare}=True",
+        "gradient_accumulation_steps": "gradient_accumulation_steps={}",
+        "max_grad_norm": "max_grad_norm={}",
+        "shard": 'fsdp="full_shard"',
+    },
+)
+_LIGHTNING = _Maker(
+    "Lightning's Trainer",
+    lambda made: {
+        "mixed_precision": _lightning_precision(made),
+        "gradient_accumulation_steps": made.accumulate_grad_batches,
+        "max_grad_norm": made.gradient_clip_val,
+    },
+    "Trainer({})",
+    {
+        "mixed_precision": 'precision="{bits}-mixed"',
+        "gradient_accumulation_steps": "accumulate_grad_batches={}",
+        "max_grad_norm": "gradient_clip_val={}",
+        "shard": 'strategy="fsdp"',
+    },
+)
+_FABRIC = _Maker(
+    "Lightning's Fabric",
+    lambda made: {"mixed_precision": _lightning_precision(made._precision)},
+    "",
+    {
+        "mixed_precision": 'Fabric(precision="{bits}-mixed")',
+        "gradient_accumulation_steps": "fabric.no_backward_sync(model, enabled=...) in the loop",
+        "max_grad_norm": "fabric.clip_gradients(model, optimizer, max_norm={})",
+        "shard": 'Fabric(strategy="fsdp")',
+    },
+)
+
+
+class _OwnSettings:
+    """Compares the launch's settings with those of other libraries' trainers when these are made."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        """Number of trainers that are being made: transformers' Trainer makes an Accelerator."""
+        self._told: set[str] = set()
+        """Lines that this rank has written."""
+        self._call: int | None = None
+        """The last call that made an Accelerator of Hugging Face's."""
+        self._device: Any = None
+        """The device in the state that this Accelerator has made."""
+
+    def watch(self, name: str, maker: _Maker, module: types.ModuleType) -> None:
+        """Compare settings whenever an object of the module's class is made."""
+        kind = getattr(module, name, None)
+        if kind is None:
+            return
+        init = kind.__init__
+
+        @functools.wraps(init)
+        def made(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            if maker is _ACCELERATE:
+                self._renew_state()
+            self._depth += 1
+            try:
+                init(trainer, *args, **kwargs)
+            finally:
+                self._depth -= 1
+            if maker is _ACCELERATE:
+                self._note_state()
+            if not self._depth:
+                # Another version of the library may have other attributes.
+                with contextlib.suppress(Exception):
+                    self._compare(maker, trainer)
+
+        kind.__init__ = made
+
+    def _compare(self, maker: _Maker, trainer: Any) -> None:
+        """Write a line about settings of the launch that have no effect."""
+        context = current()
+        if context is None or context.pid != os.getpid():
+            return
+        context.settings_are_read = True
+        uses = maker.uses(trainer)
+        unused = {name: value for name, value in context.settings.asked_for().items() if uses.get(name) != value}
+        words = [
+            maker.words[name].format(repr(value), bare=value, bits=str(value).removeprefix("fp"))
+            for name, value in unused.items()
+            if name in maker.words
+        ]
+        advice = ", ".join(words)
+        given = ", ".join(f"{name}={value!r}" for name, value in unused.items())
+        line = f"{given} had no effect: {maker.name} has its own settings."
+        if words:
+            line += f" Write {maker.write.format(advice) if maker.write else advice}"
+        if unused and line not in self._told:
+            self._told.add(line)
+            notify(line)
+
+    def _renew_state(self) -> None:
+        """Let the first Accelerator of a call make its state anew; Accelerators of earlier calls keep theirs."""
+        state = sys.modules.get("accelerate.state")
+        if state is None or self._call in (None, call_id()):
+            return
+        names = ["AcceleratorState", "GradientState"]
+        if state.PartialState._shared_state.get("device") is self._device:  # Not made anew by this call.
+            names.append("PartialState")
+        for name in names:
+            kind = getattr(state, name)
+            kind._shared_state = type(kind._shared_state)()
+
+    def _note_state(self) -> None:
+        state = sys.modules.get("accelerate.state")
+        if state is not None:
+            self._call, self._device = call_id(), state.PartialState._shared_state.get("device")

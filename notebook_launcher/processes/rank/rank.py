@@ -56,10 +56,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "run_rank", "serve_kernel"]
 
-ACCELERATE = "accelerate"
-READ_BY_ACCELERATE = ("mixed_precision", "gradient_accumulation_steps")
-"""Settings of a launch that Hugging Face's Accelerator reads from variables of the environment."""
-
 
 def main(fd: int) -> None:
     """Run a rank in a fresh interpreter; `fd` is the descriptor of the file with its `RankStart`."""
@@ -220,8 +216,6 @@ class _RankProcess:
         if self._number or self._setup.many_calls or context is None:
             return
         unread = context.unread_settings()
-        if ACCELERATE in sys.modules:  # Its own Accelerator reads them from the environment.
-            unread = {name: value for name, value in unread.items() if name not in READ_BY_ACCELERATE}
         if unread:
             given = ", ".join(f"{name}={value!r}" for name, value in unread.items())
             self._channel.send(messages.Notice(text=f"{given} had no effect: the function made no Accelerator()"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.first_cell import FORKED, START_METHODS
-from tests.support.warm_kernels import evaluate
+from tests.support.warm_kernels import evaluate, run_cell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +99,62 @@ def test_accelerator_adopts_the_options_of_the_launch(kernel: Kernel) -> None:
     )
     assert adopted == [("bf16", 4)] * 2
     assert own == [("bf16", 3)] * 2
+
+
+def test_each_call_of_a_session_makes_an_accelerator_with_settings_of_its_own(kernel: Kernel) -> None:
+    """Accelerate's state is the process's: the first Accelerator would decide for those of all later calls."""
+    found = evaluate(
+        kernel,
+        """
+        def settings(**options):
+            from accelerate import Accelerator
+            accelerator = Accelerator(**options)
+            globals().setdefault("kept", accelerator)
+            return [(one.mixed_precision, one.gradient_accumulation_steps) for one in (accelerator, kept)]
+        with Session(2, devices="cpu") as session:
+            options = [{"mixed_precision": "bf16", "gradient_accumulation_steps": 2}, {}, {"mixed_precision": "fp16"}]
+            found = [session.run(settings, kwargs=own)[1] for own in options]
+        found
+        """,
+    )
+    assert found == [[mine, ("bf16", 2)] for mine in [("bf16", 2), ("no", 1), ("fp16", 1)]]
+
+
+MAKERS = {
+    "Hugging Face's Accelerator": "from accelerate import Accelerator; Accelerator()",
+    "transformers' Trainer": "from transformers import Trainer, TrainingArguments as Arguments\n"
+    "    Trainer(linear(), Arguments('.', use_cpu=True, report_to=[], disable_tqdm=True))",
+    "Lightning's Trainer": "from pytorch_lightning import Trainer\n"
+    "    Trainer(accelerator='cpu', devices=2, logger=False, enable_checkpointing=False)",
+    "Lightning's Fabric": "from lightning_fabric import Fabric; Fabric(accelerator='cpu', devices=2)",
+}
+ADVICE = {
+    "Hugging Face's Accelerator": "max_grad_norm=0.5 had no effect: Hugging Face's Accelerator has its own settings. "
+    "Write accelerator.clip_grad_norm_(model.parameters(), 0.5) before each step",
+    "transformers' Trainer": "gradient_accumulation_steps=4, max_grad_norm=0.5 had no effect: transformers' Trainer "
+    "has its own settings. Write TrainingArguments(gradient_accumulation_steps=4, max_grad_norm=0.5)",
+    "Lightning's Trainer": "mixed_precision='bf16', gradient_accumulation_steps=4, max_grad_norm=0.5 had no effect: "
+    "Lightning's Trainer has its own settings. "
+    'Write Trainer(precision="bf16-mixed", accumulate_grad_batches=4, gradient_clip_val=0.5)',
+    "Lightning's Fabric": "mixed_precision='bf16', gradient_accumulation_steps=4, max_grad_norm=0.5 had no effect: "
+    'Lightning\'s Fabric has its own settings. Write Fabric(precision="bf16-mixed"), ',
+}
+
+
+@pytest.mark.parametrize(
+    "maker", [next(iter(MAKERS)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*MAKERS][1:])]
+)
+def test_settings_that_another_trainer_does_not_take_are_named_with_what_to_write(kernel: Kernel, maker: str) -> None:
+    """Once, and as soon as the trainer is made, in a session, too."""
+    options = "mixed_precision='bf16', gradient_accumulation_steps=4, max_grad_norm=0.5"
+    make = f"def make():\n    {MAKERS[maker]}\n"
+    run = run_cell(kernel, f"{make}notebook_launch(make, 2, devices='cpu', {options});")
+    in_session = run_cell(
+        kernel, f"with Session(2, devices='cpu', {options}) as session:\n    session.run(make)\n    session.run(make)"
+    )
+    for outcome in (run, in_session):
+        assert outcome.stdout.count("had no effect") == 1, outcome.stdout
+        assert ADVICE[maker] in outcome.stdout
 
 
 def test_partial_state_finds_the_ranks_however_it_is_made(kernel: Kernel) -> None:

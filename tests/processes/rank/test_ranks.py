@@ -296,11 +296,3 @@ def test_settings_that_no_accelerator_reads_are_named(
     printed = "".join(capfd.readouterr())
     assert (words or "") in printed
     assert printed.count("had no effect") == (words is not None)
-
-
-def test_settings_that_hugging_faces_accelerator_reads_are_not_named(capfd: pytest.CaptureFixture[str]) -> None:
-    def use_accelerate() -> None:
-        import accelerate  # noqa: F401
-
-    notebook_launch(use_accelerate, 2, devices="cpu", monitor=False, mixed_precision="bf16", max_grad_norm=1.0)
-    assert "\nmax_grad_norm=1.0 had no effect" in "".join(capfd.readouterr())
