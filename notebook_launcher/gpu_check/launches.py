@@ -223,6 +223,23 @@ def _reduce_ranks() -> float:
     return float(total)
 
 
+def _random_numbers(hardware: Hardware) -> str:
+    import torch
+
+    device = hardware.device
+
+    def draw() -> list[float]:
+        return torch.rand(3, device=device).tolist() + torch.rand(3).tolist()
+
+    options = {**hardware.ranks(1), "num_processes": 2, "backend": "gloo", "seed": None}
+    torch.manual_seed(5)
+    torch.rand(7, device=device)  # The generator of the GPU is in use, and has advanced.
+    drawn = list(notebook_launch(draw, **options))
+    own = draw()
+    assert drawn == [own] * 2, f"the ranks drew {drawn}, and the kernel would have drawn {own}"
+    return "those of the kernel"
+
+
 def _two_ranks_on_one_device(hardware: Hardware) -> str:
     options = {**hardware.ranks(1), "num_processes": 2, "backend": "gloo"}
     assert list(notebook_launch(_reduce_ranks, **options)) == [3.0, 3.0]
@@ -291,6 +308,7 @@ CHECKS = (
     Check(name="launch by spawn", run=_spawn),
     Check(name="fork of a kernel with CUDA is refused", run=_refused_fork, on_cpu=False),
     Check(name="tensors in closures, results, exceptions", run=_values_travel),
+    Check(name="random numbers of the kernel", run=_random_numbers),
     Check(name="stop during a long kernel", run=_interrupt),
     Check(name="two ranks on one device", run=_two_ranks_on_one_device),
     Check(name="contexts on the chosen GPU alone", run=_own_contexts, on_cpu=False),

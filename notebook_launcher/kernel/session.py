@@ -44,8 +44,9 @@ class Session(SessionCells):
 
     An exception, an interrupt or a dead rank ends a run, not the session: broken ranks and groups are replaced, and a
     line in the cell reports this. The ranks keep the environment and working directory that the kernel had when the
-    session started; folders that the kernel adds to `sys.path` later are added in the ranks before the next run. With
-    `detached=True` they outlive the kernel, and the session is an `AttachedSession`, whose import path stays.
+    session started, and go on from the random states that it had when the session was made; folders that the kernel
+    adds to `sys.path` later are added in the ranks before the next run. With `detached=True` they outlive the kernel,
+    and the session is an `AttachedSession`, whose import path stays.
 
     Args:
         num_processes: Number of ranks; None: see `LaunchConfig.num_processes`.

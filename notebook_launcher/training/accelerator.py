@@ -407,6 +407,9 @@ class Accelerator:
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare objects for training on all ranks.
 
+        In a launch, each rank draws random numbers of its own from then on, as for dropout, unless your code has seeded
+        torch; before, all ranks draw the same ones. So split data before.
+
         Args:
             args: Models, optimizers, data loaders, schedulers and leaf tensors that require grad, in any order.
                 Anything else comes back as it is.

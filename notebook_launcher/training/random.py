@@ -39,6 +39,8 @@ NO_RANK = 2**63
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
     """Seed Python, NumPy's legacy generator if NumPy is imported, torch, and CUDA on all devices.
 
+    The seeds stay as given: `Accelerator.prepare` then leaves the ranks' random numbers alone.
+
     Args:
         seed: A whole number from -2**63 to 2**64 - 1. NumPy, which takes 32 bits, gets it modulo 2**32.
         device_specific: True if each rank's seed is `seed` plus its rank.
@@ -54,6 +56,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     if not LOWEST <= number <= HIGHEST:
         raise ValueError(f"set_seed({seed!r}): torch takes seeds from -2**63 to 2**64 - 1. Pass a smaller number.")
     _seed_all(number)
+    enter_random_stage(None)
     if deterministic:
         # Without it, matrix products on a GPU raise under deterministic algorithms. Set although CUDA may be in use: a
         # rank's device is chosen before the function starts, and torch and cuBLAS read it at the first cuBLAS call.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 KERNEL_CODE = f"""{DEFINITIONS}
 from torch.utils.data import DataLoader, TensorDataset, random_split
 %load_ext notebook_launcher
-from notebook_launcher import Accelerator, Commands, Session, attach, launch, notebook_launch, open_run, report
+from notebook_launcher import Accelerator, Commands, Session, launch, notebook_launch, open_run, report, set_seed
 
 def numbers():
     return torch.rand(1).item(), float(np.random.rand()), random.random()
@@ -112,16 +112,19 @@ def test_code_before_the_function_may_seed_and_the_kernel_goes_on_after_it(kerne
 
 
 def test_ranks_draw_apart_from_prepare_on_and_alike_for_another_accelerator(kernel: Kernel) -> None:
-    both, again, own, alike, apart = evaluate(
+    both, again, seeded, alike, *apart = evaluate(
         kernel,
         """
         def seeds():
             torch.manual_seed(7)
-            return stages()
+            parted = stages()
+            set_seed(torch.initial_seed())  # the same once more
+            return parted + stages()
         def launched(function, **options):
-            return [list(zip(*notebook_launch(function, 2, **ENDED, **options))) for _ in range(2)]
-        both, again = launched(stages)
-        both, again, launched(seeds)[0], launched(stages, rank_seeds="alike")[0], launched(stages, rank_seeds="apart")
+            return list(zip(*notebook_launch(function, 2, **ENDED, **options)))
+        ways = [{}, {}, {"rank_seeds": "alike"}, {"rank_seeds": "apart"}, {"rank_seeds": "apart"}]
+        both, again, *others = (launched(stages, **options) for options in ways)
+        [both, again, launched(seeds), *others]
         """,
     )
     assert both == again
@@ -132,7 +135,7 @@ def test_ranks_draw_apart_from_prepare_on_and_alike_for_another_accelerator(kern
         assert of_rank_0 != of_rank_1
     assert len({*first, *made, *parted, *joined}) == 5
     # A seed that the function gives stays.
-    assert [one[0] == one[1] for one in own] == [True] * 4
+    assert [one[0] == one[1] for one in seeded] == [True] * 8
     assert [one[0] == one[1] for one in alike] == [True] * 4
     assert apart[0] == apart[1]
     assert [one[0] == one[1] for one in apart[0]] == [False] * 4
