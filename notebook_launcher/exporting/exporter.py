@@ -22,6 +22,8 @@ from notebook_launcher.exporting.script_text import (
     script_text,
     torchrun_words,
 )
+from notebook_launcher.exporting.trying_out import try_out
+from notebook_launcher.kernel.calls import everywhere
 from notebook_launcher.kernel.calls.checks import check_call
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.notebook_code.needs import Needs, literal_of
@@ -74,9 +76,11 @@ def export(
 ) -> Exported:
     """Write a launch as a script that torchrun, `notebook-launcher launch` and Slurm run with the same numbers.
 
-    The script contains the function, the definitions of the notebook that it uses, their imports and constants, and a
-    main program that seeds each rank and joins the process group as a launch does. Values without a literal, such as
-    tensors, lie in a file beside it. The function's return value is dropped: let the function save what you need.
+    The script contains the function, the definitions of the notebook that it uses, their imports and constants,
+    `%%everywhere` cells and `setup`, and a main program that seeds each rank and joins the process group as a launch
+    does. Registries that decorators or statements such as `REG["a"] = f` fill are filled by these in the script.
+    Values without a literal, such as tensors, lie in a file beside it. The function's return value is dropped: let the
+    function save what you need. Before anything is written, the definitions are tried in a process of their own.
 
     Args:
         fn: The function, defined at the top level of a cell or in a module.
@@ -96,7 +100,8 @@ def export(
 
     Raises:
         ConfigError: An option cannot work; something that the function uses has no source or cannot be written, which
-            the message names; or a file is there that `export` has not written.
+            the message names; the script's definitions fail by themselves; or a file is there that `export` has not
+            written.
     """
     given = {} if num_processes is None else {"num_processes": num_processes}
     config = LaunchConfig.build(config, {**given, **options})
@@ -107,14 +112,15 @@ def export(
     plan = make_plan(config)
     _, args, kwargs, _ = check_call(fn, args, kwargs, launcher="export(fn, path, 2")
     script = _script_path(path)
-    needs, name = _needs_of(fn)
+    needs, name = _needs_of(fn, config.setup)
     arguments = _arguments(needs, args, kwargs)
     needs.check_order()
     contents = _contents(needs, plan, script, function=name, arguments=arguments, sbatch=sbatch)
     _check_free(contents, script, overwrite=overwrite)
+    untried = try_out(contents, script, needs.registries)
     for file, content in contents.items():
         file.write_bytes(content)
-    return _exported(needs, plan, script, contents)
+    return _exported(needs, plan, script, contents, untried)
 
 
 def _check_engine(config: LaunchConfig) -> None:
@@ -156,7 +162,7 @@ def _contents(
     return contents
 
 
-def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path]) -> Exported:
+def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path], untried: str) -> Exported:
     values, job = script.with_suffix(VALUES), script.with_suffix(JOB)
     commands = [shlex.join(torchrun_words(plan, script)), shlex.join(launch_words(plan, script))]
     commands += [f"sbatch {job.name}"] if job in written else []
@@ -165,7 +171,7 @@ def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path]) 
         values=values if values in written else None,
         job=job if job in written else None,
         commands=tuple(commands),
-        notes=(*_notes(needs, script), *_left_out(plan)),
+        notes=(*_notes(needs, script), *_left_out(plan), *filter(None, [untried])),
     )
 
 
@@ -178,8 +184,8 @@ def _script_path(path: str | os.PathLike[str]) -> Path:
     return script
 
 
-def _needs_of(function: Any) -> tuple[Needs, str]:
-    """Return what a function needs, and the name under which the script has the function."""
+def _needs_of(function: Any, setup: Any) -> tuple[Needs, str]:
+    """Return what a function and the code before it need, and the name under which the script has the function."""
     if not inspect.isfunction(inspect.unwrap(function)) or not hasattr(function, "__qualname__"):
         raise ConfigError(
             f"{type(function).__name__} objects cannot be exported. Pass a function that is defined with `def`, and "
@@ -187,6 +193,14 @@ def _needs_of(function: Any) -> tuple[Needs, str]:
         )
     # A notebook's functions live in `__main__`; a function of a module is imported by the script.
     needs = Needs(vars(sys.modules["__main__"]))
+    for what, code, made in everywhere.kept_code():
+        needs.add_code(what, code, makes=made)
+    if isinstance(setup, str):
+        needs.add_code("setup=", setup)
+    elif setup is not None:
+        name = getattr(setup, "__name__", "setup")
+        needs.add(name, setup)
+        needs.add_code("setup=", f"{name}()")
     needs.add(function.__name__, function)
     if function.__name__ in needs.values:
         raise ConfigError(f"{function.__qualname__} cannot be exported: no module has it under this name.")

@@ -74,6 +74,7 @@ IN_SCRIPT = {
         "devices",
         "backend",
         "seed",
+        "setup",
         "rank_seeds",
         "threads_per_process",
         "env",

@@ -12,10 +12,16 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.notebook_code.sources import attribute_chains, names_at_definition, names_in, source_of
+from notebook_launcher.notebook_code.sources import (
+    attribute_chains,
+    names_at_definition,
+    names_in,
+    source_of,
+    statements_about,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Iterable, Mapping
 
 __all__ = ["Needs", "literal_of"]
 
@@ -44,13 +50,18 @@ class Needs:
         """Values without a literal, by name."""
         self.unknown: set[str] = set()
         """Names that the notebook does not have."""
+        self.registries: dict[str, int] = {}
+        """Number of entries of the collections that the script's own code fills, by name."""
         self._namespace = namespace
         self._pending: set[str] = set()
         """Definitions whose own needs are being collected."""
+        self._made: set[str] = set()
+        """Variables that code of `add_code` makes."""
 
     def add(self, name: str, value: Any) -> None:
         """Add a global variable with everything that it needs; raise `ConfigError` for what cannot be written."""
-        if name in self._pending or name in self.definitions or name in self.constants or name in self.values:
+        known: tuple[Container[str], ...] = (self._pending, self._made, self.definitions, self.constants, self.values)
+        if any(name in each for each in known):
             return
         if isinstance(value, types.ModuleType):
             self._add_import(f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}"))
@@ -60,8 +71,19 @@ class Needs:
             self._add_import(line)
         elif (text := literal_of(value)) is not None:
             self.constants[name] = text
-        else:
+        elif not self._add_registry(name, value):
             self._add_value(name, value)
+
+    def add_code(self, key: str, code: str, *, makes: Iterable[str] = ()) -> None:
+        """Add statements with everything that they need; the variables that they make are not added again."""
+        self._made.update(makes)
+        try:
+            names = names_in(code)
+        except SyntaxError:
+            raise ConfigError(f"{key} cannot be exported: it has a magic, which a script does not have.") from None
+        for used in sorted(names - self._made - {key}):
+            self._add_used(used, key)
+        self.definitions[key] = code.rstrip() + "\n"
 
     def check_order(self) -> None:
         """Raise `ConfigError` if a definition needs a value at once, and a value needs a definition."""
@@ -120,6 +142,46 @@ class Needs:
                 self._add_import(f"import {path}")
                 return
 
+    def _add_registry(self, name: str, value: Any) -> bool:
+        """Add a collection of the notebook's definitions by the statements that make and fill it, if there are any.
+
+        Return False for another value, or if decorators and statements at the top level of cells have not filled it.
+        """
+        held = [each for each in _HomeFinder.look_into(value)[0] if each in self._namespace]
+        first, fills = statements_about(name) if held else ("", [])
+        is_plain = type(value) in {dict, list, set}
+        if not first or not ((is_plain and fills) or any(self._registers(each, name) for each in held)):
+            return False
+        self._pending.add(name)
+        self.add_code(name, first)
+        self._pending.remove(name)
+        for each in held:
+            self.add(each, self._namespace[each])
+        for number, fill in enumerate(fills):
+            self.add_code(f"{name} {number}", fill)
+        if hasattr(type(value), "__len__"):
+            self.registries[name] = len(value)
+        return True
+
+    def _registers(self, definition: str, name: str) -> bool:
+        """Return True if a definition's decorators use a variable, directly or in the functions that they call."""
+        waiting, seen = [definition], set[str]()
+        while waiting:
+            each = waiting.pop()
+            value = self._namespace.get(each)
+            if each in seen or not (_is_definition(value) and value.__module__ == HOME):
+                continue
+            seen.add(each)
+            try:
+                source = source_of(value)
+            except ConfigError:
+                continue
+            used = names_at_definition(source) if each == definition else names_in(source)
+            if name in used:
+                return True
+            waiting += used
+        return False
+
     def _add_value(self, name: str, value: Any) -> None:
         for needed in _HomeFinder.names_in(value, name):
             if needed not in self._namespace:
@@ -176,23 +238,31 @@ class _HomeFinder(pickle.Pickler):
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO())
-        self.found: set[str] = set()
+        self.found: dict[str, None] = {}
 
     def reducer_override(self, value: Any, /) -> Any:
         """Note a definition of the notebook; everything is pickled as usual."""
         if isinstance(value, types.FunctionType | type) and value.__module__ == HOME:
-            self.found.add(value.__qualname__.partition(".")[0])
+            self.found[value.__qualname__.partition(".")[0]] = None
         return NotImplemented
 
     @classmethod
     def names_in(cls, value: Any, name: str = "the value") -> set[str]:
         """Return the names of the definitions that a value needs; raise `ConfigError` if it cannot be pickled."""
-        finder = cls()
-        try:
-            finder.dump(value)
-        except Exception as error:
+        found, error = cls.look_into(value)
+        if error is not None:
             raise ConfigError(
                 f"{name} cannot be exported: its value, a {type(value).__name__}, cannot be written to a file "
                 f"({type(error).__name__}: {error}). Make it inside the function."
             ) from error
-        return finder.found
+        return set(found)
+
+    @classmethod
+    def look_into(cls, value: Any) -> tuple[list[str], Exception | None]:
+        """Return the names of the definitions that a value needs, in order, and why it cannot be pickled, if so."""
+        finder = cls()
+        try:
+            finder.dump(value)
+        except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
+            return list(finder.found), error
+        return list(finder.found), None

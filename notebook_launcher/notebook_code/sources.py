@@ -12,6 +12,7 @@ import io
 import linecache
 import re
 import symtable
+import sys
 import textwrap
 import token
 import tokenize
@@ -22,8 +23,10 @@ from notebook_launcher.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["attribute_chains", "names_at_definition", "names_in", "source_of"]
+__all__ = ["attribute_chains", "names_at_definition", "names_in", "source_of", "statements_about"]
 
+FILLERS = ("add", "append", "extend", "insert", "register", "setdefault", "update")
+"""Methods by which a cell fills a registry."""
 CHAIN = re.compile(r"(?<![\w.])(?<!\. )[^\W\d]\w*(?: ?\. ?[^\W\d]\w*)+")
 
 
@@ -70,6 +73,44 @@ def names_at_definition(source: str) -> set[str]:
         if child.get_type() == "class":
             names |= set(_global_names(child))
     return names
+
+
+def statements_about(name: str) -> tuple[str, list[str]]:
+    """Return the newest assignment to a variable at the top level of the notebook, and what fills it afterwards.
+
+    These are statements such as `REG["a"] = f` and `REG.append(f)`. The assignment is empty if there is none.
+    """
+    first, fills = "", list[str]()
+    for lines in _notebook():
+        try:
+            statements = list(_statements("".join(lines)))
+        except (SyntaxError, tokenize.TokenError):
+            continue
+        for words in statements:
+            texts = [word.string for word in words]
+            if texts[0] != name:
+                continue
+            source = "".join(lines[words[0].start[0] - 1 : words[-1].end[0]]).rstrip() + "\n"
+            match texts[1:3]:
+                case ["=", *_] | [":", *_] if "=" in texts:
+                    first, fills = source, []
+                case ["[", *_] if "=" in texts:
+                    fills.append(source)
+                case ["|=" | "+=", *_]:
+                    fills.append(source)
+                case [".", method] if method in FILLERS:
+                    fills.append(source)
+    return first, fills
+
+
+def _notebook() -> Iterator[list[str]]:
+    """Yield the lines of each cell in the order in which they first ran, or those of the program."""
+    in_memory = [name for name, entry in list(linecache.cache.items()) if len(entry) == 4 and entry[1] is None]
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    for filename in [program] if program else in_memory:
+        lines = linecache.getlines(filename)
+        if lines and not lines[0].startswith("%%"):
+            yield lines
 
 
 def attribute_chains(source: str) -> set[str]:

@@ -340,15 +340,100 @@ def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
     define = (
         "from notebook_launcher import export\nimport dataclasses\n"
         "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n"
-        "def show():\n    display(Point().x)\n"
+        "def show():\n    display(Point().x + EXTRA)\n"
     )
     assert kernel.execute(define).error is None
+    kernel.execute("%load_ext notebook_launcher")
+    assert kernel.execute("%%everywhere\nZERO = 0\nEXTRA = ZERO").error is None
     outcome = kernel.execute(f"export(show, {str(tmp_path / 'show.py')!r}, 1, devices='cpu')")
+    kernel.execute("%unload_ext notebook_launcher\ndel ZERO, EXTRA")
     assert outcome.error is None, outcome.traceback
     text = (tmp_path / "show.py").read_text()
+    assert "\nZERO = 0\nEXTRA = ZERO\n" in text
     assert "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n" in text
     assert "from IPython.display import display\n" in text
     done = subprocess.run(
         [sys.executable, "show.py"], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+REGISTRIES = """
+from notebook_launcher import export
+
+KINDS = {}
+ORDER = []
+SEEN: set = set()
+
+def register(name):
+    def put(fn):
+        KINDS[name] = fn
+        return fn
+    return put
+
+@register("twice")
+def twice(x): return 2 * x
+
+@register("plus")
+def plus(x): return x + OFFSET
+
+OFFSET = 5
+
+class Registry:
+    def __init__(self): self.kept = {}
+    def __call__(self, cls):
+        self.kept[cls.__name__] = cls
+        return cls
+
+models = Registry()
+
+@models
+class Small: pass
+
+ORDER.append(plus)
+ORDER += [twice]
+SEEN.add(Small)
+
+def train():
+    kept = models.kept == {"Small": Small} and SEEN == {Small}
+    print(sorted(KINDS), KINDS["plus"](1), [f.__name__ for f in ORDER], kept)
+"""
+
+
+def _export(folder, code, *, expect=0):
+    (folder / "notebook.py").write_text(code)
+    words = [sys.executable, "notebook.py"]
+    done = subprocess.run(words, cwd=folder, env=surroundings(folder), capture_output=True, text=True, check=False)
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def test_registries_are_filled_by_the_scripts_own_code(tmp_path):
+    _export(tmp_path, REGISTRIES + "export(train, 'out.py', 1, devices='cpu', setup='SETTING = OFFSET')\n")
+    env = {name: value for name, value in surroundings(tmp_path).items() if name != "RANK"}
+    done = subprocess.run(
+        [sys.executable, "out.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "['plus', 'twice'] 6 ['plus', 'twice'] True\n", done.stderr
+    text = (tmp_path / "out.py").read_text()
+    assert text.index("KINDS = {}") < text.index('@register("twice")') < text.index("ORDER.append(plus)")
+    assert "SETTING = OFFSET" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "for f in (twice, plus): KINDS[f.__name__ + '!'] = f\n",
+            "out.py was not written: KINDS would have 2 entries, and has 4 in the notebook. Fill it by decorators",
+        ),
+        (
+            "gone = 1\ndef train(x=gone): pass\ndel gone\n",
+            "its definitions fail by themselves, line 10: `def train(x=gone): pass`: NameError: name 'gone' is not",
+        ),
+    ],
+)
+def test_definitions_that_fail_by_themselves_are_named_and_nothing_is_written(tmp_path, code, message):
+    done = _export(tmp_path, REGISTRIES + code + "export(train, 'out.py', 1, devices='cpu')\n", expect=1)
+    assert message in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out.py").exists()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
 
-__all__ = ["EverywhereMagic", "register", "setup_steps", "unregister"]
+__all__ = ["EverywhereMagic", "kept_code", "register", "setup_steps", "unregister"]
 
 NAME = "everywhere"
 MAGIC = f"%%{NAME}"
@@ -49,6 +49,12 @@ def setup_steps(config: LaunchConfig) -> tuple[SetupStep, ...]:
     elif config.setup is not None:
         steps.append(SetupStep(key="setup", what="setup=", run=config.setup))
     return tuple(steps)
+
+
+def kept_code() -> list[tuple[str, str, frozenset[str]]]:
+    """Return the `%%everywhere` cells in order: each in words, with its code and the variables that it has set."""
+    magic = _installed(running_shell())
+    return [] if magic is None else [(cell.what, cell.request.code, cell.made) for cell in magic.kept]
 
 
 def _runner(request: CellRequest, used: Iterable[str]) -> functools.partial[Any]:
