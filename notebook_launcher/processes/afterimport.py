@@ -17,16 +17,19 @@ __all__ = ["after_import"]
 
 def after_import(callbacks: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
     """Call each callback with its module: now if the module is imported already, otherwise right after its import."""
-    waiting = dict(callbacks)
-    for name in callbacks:
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+    if finder is None:
+        sys.meta_path.insert(0, finder := _Finder())
+    for name, callback in callbacks.items():
         if (module := sys.modules.get(name)) is not None:
-            waiting.pop(name)(module)
-    sys.meta_path.insert(0, _Finder(waiting))
+            callback(module)
+        else:
+            finder.waiting.setdefault(name, []).append(callback)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, waiting: dict[str, Callable[[types.ModuleType], None]]) -> None:
-        self._waiting = waiting
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Callable[[types.ModuleType], None]]] = {}
 
     def find_spec(
         self,
@@ -34,19 +37,19 @@ class _Finder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002
         target: types.ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
-        callback = self._waiting.pop(fullname, None)
-        if callback is None:
+        callbacks = self.waiting.pop(fullname, None)
+        if callbacks is None:
             return None
-        spec = importlib.util.find_spec(fullname)  # Calls this method again, which then finds no callback.
+        spec = importlib.util.find_spec(fullname)  # Calls this method again, which then finds no callbacks.
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, callback)
+            spec.loader = _Loader(spec.loader, callbacks)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, callback: Callable[[types.ModuleType], None]) -> None:
+    def __init__(self, loader: importlib.abc.Loader, callbacks: Sequence[Callable[[types.ModuleType], None]]) -> None:
         self._loader = loader
-        self._callback = callback
+        self._callbacks = callbacks
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
@@ -60,4 +63,5 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._callback(module)
+        for callback in self._callbacks:
+            callback(module)

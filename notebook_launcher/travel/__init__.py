@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import os
 import pickle
 import re
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
-from notebook_launcher.travel.changed_modules import notes_of_modules, stale_modules
+from notebook_launcher.travel.changed_modules import stale_modules
 from notebook_launcher.travel.function_call import FunctionCall
 from notebook_launcher.travel.generators import describe_generators
 from notebook_launcher.travel.namespace import (
@@ -29,7 +31,7 @@ from notebook_launcher.travel.namespace import (
     noting_names_of,
     unpack_definitions,
 )
-from notebook_launcher.travel.parcel import ParcelWriter, open_parcel
+from notebook_launcher.travel.parcel import Notes, ParcelWriter, open_parcel, read_notes
 from notebook_launcher.travel.pickling import (
     CallPickler,
     ExceptionPickler,
@@ -47,18 +49,27 @@ from notebook_launcher.travel.random_states import (
     read_random_states,
     set_random_states,
 )
-from notebook_launcher.travel.set_variables import variables_set_in_modules
+from notebook_launcher.travel.replacements import (
+    Place,
+    ReplacedAttributes,
+    Replacement,
+    Replacer,
+    replaced_attributes_of,
+)
 from notebook_launcher.travel.setup_steps import SetupStep, SetupSteps
 from notebook_launcher.travel.torch_settings import TorchSettings, read_settings
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import types
+    from collections.abc import Callable, Iterator, Mapping
 
     from notebook_launcher.messaging.channel import AnonymousFile
 
 __all__ = [
     "FunctionCall",
+    "Notes",
+    "Replacer",
     "SetupStep",
     "SetupSteps",
     "TorchSettings",
@@ -71,6 +82,7 @@ __all__ = [
     "pack_call",
     "pack_exception",
     "pack_value",
+    "read_notes",
     "read_random_states",
     "read_settings",
     "set_random_states",
@@ -78,7 +90,6 @@ __all__ = [
     "unpack_call",
     "unpack_exception",
     "unpack_value",
-    "variables_set_in_modules",
 ]
 
 USED_BY_STEP = re.compile(r"`(the %%everywhere cell [^`]*?|setup=)\.args\[0\](?:\[\d+\])?\['(\w+)'\]([^`]*)`")
@@ -118,16 +129,26 @@ def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None)
 
 def _pickle_call(
     parcel: ParcelWriter, roots: list[Part], call: FunctionCall, make_pickler: Callable[..., CallPickler]
-) -> bytes:
+) -> Notes:
     """Pickle everything but the buffers; return the notes for the end of the parcel."""
+    replaced = replaced_attributes_of(os.getpid())
+    replacements, left = _able_to_travel(replaced, make_pickler)
+    pickler = make_pickler(parcel, parcel.add_buffer)
+
+    def dump_with_definitions(part: object) -> None:
+        pickler.dump(part)
+        pickler.dump(pickler.definitions.pack(lambda outer: pickling_error(outer, make_pickler) is None))
+
     try:
-        pickler = make_pickler(parcel, parcel.add_buffer)
         pickler.dump(read_settings())
         pickler.dump(len(call.steps))
-        for part in (*call.steps, call[:3]):  # Each step may use what the one before it has defined in the rank.
-            pickler.dump(part)
-            pickler.dump(pickler.definitions.pack(lambda outer: pickling_error(outer, make_pickler) is None))
-        return notes_of_modules(pickler.modules)
+        for step in call.steps:  # Each may use what the one before it has defined in the rank.
+            dump_with_definitions(step)
+        pickler.dump([tuple(replacement.place) for replacement in replacements])
+        pickler.dump([tuple(replacement)[1:] for replacement in replacements])
+        dump_with_definitions(call[:3])
+        new = replaced.untold(replacement.place for replacement in replacements)
+        return Notes(tuple(sorted(pickler.modules)), tuple(map(str, new)), left)
     except ResourceError:
         raise
     except Exception as error:
@@ -137,6 +158,23 @@ def _pickle_call(
         if unpicklable is not None:
             message = USED_BY_STEP.sub(r"`\2\3`, which \1 uses,", unpicklable.in_call())
         raise CaptureError(message) from error
+
+
+def _able_to_travel(
+    replaced: ReplacedAttributes, make_pickler: MakePickler
+) -> tuple[list[Replacement], tuple[str, ...]]:
+    """Return the replacements whose values can travel; and of the others, the reason at the first time.
+
+    The others do not prevent the call: most functions use nothing of what a notebook changes for itself.
+    """
+    able, left = [], []
+    for replacement in replaced.look():
+        if replacement.is_deleted or pickling_error(replacement.value, make_pickler) is None:
+            able.append(replacement)
+        elif replaced.untold([replacement.place]):
+            found = find_unpicklable([Part(replacement.value, root=str(replacement.place))], make_pickler)
+            left.append(found.in_call() if found else str(replacement.place))
+    return able, tuple(left)
 
 
 @contextlib.contextmanager
@@ -152,6 +190,7 @@ def unpack_call(
     fd: int,
     *,
     follow_settings: Callable[[dict[str, Any]], None] = lambda _: None,
+    replacer: Replacer | None = None,
     run_step: Callable[[SetupStep], None] = lambda _: None,
 ) -> tuple[FunctionCall, list[str]]:
     """Unpack a call in a rank, and install the notebook's definitions in its `__main__`.
@@ -159,6 +198,7 @@ def unpack_call(
     Args:
         fd: Descriptor of the parcel.
         follow_settings: Called with the kernel's settings of torch, before any object is made.
+        replacer: Sets what the notebook has replaced in libraries, before the function is unpacked.
         run_step: Called with each step of the call in turn, before the function and its arguments are made.
 
     Returns:
@@ -175,9 +215,28 @@ def unpack_call(
         unpack_definitions(unpickler.load())
         with noting_names_of(step):
             run_step(step)
+    _replace(replacer or Replacer(after_import=_import_now), unpickler, parcel.notes)
     call = FunctionCall(*unpickler.load())
     unpack_definitions(unpickler.load())
     return call, overwritten.names()
+
+
+def _replace(replacer: Replacer, unpickler: pickle.Unpickler, notes: Notes) -> None:
+    places = [Place(*place) for place in unpickler.load()]
+    replacer.put_back(except_for=places)
+    values = unpickler.load()
+    if not places:
+        return
+    for module in notes.modules:
+        # Imported now, as in the kernel, so that what they import by value is the original.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    replacer.replace(Replacement(place, *value) for place, value in zip(places, values, strict=True))
+
+
+def _import_now(callbacks: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
+    for name, callback in callbacks.items():
+        callback(importlib.import_module(name))
 
 
 def pack_value(value: object, what: str = "return value") -> int:

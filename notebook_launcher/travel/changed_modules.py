@@ -1,16 +1,17 @@
 """Finds modules beside the notebook that changed on disk since the kernel imported them.
 
 Modules travel by name, so the ranks run the file as it is now while the kernel still runs the earlier version. A change
-is detected by the code of the module's functions, and by the compiled file if it was made from a source of another size
-or time.
+is detected by the code of the module's functions, by plain values that the file assigns, and by the compiled file if it
+was made from a source of another size or time.
 """
 
 from __future__ import annotations
 
+import ast
+import collections
 import functools
 import importlib.machinery
 import importlib.util
-import json
 import os
 import site
 import sys
@@ -19,18 +20,18 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from notebook_launcher.package_folder import PACKAGE_FOLDER
 from notebook_launcher.travel.parcel import read_notes
+from notebook_launcher.travel.replacements import replaced_attributes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["is_local", "local_modules", "notes_of_modules", "stale_modules"]
+__all__ = ["is_local", "stale_modules"]
 
-
-def notes_of_modules(names: Iterable[str]) -> bytes:
-    """Return the notes of a parcel about the modules that it refers to."""
-    return json.dumps(sorted(names)).encode()
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def stale_modules(fd: int | None) -> list[str]:
@@ -40,17 +41,17 @@ def stale_modules(fd: int | None) -> list[str]:
         fd: Descriptor of the call's parcel, which stays open. None: a fork inherits the call, which may use everything
             that this process has imported.
     """
-    return sorted(str(module.__file__) for module in local_modules(fd) if _has_changed(module))
+    return sorted(str(module.__file__) for module in _local_modules(fd) if _has_changed(module))
 
 
-def local_modules(fd: int | None) -> list[types.ModuleType]:
+def _local_modules(fd: int | None) -> list[types.ModuleType]:
     """Return the modules outside the interpreter and installed packages that a packed call uses, directly or not.
 
     Args:
         fd: As for `stale_modules`.
     """
     seen: dict[str, types.ModuleType] = {}
-    names = list(sys.modules) if fd is None else list(json.loads(read_notes(fd) or b"[]"))
+    names = list(sys.modules) if fd is None else list(read_notes(fd).modules)
     installed = _installed_folders()
     while names:
         name = names.pop()
@@ -103,6 +104,8 @@ def _has_changed(module: types.ModuleType) -> bool:
     compiled = _compiled_from_another(path, stat)
     if compiled is not None and _shape_of_body(compiled) != _shape_of_body(present):
         return True
+    if _has_other_values(module, path, stat):
+        return True
     shapes = set(map(_shape, _nested_codes(present)))
     return any(_shape(f.__code__) not in shapes for f in _functions(module) if f.__code__.co_filename == path)
 
@@ -149,3 +152,73 @@ def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
         if isinstance(const, types.CodeType):
             yield const
             yield from _nested_codes(const)
+
+
+def _has_other_values(module: types.ModuleType, path: str, stat: os.stat_result) -> bool:
+    """Return True if the file is newer than this process, and gives variables other values than the module has.
+
+    A variable that a cell has assigned does not count, and neither does one that functions of the module assign
+    themselves (`global`), or that its code assigns twice.
+    """
+    if stat.st_mtime < psutil.Process().create_time():
+        return False  # Other code has set them. (The time of the process may be a second early.)
+    present, assigned = vars(module), replaced_attributes_of(os.getpid()).assigned_in(module.__name__)
+    written = _written_values(path, stat.st_mtime_ns, stat.st_size)
+    return any(
+        name in present and name not in assigned and not _is_same(present[name], value)
+        for name, value in written.items()
+    )
+
+
+def _is_same(present: Any, written: Any) -> bool:
+    if isinstance(written, dict) and isinstance(present, dict):
+        # An entry that was added or removed is the module's own affair more often than not: a cache, a registry.
+        both = [key for key, value in written.items() if isinstance(value, PLAIN) and key in present]
+        return all(_is_same(present[key], written[key]) for key in both)
+    return type(present) is type(written) and bool(present == written)
+
+
+@functools.lru_cache(maxsize=256)
+def _written_values(path: str, mtime: int, size: int) -> Mapping[str, Any]:  # noqa: ARG001 - they name the version
+    """Return the plain values that a file assigns once to public variables at its top level."""
+    tree = ast.parse(Path(path).read_bytes(), path)
+    values: dict[str, Any] = {}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=expression):
+                pass
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as expression):
+                pass
+            case _:
+                continue
+        try:
+            values[name] = ast.literal_eval(expression)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
+    assigned = collections.Counter(_assigned_names(tree))
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (*PLAIN, dict)) and assigned[name] == 1 and not name.startswith("_")
+    }
+
+
+def _assigned_names(tree: ast.Module) -> Iterator[str]:
+    """Yield each name as often as code of the module itself may assign its variable."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield from node.names
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+                continue  # What is assigned inside is local.
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                yield name
+            case ast.alias(name=name, asname=asname):
+                yield asname or name
+            case _:
+                pass
+        pending.extend(ast.iter_child_nodes(node))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import pickle
 import sys
 import types
@@ -42,8 +43,10 @@ __all__ = [
     "SharedNames",
     "main_globals",
     "note_inherited",
+    "note_original",
     "noting_names_of",
     "reference_to",
+    "reference_to_original",
     "unpack_definitions",
 ]
 
@@ -76,6 +79,8 @@ class _Book:
     """By name, the `id` of what arrived: a reference would keep alive what the ranks have dropped."""
     reported: set[str] = dataclasses.field(default_factory=set)
     """The overwritten names that were reported to the user."""
+    originals: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
+    """Functions and classes of libraries in whose places the rank has something of the notebook, by their own names."""
 
 
 class Definitions:
@@ -204,6 +209,36 @@ def unpack_definitions(definitions: tuple[Any, ...]) -> None:
     book = _book()
     book.names.update(names)
     book.class_ids.update(class_ids)
+
+
+def note_original(value: Any) -> None:
+    """Note what is about to be replaced in this rank, so that the notebook's references to it still find it."""
+    if isinstance(value, types.FunctionType | type):
+        _book().originals[value.__module__, value.__qualname__] = value
+
+
+def reference_to_original(definition: Any) -> tuple[Any, ...] | None:
+    """Return a reduction for a library's function or class that is not found by its name, because it was replaced."""
+    module = sys.modules.get(str(definition.__module__))
+    if module is None or definition.__module__ == "__main__" or "<locals>" in definition.__qualname__:
+        return None
+    if isinstance(definition, types.FunctionType) and definition.__globals__ is not module.__dict__:
+        return None  # It only has the name of another one, by functools.wraps.
+    found: Any = module
+    for step in definition.__qualname__.split("."):
+        if not hasattr(found, step):
+            return None  # Something that a function of the module has made, such as a method of a named tuple.
+        found = getattr(found, step)
+    return None if found is definition else (_original, (module.__name__, definition.__qualname__))
+
+
+def _original(module: str, qualname: str) -> Any:
+    found: Any = importlib.import_module(module)
+    if (module, qualname) in _book().originals:
+        return _book().originals[module, qualname]
+    for step in qualname.split("."):
+        found = getattr(found, step)
+    return found
 
 
 def reference_to(definition: Any) -> tuple[Any, ...] | None:

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import mmap
 import os
 import struct
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.messaging.channel import AnonymousFile
@@ -31,7 +32,7 @@ from notebook_launcher.wording.units import format_bytes
 if TYPE_CHECKING:
     import pickle
 
-__all__ = ["Parcel", "ParcelWriter", "open_parcel", "read_notes"]
+__all__ = ["Notes", "Parcel", "ParcelWriter", "open_parcel", "read_notes"]
 
 MAGIC = b"nblparc1"
 HEADER = struct.Struct("<8sQQQQ")
@@ -45,6 +46,17 @@ COPIED_SIZE = 1 << 20
 PLAIN_SIZE = 1 << 15
 """Bytes up to which a value without buffers is read, not mapped: the mapping takes three times as long as all else that
 such a value needs."""
+
+
+class Notes(NamedTuple):
+    """What is known of a packed call without unpacking it."""
+
+    modules: tuple[str, ...] = ()
+    """Names of the modules that it refers to."""
+    replaced: tuple[str, ...] = ()
+    """Attributes of libraries that the notebook has replaced, and whose values travel for the first time."""
+    left: tuple[str, ...] = ()
+    """Those whose values cannot travel, each with the reason."""
 
 
 class ParcelWriter:
@@ -85,7 +97,7 @@ class ParcelWriter:
         if needed > UNCHECKED_SIZE:
             self._require(needed)
 
-    def seal(self, notes: bytes = b"") -> AnonymousFile:
+    def seal(self, notes: Notes | None = None) -> AnonymousFile:
         """Write the buffers and return the file; raises ResourceError if memory is short."""
         self.check_room()
         pickle_length = self._end - ALIGNMENT
@@ -96,7 +108,7 @@ class ParcelWriter:
             table += ENTRY.pack(offset, length)
             self._end = self._write_at(view, offset)
         self._buffers.clear()
-        table += notes
+        table += b"" if notes is None else json.dumps(notes).encode()
         offset = _aligned(self._end)
         if self._end == len(self._start):
             self._start += bytes(offset - self._end) + table
@@ -149,7 +161,7 @@ class Parcel:
             view[offset : offset + length]
             for offset, length in ENTRY.iter_unpack(view[table : table + ENTRY.size * num_buffers])
         ]
-        self.notes = bytes(view[table + ENTRY.size * num_buffers : table + table_length])
+        self.notes = _decode(bytes(view[table + ENTRY.size * num_buffers : table + table_length]))
         self.file = io.BytesIO(memory) if isinstance(memory, bytes) else memory
         """Positioned at the pickle; its memory lives as long as any of the buffers."""
         self.file.seek(ALIGNMENT)
@@ -172,11 +184,15 @@ def _read_plain(fd: int) -> bytes | None:
     return None if num_buffers else start
 
 
-def read_notes(fd: int) -> bytes:
+def read_notes(fd: int) -> Notes:
     """Return the notes of a parcel, and leave the descriptor open."""
     _, _, num_buffers, table, length = HEADER.unpack(os.pread(fd, HEADER.size, 0))
     entries = ENTRY.size * num_buffers
-    return os.pread(fd, length - entries, table + entries)
+    return _decode(os.pread(fd, length - entries, table + entries))
+
+
+def _decode(notes: bytes) -> Notes:
+    return Notes(*map(tuple, json.loads(notes))) if notes else Notes()
 
 
 def _map(fd: int) -> mmap.mmap:

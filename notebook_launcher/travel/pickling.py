@@ -156,7 +156,14 @@ class CallPickler(TravelPickler):
 
     def reduce_definition(self, obj: Any) -> Any:
         """Return a reduction by value for the notebook's definitions, which are noted, and by name for other ones."""
-        reduced = super().reduce_definition(obj)
+        is_function = type(obj) is types.FunctionType
+        if is_function and obj.__globals__ is namespace.main_globals() and obj.__module__ != "__main__":
+            # Under the name that functools.wraps gave it there may be itself, in the place of a library's function.
+            reduced = self._dynamic_function_reduce(obj)
+        else:
+            reduced = super().reduce_definition(obj)
+            if reduced is not NotImplemented and (is_function or isinstance(obj, type)):
+                reduced = namespace.reference_to_original(obj) or reduced
         if reduced is not NotImplemented and not (isinstance(obj, type) and len(reduced) <= BY_NAME):
             self.definitions.add(obj)
             if type(obj) is types.FunctionType and len(reduced) > BY_NAME:

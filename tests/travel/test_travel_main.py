@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -172,14 +173,13 @@ def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compi
     )
 
 
-SETTINGS = """
+VALUES = """
 import random
 lr = 0.1
 name: str = "old"
 RATES = {"head": 0.1, "body": 0.2}
 REGISTRY = {}
 count = 0
-device = None
 drawn = random.random()
 if lr:
     branch = 1
@@ -191,30 +191,39 @@ def note():
 """
 
 
-def test_variables_of_modules_that_the_notebook_set_are_named(tmp_path: Path) -> None:
-    (tmp_path / "settings.py").write_text(SETTINGS)
-    (tmp_path / "uses.py").write_text("import settings\ndef value(): return settings.lr\n")
+def test_edited_values_are_an_edit_and_values_that_code_has_set_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "settings.py"
+    path.write_text(VALUES)
+    os.utime(path, (0, 0))  # Older than the process.
+    (tmp_path / "uses.py").write_text("import settings\ndef value(): return settings.lr, settings.RATES\n")
     notebook(
-        """
-        import os
+        f"""
+        import os, pathlib
         import settings, uses
         from notebook_launcher import travel
         def train(): return uses.value()
-        def found():
-            fd = travel.pack_call(travel.FunctionCall(train, (), {})).detach()
+        def stale():
+            fd = travel.pack_call(travel.FunctionCall(train, (), {{}})).detach()
             try:
-                return travel.variables_set_in_modules(fd)
+                return travel.stale_modules(fd)
             finally:
                 os.close(fd)
-        assert found() == []
+        path = pathlib.Path("{path}")
+        written = path.read_text()
         settings.note()
         settings.drawn = settings._cache = settings.RATES["added"] = 0.5
-        assert found() == []
-        settings.lr = 0.01
-        assert found() == ["settings.lr"]
+        settings.lr = "set by a library"
+        assert stale() == []
         settings.lr = 0.1
-        settings.RATES["body"], settings.name, settings.device = 2, "new", object()
-        assert found() == ["settings.RATES['body']", "settings.device", "settings.name"]
+        path.write_text(written)
+        assert stale() == []
+        path.write_text(written.replace("lr = 0.1", "lr = 0.7").replace('"body": 0.2', '"body": 0.8'))
+        assert rank.call(train) == (0.7, {{"head": 0.1, "body": 0.8}})  # The rank compiles the file as it is now.
+        assert stale() == [str(path)]
+        settings.lr = 0.7
+        assert stale() == [str(path)]
+        settings.RATES["body"] = 0.8
+        assert stale() == []
     """,
         tmp_path,
     )

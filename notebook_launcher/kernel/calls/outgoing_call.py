@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OutgoingCall"]
 
+MOST_NAMES = 3
+"""Attributes that a line names."""
+
 
 class OutgoingCall:
     """A call on its way to the ranks: packed into a parcel, or inherited by a fork.
@@ -45,9 +48,15 @@ class OutgoingCall:
         """Return the files that the call uses and that changed since this process imported them."""
         return travel.stale_modules(None if self._parcel is None else self._parcel.fileno())
 
-    def set_variables(self) -> list[str]:
-        """Return the variables of modules that the ranks import with another value than they have here."""
-        return [] if self._parcel is None else travel.variables_set_in_modules(self._parcel.fileno())
+    def describe_replacements(self) -> tuple[str, str]:
+        """Return a notice about attributes of libraries that ranks have from the notebook, and one about others.
+
+        Either is empty if there is nothing new to tell.
+        """
+        notes = travel.read_notes(self._parcel.fileno()) if self._parcel is not None else travel.Notes()
+        names, more = notes.replaced[:MOST_NAMES], len(notes.replaced) - MOST_NAMES
+        listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+        return listed and f"ranks use your {listed}", "; ".join(notes.left)
 
     def close(self) -> None:
         """Let go of the function and its arguments, and close the parcel; idempotent."""

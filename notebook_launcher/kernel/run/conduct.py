@@ -81,15 +81,15 @@ class RunConduct:
             data.output.headline(f"{data.name}: {data.plan.summary}")
         if data.plan.num_processes > 1 and (notice := call.describe_generators()):
             data.output.headline(notice)
+        replaced, left = call.describe_replacements()
+        if replaced:
+            data.output.headline(replaced)
+        if left:
+            data.output.notice(left)
         if stale := call.stale_modules():
             forked = data.plan.config.start_method == "fork"
             version = "ranks are forked from it and run it as it was" if forked else "ranks run the file as it is now"
             data.output.notice(f"{', '.join(stale)} changed since the kernel imported it: {version}")
-        elif variables := call.set_variables():
-            data.output.notice(
-                f"{', '.join(variables)}: set after the import, but ranks import the module themselves and have the "
-                "value of its file. Pass the value as an argument, or set it inside the function"
-            )
 
     def make_folder(self) -> Path:
         """Make the run's folder now, and not only after a second; return it.

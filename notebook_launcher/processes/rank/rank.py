@@ -33,6 +33,7 @@ from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file
 from notebook_launcher.processes import boot, inherited
+from notebook_launcher.processes.afterimport import after_import
 from notebook_launcher.processes.failures.kept_failure import KeptFailure
 from notebook_launcher.processes.failures.report import describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
@@ -117,6 +118,7 @@ class _RankProcess:
             sys.modules["__main__"] = types.ModuleType("__main__")
         self._steps = travel.SetupSteps()
         """The steps that this rank has run before its calls."""
+        self._replacer = travel.Replacer(after_import)
         self._torch_settings = travel.TorchSettings(travel.read_settings() if is_fork else None)
         os.environ.update(torchrun_environment(start.setup, start.rank))
         board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
@@ -256,7 +258,10 @@ class _RankProcess:
         self._inherited_call = None
         self._begin_random()
         function_call, overwritten = travel.unpack_call(
-            fds[0], follow_settings=self._torch_settings.follow, run_step=self._run_step
+            fds[0],
+            follow_settings=self._torch_settings.follow,
+            replacer=self._replacer,
+            run_step=self._run_step,
         )
         self._report_overwritten(overwritten)
         return function_call

@@ -1,0 +1,188 @@
+"""What the code of a notebook's cells does to attributes of modules, as far as the code itself shows it.
+
+`config.lr = 0.01` says by its text which attribute the kernel has changed, whatever the value is. Code of functions
+counts once a cell calls them. What no text shows (`mock.patch`, a helper of a library) is found by a scan of the loaded
+modules (`replacements.py`); `Code.handed` tells when that is worth its time.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["ANYTHING", "Code", "Store", "read_code"]
+
+Step: TypeAlias = "str | tuple[object]"
+"""An attribute, or the key of an entry in a tuple of its own."""
+
+ANYTHING = ""
+"""In `Code.handed`, an object without a name, such as a lambda."""
+RUN_BODY = frozenset({"capture", "everywhere", "prun", "time", "timeit"})
+"""Magics that run their text as code of the notebook, in the kernel."""
+
+
+class Store(NamedTuple):
+    """An assignment to an attribute or entry, or its deletion: `F.gelu = mine` has the root `F`."""
+
+    root: str
+    steps: tuple[Step, ...]
+    is_deleted: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class Code:
+    """What a cell or a function does when it runs."""
+
+    stores: list[Store] = dataclasses.field(default_factory=list)
+    calls: set[str] = dataclasses.field(default_factory=set)
+    """The last names of what it calls: `set_up`, and `apply` of `patcher.apply()`."""
+    handed: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    """Objects that it gives to what it calls, each with the first name of what is called, for example a decorator."""
+    imports: dict[str, tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
+    """Module and attribute of what it imports, by the name that it gets."""
+    functions: dict[str, Code] = dataclasses.field(default_factory=dict)
+    """Functions and methods that it defines; special methods are those of the class."""
+
+    def executed(self, functions: dict[str, Code]) -> Iterator[Code]:
+        """Yield this code, and the code of the notebook's functions that it calls, directly or not."""
+        seen: set[str] = set()
+        pending = [self]
+        while pending:
+            code = pending.pop()
+            yield code
+            pending += [functions[name] for name in code.calls - seen if name in functions]
+            seen |= code.calls
+
+
+def read_code(source: str) -> Code:
+    """Return what a cell's code does, after IPython's own syntax was replaced; nothing for code that is no Python."""
+    reader = _Reader()
+    reader.read(source)
+    return reader.code
+
+
+class _Reader(ast.NodeVisitor):
+    def __init__(self) -> None:
+        self.code = Code()
+        self._class = ""
+        """Name of the class around; empty inside a function."""
+        self._function: Code | None = None
+        """Code of the function around, whose inner functions and classes count as its own."""
+
+    @property
+    def _here(self) -> Code:
+        return self._function or self.code
+
+    def read(self, source: str) -> None:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            self.visit(ast.parse(source))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._hand_decorated(node)
+        before, self._class = self._class, node.name
+        self.generic_visit(node)
+        self._class = before
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._hand_decorated(node)
+        if self._function is not None:
+            self.generic_visit(node)
+            return
+        is_special = self._class and node.name.startswith("__") and node.name.endswith("__")
+        if is_special:
+            self._function = self.code.functions.setdefault(self._class, Code())
+        else:
+            self._function = self.code.functions[node.name] = Code()
+        before, self._class = self._class, ""
+        self.generic_visit(node)
+        stores, local = self._function.stores, _local_names(node)
+        stores[:] = [store for store in stores if store.root not in local or store.root in self._function.imports]
+        self._class, self._function = before, None
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            name = alias.name if alias.asname else alias.name.partition(".")[0]
+            self._here.imports[alias.asname or name] = (name, ())
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            if node.module and not node.level:
+                self._here.imports[alias.asname or alias.name] = (node.module, (alias.name,))
+
+    def visit_Attribute(self, node: ast.Attribute | ast.Subscript) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self._store(node, is_deleted=isinstance(node.ctx, ast.Del))
+        self.generic_visit(node)
+
+    visit_Subscript = visit_Attribute  # noqa: N815
+
+    def visit_Call(self, node: ast.Call) -> None:
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="run_cell_magic" | "run_line_magic"),
+                args=[ast.Constant(value=str(magic)), *_, ast.Constant(value=str(body))],
+            ):
+                if magic in RUN_BODY:
+                    self.read(body)
+                return
+            case ast.Call(
+                func=ast.Name(id="setattr" | "delattr" as name), args=[owner, ast.Constant(value=str(step)), *_]
+            ):
+                self._store(ast.Attribute(value=owner, attr=step), is_deleted=name == "delattr")
+            case ast.Call(func=ast.Name(id="setattr" | "delattr" | "exec" | "eval" as called)):
+                self._here.handed.add((str(called), ANYTHING))
+        match node.func:
+            case ast.Name(id=last) | ast.Attribute(attr=last):
+                self._here.calls.add(last)
+        self._hand(node.func, [*node.args, *(keyword.value for keyword in node.keywords)])
+        self.generic_visit(node)
+
+    def _hand_decorated(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for decorator in node.decorator_list:
+            called = decorator.func if isinstance(decorator, ast.Call) else decorator
+            self._hand(called, [ast.Name(id=node.name)])
+
+    def _hand(self, called: ast.expr, values: Iterable[ast.expr]) -> None:
+        root = _chain(called)[0]
+        for value in values:
+            match value:
+                case ast.Lambda():
+                    self._here.handed.add((root, ANYTHING))
+                case ast.Name(id=name) | ast.Attribute(value=ast.Name(id=name)):
+                    self._here.handed.add((root, name))
+
+    def _store(self, target: ast.expr, *, is_deleted: bool) -> None:
+        root, steps = _chain(target)
+        if root and steps:
+            self._here.stores.append(Store(root, steps, is_deleted))
+
+
+def _chain(node: ast.expr) -> tuple[str, tuple[Step, ...]]:
+    """Return the name at which an expression such as `config.RATES["lr"]` begins, empty if none does; and the rest."""
+    steps: list[Step] = []
+    while True:
+        match node:
+            case ast.Attribute(value=inner, attr=name):
+                steps.insert(0, name)
+            case ast.Subscript(value=inner, slice=ast.Constant(value=key)):
+                steps.insert(0, (key,))
+            case ast.Name(id=name):
+                return name, tuple(steps)
+            case _:
+                return "", ()
+        node = inner
+
+
+def _local_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the names of arguments and variables of a function, without those that it declares as global."""
+    nodes = list(ast.walk(function))
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return names - {name for node in nodes if isinstance(node, ast.Global) for name in node.names}

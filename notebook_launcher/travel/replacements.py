@@ -1,0 +1,377 @@
+"""Attributes of libraries that the notebook has replaced: ranks have them too, as forks of the kernel would.
+
+After `F.gelu = mine` or `config.lr = 0.01` in a cell, ranks that import these modules themselves would compute with the
+originals, without a word. In the kernel `ReplacedAttributes` finds what cells have changed; a rank's `Replacer` sets it
+before the function is unpacked, and puts the originals back once the kernel has done so.
+
+A change is found by the text of the cells, whatever its value is, and by a scan of all modules and classes for
+functions and classes of the notebook, however they came there. What libraries do to one another is neither.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import sys
+import types
+from functools import _lru_cache_wrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from notebook_launcher.ipython_shell import running_shell
+from notebook_launcher.travel import namespace
+from notebook_launcher.travel.cell_code import ANYTHING, Code, Step, Store, read_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = ["Place", "ReplacedAttributes", "Replacement", "Replacer", "replaced_attributes_of"]
+
+MISSING = object()
+
+FRONT_END = ("IPython", "ipykernel", "ipywidgets", "jupyter_client", "traitlets", "zmq", "tornado", "comm", "debugpy")
+"""Libraries of the kernel itself: what a notebook changes in them is about its cells."""
+NEVER = frozenset({"__main__", "__mp_main__", "sys", "notebook_launcher", *FRONT_END})
+"""Top-level modules whose attributes stay in the kernel. Those of `sys` belong to the process."""
+WRAPPERS = (functools.partial, property, staticmethod, classmethod, types.MethodType, _lru_cache_wrapper)
+HARMLESS = frozenset(
+    {
+        "abc",
+        "builtins",
+        "contextlib",
+        "dataclasses",
+        "enum",
+        "functools",
+        "notebook_launcher",
+        "numpy",
+        "time",
+        "torch",
+        "typing",
+    }
+)
+"""Top-level modules whose functions keep nothing of what they are given in an attribute of a module."""
+
+
+class Place(NamedTuple):
+    """An attribute, or an entry of a dictionary, from its module on."""
+
+    module: str
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return self.module + "".join(f".{s}" if isinstance(s, str) else f"[{s[0]!r}]" for s in self.steps)
+
+
+class Replacement(NamedTuple):
+    """A place with the value that it has in the kernel; `is_deleted` if it has none."""
+
+    place: Place
+    value: Any
+    is_deleted: bool = False
+
+
+@functools.lru_cache(maxsize=1)
+def replaced_attributes_of(_pid: int) -> ReplacedAttributes:
+    """Return what the notebook of the process with this number has replaced."""
+    return ReplacedAttributes()
+
+
+class ReplacedAttributes:
+    """What the notebook in this process has replaced, as far as its cells have run."""
+
+    def __init__(self) -> None:
+        self._assigned: dict[Place, bool] = {}
+        """Places that cells have assigned; True if the code that did so was a deletion."""
+        self._scanned: dict[Place, None] = {}
+        """Places where a scan has found something of the notebook."""
+        self._functions: dict[str, Code] = {}
+        self._imports: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._num_read = 0
+        """Number of sources that were read: 0 before the first look."""
+        self._told: set[Place] = set()
+
+    def look(self) -> list[Replacement]:
+        """Return the replacements that are in force; only code that has run since the last look is read."""
+        sources = _sources()
+        if sources is None or not self._num_read <= len(sources):
+            self._num_read = 0  # There is no history, or it was reset.
+        new = [read_code(source) for source in (sources or [])[self._num_read :]]
+        is_first = not self._num_read
+        may_have_replaced = [self._note(code) for code in new]
+        if any(may_have_replaced) or (is_first and _has_definitions()):
+            self._scanned.update(dict.fromkeys(_scan()))
+        self._num_read += len(new)
+        found: dict[tuple[int, Step], Replacement] = {}
+        for place, is_deleted in (*self._assigned.items(), *((place, False) for place in self._scanned)):
+            owner = _owner(place)
+            value = _value(owner, place.steps[-1])
+            if owner is MISSING or _is_original(owner, place.steps[-1], value):
+                continue
+            if (value is not MISSING or is_deleted) if place in self._assigned else _is_notebooks(value):
+                found.setdefault((id(owner), place.steps[-1]), Replacement(place, value, value is MISSING))
+        return list(found.values())
+
+    def untold(self, places: Iterable[Place]) -> list[Place]:
+        """Return those places that were not asked about before."""
+        new = [place for place in places if place not in self._told]
+        self._told.update(new)
+        return new
+
+    def assigned_in(self, module: str) -> set[object]:
+        """Return the variables of a module that cells have assigned, in whole or in part."""
+        return {place.steps[0] for place in self._assigned if place.module == module}
+
+    def _note(self, code: Code) -> bool:
+        """Note the places that code has assigned; return True if it may have changed others, too."""
+        self._functions.update(code.functions)
+        self._imports.update(code.imports)
+        may_replace = False
+        for part in code.executed(self._functions):
+            for store in part.stores:
+                if (place := self._place_of(store, part.imports)) is not None:
+                    self._assigned[place] = store.is_deleted
+                    may_replace = True  # A loop may have assigned others by the same text.
+            may_replace |= any(_may_keep(root, given) for root, given in part.handed)
+        return may_replace
+
+    def _place_of(self, store: Store, imports: dict[str, tuple[str, tuple[str, ...]]]) -> Place | None:
+        module, steps = _path_of(
+            namespace.main_globals().get(store.root), imports.get(store.root) or self._imports.get(store.root)
+        )
+        if module is None:
+            return None
+        steps = (*steps, *store.steps)
+        # From the innermost module on: a rank sets the attribute once that module is imported.
+        while len(steps) > 1 and f"{module}.{steps[0]}" in sys.modules:
+            module, steps = f"{module}.{steps[0]}", steps[1:]
+        if module.partition(".")[0] in NEVER or (module, steps[0]) == ("os", "environ"):
+            return None
+        return Place(module, steps)
+
+
+def _sources() -> list[str] | None:
+    """Return the code that the notebook or script has run so far; None if nothing keeps it."""
+    shell = running_shell()
+    if shell is not None:
+        history: list[str] = shell.history_manager.input_hist_parsed
+        return history
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    with contextlib.suppress(OSError, UnicodeDecodeError, TypeError):
+        return [_read_script(str(file))]
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def _read_script(file: str) -> str:
+    return Path(file).read_text(encoding="utf-8")
+
+
+def _has_definitions() -> bool:
+    return any(map(_is_notebooks, list(namespace.main_globals().values())))
+
+
+def _path_of(root: object, imported: tuple[str, tuple[str, ...]] | None) -> tuple[str | None, tuple[Step, ...]]:
+    """Return module and attributes by which a name of the notebook is found elsewhere; (None, ()) if it is its own.
+
+    Args:
+        root: The value of the name.
+        imported: Module and attribute of the name's import, if there was one.
+    """
+    if isinstance(root, types.ModuleType) and sys.modules.get(root.__name__) is root:
+        return root.__name__, ()
+    if imported is not None:
+        module, steps = imported
+        value: object = sys.modules.get(module, MISSING)
+        for step in steps:
+            value = _value(value, step)
+        if value is not MISSING and (root is None or value is root):
+            inner = ".".join((module, *steps))
+            return (inner, ()) if inner in sys.modules else (module, steps)
+    if isinstance(root, type) and root.__module__ != "__main__":
+        place = Place(root.__module__, tuple(root.__qualname__.split(".")))
+        if _value(_owner(place), place.steps[-1]) is root:
+            return place.module, place.steps
+    return None, ()
+
+
+def _owner(place: Place) -> Any:
+    """Return the object that has the attribute or entry; MISSING if there is none."""
+    owner: Any = sys.modules.get(place.module, MISSING)
+    for step in place.steps[:-1]:
+        value = _value(owner, step)
+        if value is MISSING and isinstance(owner, type):
+            value = getattr(owner, str(step), MISSING)  # Inherited.
+        owner = value
+    return owner
+
+
+def _value(owner: Any, step: Step) -> Any:  # noqa: PLR0911
+    """Return an attribute or entry as its owner holds it, and MISSING if it has none. Imports nothing."""
+    if owner is MISSING:
+        return MISSING
+    if isinstance(step, tuple):
+        try:
+            return owner[step[0]]
+        except Exception:  # noqa: BLE001 - a container of the user's may raise anything
+            return MISSING
+    attributes = getattr(owner, "__dict__", {})
+    if step in attributes or isinstance(owner, type):
+        return attributes.get(step, MISSING)
+    if type(owner) is types.ModuleType:  # Its `__getattr__` may import another one.
+        return sys.modules.get(f"{owner.__name__}.{step}", MISSING)
+    try:
+        return getattr(owner, step, MISSING)
+    except Exception:  # noqa: BLE001 - a property may raise anything
+        return MISSING
+
+
+def _is_original(owner: Any, step: Step, value: Any) -> bool:
+    """Return True for a function or class of a library under its own name."""
+    if not isinstance(value, types.FunctionType | type) or _is_notebooks(value):
+        return False
+    inner = f"{owner.__qualname__}.{step}" if isinstance(owner, type) else step
+    module = owner.__module__ if isinstance(owner, type) else getattr(owner, "__name__", None)
+    return (value.__module__, value.__qualname__) == (module, inner)
+
+
+def _is_notebooks(value: Any) -> bool:  # noqa: PLR0911 - a table
+    """Return True for a function or class of the notebook, and for what the standard library wraps around one."""
+    match value:
+        case types.FunctionType():
+            # Not by its `__module__`: functools.wraps gives it that of the original.
+            return value.__globals__ is namespace.main_globals()
+        case type():
+            return value.__module__ == "__main__"
+        case functools.partial():
+            return _is_notebooks(value.func)
+        case staticmethod() | classmethod() | types.MethodType():
+            return _is_notebooks(value.__func__)
+        case property():
+            return any(map(_is_notebooks, (value.fget, value.fset, value.fdel)))
+        case _lru_cache_wrapper():
+            return _is_notebooks(value.__wrapped__)
+        case _:
+            return False
+
+
+def _may_keep(root: str, given: str) -> bool:
+    """Return True if a call may have put something of the notebook into a module.
+
+    Args:
+        root: First name of what is called.
+        given: Name of an argument, or ANYTHING.
+    """
+    main = namespace.main_globals()
+    called = main.get(root, getattr(builtins, root, None))
+    if called in (setattr, delattr, exec, eval):
+        return True
+    of = called if isinstance(called, type | types.FunctionType | types.BuiltinFunctionType) else type(called)
+    module = called.__name__ if isinstance(called, types.ModuleType) else getattr(of, "__module__", None)
+    if str(module).partition(".")[0] in HARMLESS:
+        return False
+    return given == ANYTHING or _is_notebooks(main.get(given))
+
+
+def _scan() -> list[Place]:
+    """Return the places in all loaded modules, and in their classes, that hold functions or classes of the notebook.
+
+    It takes 60 ms for 3,700 modules with 310,000 attributes.
+    """
+    scan = _Scan()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in NEVER and isinstance(attributes := getattr(module, "__dict__", None), dict):
+            scan.look(name, (), attributes)
+    seen = 0
+    while seen < len(scan.classes):  # Classes inside of classes are added meanwhile.
+        for cls, place in list(scan.classes.items())[seen:]:
+            seen += 1
+            own = Place(cls.__module__, tuple(cls.__qualname__.split(".")))
+            scan.look(*(own if _value(_owner(own), own.steps[-1]) is cls else place), cls.__dict__)
+    return scan.found
+
+
+class _Scan:
+    def __init__(self) -> None:
+        self.found: list[Place] = []
+        self.classes: dict[type, Place] = {}
+        self._main = namespace.main_globals()
+        self._is_looked_at: dict[type, bool] = dict.fromkeys(WRAPPERS, True)
+
+    def look(self, module: str, steps: tuple[Step, ...], attributes: Mapping[str, Any]) -> None:
+        for name, value in list(attributes.items()):
+            kind = type(value)
+            if kind is types.FunctionType:  # Most of them are: no call for these.
+                if value.__globals__ is self._main:
+                    self.found.append(Place(module, (*steps, name)))
+                continue
+            if kind not in self._is_looked_at:
+                self._is_looked_at[kind] = issubclass(kind, type)
+            if not self._is_looked_at[kind]:
+                continue
+            if _is_notebooks(value):
+                self.found.append(Place(module, (*steps, name)))
+            elif isinstance(value, type) and value not in self.classes:
+                self.classes[value] = Place(module, (*steps, name))
+
+
+class Replacer:
+    """Sets in a rank what the notebook has replaced, and puts back what was there before.
+
+    Args:
+        after_import: Calls functions on modules, by name, once these are imported.
+    """
+
+    def __init__(self, after_import: Callable[[dict[str, Callable[[types.ModuleType], None]]], None]) -> None:
+        self._after_import = after_import
+        self._before: dict[Place, tuple[Any, Any]] = {}
+        """What was there before, and the object that has the attribute."""
+        self._wanted: dict[str, list[Replacement]] = {}
+        """By module."""
+        self._awaited: set[str] = set()
+        """Modules that are not imported yet."""
+
+    def put_back(self, *, except_for: Sequence[Place]) -> None:
+        """Put back what was at the other places before."""
+        kept = frozenset(except_for)
+        for place in [place for place in self._before if place not in kept]:
+            owner, value = self._before.pop(place)
+            _set(owner, place.steps[-1], value)
+        self._wanted.clear()
+
+    def replace(self, replacements: Iterable[Replacement]) -> None:
+        """Set these values, in modules that are not imported yet as soon as they are."""
+        for replacement in replacements:
+            self._wanted.setdefault(replacement.place.module, []).append(replacement)
+        for name in self._wanted:
+            if name in sys.modules:
+                self._apply(name)
+            elif name not in self._awaited:
+                self._awaited.add(name)
+                self._after_import({name: lambda module: self._apply(module.__name__)})
+
+    def _apply(self, module: str) -> None:
+        self._awaited.discard(module)
+        for place, value, is_deleted in self._wanted.get(module, ()):
+            owner = _owner(place)
+            if owner is MISSING:
+                continue
+            if place not in self._before or self._before[place][0] is not owner:
+                before = _value(owner, place.steps[-1])
+                self._before[place] = owner, before
+                namespace.note_original(before)
+            _set(owner, place.steps[-1], MISSING if is_deleted else value)
+
+
+def _set(owner: Any, step: Step, value: Any) -> None:
+    # An object that refuses the value, such as a frozen one, is left as it is: the kernel's refused it, too.
+    with contextlib.suppress(Exception):
+        match step:
+            case str() if value is MISSING:
+                delattr(owner, step)
+            case str():
+                setattr(owner, step, value)
+            case (key,) if value is MISSING:
+                del owner[key]
+            case (key,):
+                owner[key] = value
