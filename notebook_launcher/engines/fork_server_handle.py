@@ -10,8 +10,10 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from notebook_launcher.engines.kernel_imports import KernelImports
 from notebook_launcher.engines.supervisor_handle import LAST_WORDS, SupervisorHandle, popen, reaper
 from notebook_launcher.errors import ResourceError
+from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file, channel_pair, read_tail
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import socket
     import subprocess
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from notebook_launcher.engines.supervisor_handle import Starter
 
@@ -30,6 +33,11 @@ READ_AT_IMPORT = ("TORCH_", "PYTORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITO
 another fork server."""
 READ_LATER = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Exceptions to READ_AT_IMPORT: torch sets these in the kernel when it compiles, and reads them at use."""
+OTHER_PREFIXES = {"huggingface_hub": "HF_", "matplotlib": "MPL", "accelerate": "HF_"}
+"""By package: how the names of its variables begin, if not with its own name. A launch sets Accelerate's own, which it
+reads at use."""
+AFTER_A_CELL = "post_run_cell"
+AUTORELOAD = "IPython.extensions.autoreload"
 
 
 class ForkServer:
@@ -44,7 +52,15 @@ class ForkServer:
         self._errors = -1
         """Descriptor of the file with the server's standard error."""
         self._settings: dict[str, str] = {}
-        """The variables with which the server has imported torch."""
+        """The variables with which the server has imported torch, and imports what the kernel has imported."""
+        self._imports = KernelImports()
+        self._is_told = True
+        """False for a server that was taken over, which knows from the kernel's what the kernel has imported."""
+        self._image = messages.ImageMade(num_modules=0, left_out={})
+        """What the server has imported, as it last said."""
+        self._pid = os.getpid()
+        self._shell: Any = None
+        """IPython's shell, which calls this object after each cell; None if it does not."""
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Start the server, unless a suitable one is alive; returns before the server is ready."""
@@ -52,33 +68,108 @@ class ForkServer:
             self._start(environ)
 
     def _start(self, environ: Mapping[str, str]) -> None:
-        settings = {name: value for name, value in environ.items() if _is_read_at_import(name)}
-        if self._process is not None and self._process.poll() is None and self._settings == settings:
+        settings = {name: value for name, value in environ.items() if self._is_read_at_import(name, value)}
+        if self._is_alive() and self._settings == settings:
             return
         self._stop()
         self._channel, theirs = channel_pair()
         self._errors = anonymous_file("errors")
         self._settings = settings
-        others = {name: value for name, value in os.environ.items() if not _is_read_at_import(name)}
+        others = {name: value for name, value in os.environ.items() if not _is_read_by_torch(name)}
         with theirs:
             self._process = popen("forkserver", theirs.fileno(), self._errors, {**others, **settings})
+        self._imports.begin_again()
+        self._is_told = True
+        self._watch_cells()
+        self._tell_imports()
 
-    def starter(self, setup: messages.Setup, *, uses_compiler: bool = False) -> Starter:
-        """Return a starter of supervisors for these settings, whose ranks may import torch's compiler."""
+    def _is_alive(self) -> bool:
+        """Return True if a server is there: the process that was started, or one that has taken its place."""
+        if self._process is None or self._channel is None:
+            return False
+        if self._process.poll() is None:
+            return True
+        self._hear()
+        return not self._channel.is_at_end()
+
+    def _is_read_at_import(self, name: str, value: str) -> bool:
+        """Return True for a variable that torch reads at its import, or a package that `env=` is meant for."""
+        if _is_read_by_torch(name):
+            return True
+        if os.environ.get(name) == value:  # As it was in the kernel at its imports, or may have been.
+            return False
+        prefixes = (OTHER_PREFIXES.get(package, f"{package.upper()}_") for package in self._imports.packages())
+        return name.startswith(tuple(prefixes))
+
+    def _tell_imports(self) -> None:
+        """Tell the server what the kernel has imported since; raises OSError if the server is gone."""
+        if self._channel is not None and self._is_told:
+            news = self._imports.news({**os.environ, **self._settings})
+            if news is not None:
+                self._channel.send(news)
+
+    def tell(self, imports: messages.Imports) -> None:
+        """Pass on what a kernel on another machine has imported."""
+        with self._lock:
+            self._send(imports, [], os.environ)
+
+    def _watch_cells(self) -> None:
+        """Have IPython call this object after each cell, so that the server imports beside the next one."""
+        if self._shell is None and (shell := running_shell()) is not None:
+            shell.events.register(AFTER_A_CELL, self._after_cell)
+            self._shell = shell
+
+    def _after_cell(self, result: Any = None) -> None:
+        if os.getpid() != self._pid or not self._lock.acquire(blocking=False):  # In a fork, or beside a launch.
+            return
+        try:
+            self._hear()
+            cell = getattr(getattr(result, "info", None), "raw_cell", None) or ""
+            # Only then, because to look at 3,000 modules takes 2 ms.
+            if ("reload" in cell or AUTORELOAD in sys.modules) and self._imports.note_reloaded():
+                self._stop()
+                self._start(os.environ)
+            with contextlib.suppress(OSError):  # The next launch starts another server.
+                self._tell_imports()
+        finally:
+            self._lock.release()
+
+    def _hear(self) -> None:
+        """Take what the server has said."""
+        while self._channel is not None:
+            try:
+                received = self._channel.receive(wait=False)
+            except BlockingIOError:
+                return
+            if received is None:
+                return
+            if isinstance(received[0], messages.ImageMade):
+                self._image = received[0]
+
+    def image(self) -> messages.ImageMade:
+        """Return what the server has imported of what the kernel has."""
+        with self._lock:
+            self._hear()
+            return self._image
+
+    def starter(self, setup: messages.Setup, *, needs: tuple[str, ...] | None = ()) -> Starter:
+        """Return a starter of supervisors for these settings, whose ranks need these packages."""
+        if not self._is_told:  # What the call of a detached run needs came with its host.
+            needs = ()
 
         def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
             del kernel_fds  # A fork of the fork server does not have the kernel's descriptors.
-            return self._start_supervisor(sock, setup, uses_compiler=uses_compiler)
+            return self._start_supervisor(sock, setup, needs=needs)
 
         return starter
 
-    def _start_supervisor(self, sock: socket.socket, setup: messages.Setup, *, uses_compiler: bool) -> SupervisorHandle:
+    def _start_supervisor(
+        self, sock: socket.socket, setup: messages.Setup, *, needs: tuple[str, ...] | None
+    ) -> SupervisorHandle:
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:
-                request = messages.StartSupervisor(
-                    setup=setup, is_interactive=_is_interactive(), uses_compiler=uses_compiler
-                )
+                request = messages.StartSupervisor(setup=setup, is_interactive=_is_interactive(), needs=needs)
                 self._send(request, [sock.fileno(), reaped_w], setup.environ)
                 errors = os.dup(self._errors)
         except BaseException:
@@ -90,9 +181,11 @@ class ForkServer:
         wait_reaped = reaper(lambda: os.read(reaped_r, 1), [reaped_r, errors])
         return SupervisorHandle(wait_reaped, lambda: read_tail(errors, LAST_WORDS), self.stop)
 
-    def start_host(self, module: str, host_fd: int, environ: Mapping[str, str], *, uses_compiler: bool = False) -> int:
+    def start_host(
+        self, module: str, host_fd: int, environ: Mapping[str, str], *, needs: tuple[str, ...] | None = ()
+    ) -> int:
         """Fork a host, whose life is `main` of a module; return a descriptor of its standard error."""
-        request = messages.StartHost(module=module, is_interactive=_is_interactive(), uses_compiler=uses_compiler)
+        request = messages.StartHost(module=module, is_interactive=_is_interactive(), needs=needs)
         with self._lock:
             self._send(request, [host_fd], environ)
             return os.dup(self._errors)
@@ -101,7 +194,8 @@ class ForkServer:
         """Take over a server that is a child of this process, and was started with this environment."""
         with self._lock:
             self._channel, self._process = channel, _Child(pid)
-            self._settings = {name: value for name, value in environ.items() if _is_read_at_import(name)}
+            self._settings = {name: value for name, value in environ.items() if _is_read_by_torch(name)}
+            self._is_told = False
             self._errors = anonymous_file("errors")
 
     def _send(self, record: object, fds: list[int], environ: Mapping[str, str]) -> None:
@@ -110,6 +204,7 @@ class ForkServer:
             self._start(environ)
             assert self._channel is not None
             try:
+                self._tell_imports()
                 self._channel.send(record, fds)
             except OSError as error:
                 if last_try:
@@ -131,6 +226,10 @@ class ForkServer:
         """End the server; the next launch starts another."""
         with self._lock:
             self._stop()
+            if self._shell is not None and self._pid == os.getpid():
+                with contextlib.suppress(ValueError):
+                    self._shell.events.unregister(AFTER_A_CELL, self._after_cell)
+                self._shell = None
 
     def _stop(self) -> None:
         if self._channel is not None:
@@ -178,7 +277,7 @@ class _Child:
         return self._status
 
 
-def _is_read_at_import(name: str) -> bool:
+def _is_read_by_torch(name: str) -> bool:
     return name.startswith(READ_AT_IMPORT) and name not in READ_LATER
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from notebook_launcher.engines.compiler_use import uses_compiler
 from notebook_launcher.engines.fork_server_handle import fork_server
+from notebook_launcher.engines.kernel_imports import modules_needed
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.engines.starting import fork_starter, start_by_spawn
 
@@ -26,8 +26,8 @@ def start_here(setup: messages.Setup, call: FunctionCall | None = None) -> Proce
 
     Args:
         setup: The settings of all ranks.
-        call: The first call: forked ranks inherit it, and the fork server learns from its code whether to import
-            torch's compiler. None: it is not known yet.
+        call: The first call: forked ranks inherit it, and the fork server learns from its code what to import first.
+            None: it is not known yet, and all that the kernel has imported comes first.
     """
     return ProcessTree(setup, _starter(setup, call))
 
@@ -38,11 +38,11 @@ def _starter(setup: messages.Setup, call: FunctionCall | None) -> Starter:
         return fork_starter(call)
     if setup.start_method == "spawn":
         return start_by_spawn
-    return fork_server().starter(setup, uses_compiler=_uses_compiler(call))
+    return fork_server().starter(setup, needs=_needs(call))
 
 
-def _uses_compiler(call: FunctionCall | None) -> bool:
-    return call is not None and uses_compiler(call)
+def _needs(call: FunctionCall | None) -> tuple[str, ...] | None:
+    return None if call is None else modules_needed(call)
 
 
 def warm_up() -> None:
@@ -62,7 +62,7 @@ def start_host(module: str, host_fd: int, environ: Mapping[str, str], call: Func
     Raises:
         ResourceError: The fork server did not start.
     """
-    return fork_server().start_host(module, host_fd, environ, uses_compiler=_uses_compiler(call))
+    return fork_server().start_host(module, host_fd, environ, needs=_needs(call))
 
 
 def take_over_server(channel: Channel, pid: int, environ: Mapping[str, str]) -> None:

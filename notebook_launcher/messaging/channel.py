@@ -121,6 +121,11 @@ class Channel:
         finally:
             os.close(spill)
 
+    def send_if_room(self, record: object) -> None:
+        """Send a small record without descriptors, unless the other end is gone or has left many unread."""
+        with contextlib.suppress(OSError):
+            self._sock.send(INLINE + pickle.dumps(record, protocol=5), socket.MSG_DONTWAIT)
+
     def send_and_wait(self, record: object) -> None:
         """Send one record and wait until it is received, so that later output on other channels comes after it."""
         self.send(record)
@@ -162,6 +167,15 @@ class Channel:
                 return pickle.load(file), fds
         except Exception as error:  # noqa: BLE001 - whatever the record's own classes raise
             return messages.Unreadable(reason=f"{type(error).__name__}: {error}"), fds
+
+    def is_at_end(self) -> bool:
+        """Return True if the other end is closed and nothing is left to receive."""
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
 
     def detach(self) -> int:
         """Give the descriptor away."""

@@ -3,7 +3,8 @@
 Protocol 1. Every record is a frozen dataclass, pickled, one per SOCK_SEQPACKET packet, over a socket
 pair that the kernel made (`messaging/channel.py`); descriptors travel beside the record:
 
-    kernel -> fork server    StartSupervisor, StartHost
+    kernel -> fork server    Imports, StartSupervisor, StartHost
+    fork server -> kernel    ImageMade
     kernel -> supervisor     Setup, StartRank, SignalRanks, Close
     supervisor -> kernel     RankStarted, RankExited, RankNotStarted
     kernel -> rank           RunCall, LeaveGroup, InputReply, Change, DebugFailure, ForgetFailure,
@@ -46,6 +47,8 @@ __all__ = [
     "ForgetFailure",
     "Frame",
     "GroupState",
+    "ImageMade",
+    "Imports",
     "InputReply",
     "InputRequest",
     "KeptFrames",
@@ -106,7 +109,29 @@ class CommMessage:
     """Header of the page's message that this one is, or answers; None: it answers the cell."""
 
 
-# kernel -> fork server
+# kernel -> fork server and back
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Imports:
+    """What the kernel has imported since it last said so: the fork server imports it, too, once it has time."""
+
+    names: tuple[str, ...]
+    """Modules of installed packages, in the order of their imports."""
+    local: dict[str, str]
+    """By top-level name, the files of all modules that no package installs."""
+    environ: dict[str, str]
+    """The kernel's environment."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMade:
+    """The fork server has imported what the kernel has, as far as its ranks can inherit it."""
+
+    num_modules: int
+    """Modules that ranks inherit."""
+    left_out: dict[str, str]
+    """By package or module, the reason why ranks import it by themselves."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +142,9 @@ class StartSupervisor:
     """The settings of its ranks, by which the fork server finds spare ranks. The supervisor receives them too."""
     is_interactive: bool
     """True if a person at a prompt launches, who will launch again."""
-    uses_compiler: bool
-    """True if the ranks will import torch's compiler, which the fork server then imports first."""
+    needs: tuple[str, ...] | None
+    """Packages and modules that the ranks will import, which the fork server then imports first; None: all that the
+    kernel has imported."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +155,9 @@ class StartHost:
     """Module whose `main` is the host's life, because the fork server's layer does not know what a host is."""
     is_interactive: bool
     """True if a person at a prompt launches, who will launch again."""
-    uses_compiler: bool
-    """True if the ranks will import torch's compiler, which the fork server then imports first."""
+    needs: tuple[str, ...] | None
+    """Packages and modules that the ranks will import, which the fork server then imports first; None: all that the
+    kernel has imported."""
 
 
 # kernel -> supervisor

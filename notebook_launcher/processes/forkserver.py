@@ -3,8 +3,10 @@
 The fork server has imported torch and runs none of the user's code. A process forked from it therefore has no
 OpenMP pool, no CUDA context and no other thread, whatever the kernel did before. The server exits with the kernel.
 
-After a moment without a launch, if another one is likely, the server does its chores, which take seconds. No launch
-waits for them: the server first forks a deputy, which serves launches in its place until the chores are done.
+After a moment without a launch, if another one is likely, the server does its chores, which take seconds: it imports
+what the kernel has imported (`image.py`), and collapses its heap. It first forks a deputy, which serves launches in its
+place until the chores are done. A launch waits only for imports that its own ranks need. If the chores go wrong, the
+deputy becomes the server.
 
 For a minute after a detached launch the server keeps a spare host, which serves the next one. After a launch that
 another one of its kind is likely to follow it keeps, for as long, spare ranks that have joined their group; so does the
@@ -22,15 +24,16 @@ import os
 import selectors
 import signal
 import socket
+from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging import messages
-from notebook_launcher.messaging.channel import Channel
-from notebook_launcher.processes import inherited, libraries
-from notebook_launcher.processes.chores import LaunchClock, do_chores, garbage_left, import_compiler
+from notebook_launcher.messaging.channel import Channel, channel_pair
+from notebook_launcher.processes import huge_pages, inherited, libraries
 from notebook_launcher.processes.host_process import run_host, run_spare_host
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
+from notebook_launcher.processes.image import Image, LaunchClock, NotCleanError, garbage_left, making_way
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, group_functions, rank_process
 from notebook_launcher.processes.spare_supervisor import run_spare_supervisor
@@ -39,12 +42,20 @@ from notebook_launcher.processes.supervisor import run_supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    Request: TypeAlias = tuple[messages.StartSupervisor | messages.StartHost, list[int]]
+    """A request for a launch, with its descriptors."""
 
 __all__ = ["main"]
 
 CHORES_AFTER = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
 row that each make an optimizer took 13 s with 2 s here, because every rank imported torch's compiler, and take 3 s."""
+MAX_IMPORT = 60.0
+"""Seconds after which the import of one module counts as hanging. The slowest of 37 packages took 4 s in all."""
+LOOK_EVERY = 5.0
+"""Seconds between two looks of a deputy at its server's import."""
 
 
 def main(fd: int) -> None:
@@ -93,8 +104,11 @@ class _Server:
         """Descriptors, besides the channel, that a forked supervisor has to close."""
         self._children: dict[int, list[int]] = {}
         """By process number of each child: its pidfd, and other descriptors to close once the child is reaped."""
+        self._image = Image()
         self._has_chores = True
-        """True until the chores have begun."""
+        """True if the image lacks something, or the heap is not collapsed."""
+        self._queue: deque[Request] = deque()
+        """Requests that have been received, and are to be served next."""
         self._has_launched = False
         self._expects_launches = True
         """True if another launch is likely, which the chores are for: also before the first one, after `prewarm`."""
@@ -104,7 +118,7 @@ class _Server:
             partial(run_spare_host, _serve, server_pid=pid), partial(run_spare_supervisor, server_pid=pid)
         )
         self._is_retired = False
-        """True in a deputy that takes no more launches."""
+        """True in a deputy, or a server that could not stay one, that takes no more launches."""
         self._is_done = False
         """True once the kernel is gone, and in a forked child."""
         self._become: Callable[[], None] = _nothing
@@ -116,8 +130,8 @@ class _Server:
         with contextlib.suppress(OSError, AttributeError):
             self._kernel_pidfd = os.pidfd_open(kernel_pid)
             self._fds.append(self._kernel_pidfd)
-        self._server_pidfd = -1
-        """In a deputy: the pidfd of its server; otherwise -1."""
+        self._server: _ServerAtWork | None = None
+        """In a deputy: its server, which imports; otherwise None."""
         self._listen()
 
     def _listen(self) -> None:
@@ -133,45 +147,75 @@ class _Server:
         frames, which would otherwise appear in its every traceback.
         """
         while self._is_needed:
+            if self._queue:
+                self._on_request(*self._queue.popleft())
+                continue
             _freeze()
-            has_chores = self._has_chores and self._expects_launches
-            events = self._selector.select(CHORES_AFTER if has_chores else self._spares.due())
-            if not events and has_chores:
-                self._do_chores()
-            elif not events:
-                self._keep_spares()
+            events = self._selector.select(self._due())
+            if not events:
+                self._on_calm()
             for key, _ in events[:1]:  # Only one, because the call may close the descriptor of the next event.
                 key.data()
         return self._become
+
+    def _due(self) -> float | None:
+        """Return the seconds without a request until there is something to do; None: there is nothing."""
+        if self._server is None and self._has_chores and self._expects_launches:
+            return CHORES_AFTER
+        due = self._spares.due()
+        return due if self._server is None else min(LOOK_EVERY, LOOK_EVERY if due is None else due)
+
+    def _on_calm(self) -> None:
+        if self._server is None and self._has_chores and self._expects_launches:
+            self._import(self._image.chores(), [])
+            return
+        if self._server is not None and self._image.seconds_at_name() > MAX_IMPORT:
+            self._server.kill()
+        self._keep_spares()
 
     def _on_message(self) -> None:
         try:
             received = self._channel.receive(wait=False)
         except BlockingIOError:
             return  # The other one of the server and its deputy has received the record.
-        match received:
-            case None:
-                self._on_kernel_gone()
-            case messages.StartSupervisor() as request, (sock_fd, reaped_fd):
-                self._note_launch(request)
-                self._start_supervisor(request, sock_fd, reaped_fd)
-            case messages.StartHost() as request, (host_fd,):
-                self._note_launch(request)
-                if not self._spares.take_host(request, host_fd):
-                    self._fork(lambda: run_host(_serve, request.module, host_fd), host_fd)
-                # A host that is forked before the chores would do them all by itself.
-                if not self._has_chores and self._server_pidfd < 0:
-                    self._spares.expect_host(request.module)
-            case unknown, _:
+        if received is None:
+            self._on_kernel_gone()
+        else:
+            self._on_request(*received)
+
+    def _on_request(self, record: Any, fds: list[int]) -> None:
+        match record:
+            case messages.Imports():
+                self._image.want(record)
+                self._has_chores = True
+                if self._server is not None:
+                    self._server.held.append((record, fds))
+            case messages.StartSupervisor() | messages.StartHost():
+                # A script may launch only once, and its ranks would share the cores with the chores for nothing.
+                self._expects_launches = record.is_interactive or self._has_launched
+                self._has_launched = True
+                missing = self._image.to_do(record.needs)
+                if missing and self._server is not None:
+                    # The ranks would import the same beside the server, each on its own: to wait takes less.
+                    self._server.held.append((record, fds))
+                    self._launches.hurry()
+                elif missing:
+                    self._import(missing, [(record, fds), *self._queue])
+                else:
+                    self._begin(record, fds)
+            case unknown:
                 raise TypeError(f"the fork server got an unknown message: {unknown!r}")
 
-    def _note_launch(self, request: messages.StartSupervisor | messages.StartHost) -> None:
-        """Note that a launch comes, and prepare for it what its ranks would otherwise do."""
-        # A script may launch only once, and its ranks would share the cores with 1.6 s of work for nothing.
-        self._expects_launches = request.is_interactive or self._has_launched
-        self._has_launched = True
-        if request.uses_compiler and self._has_chores:
-            import_compiler()
+    def _begin(self, request: messages.StartSupervisor | messages.StartHost, fds: list[int]) -> None:
+        if isinstance(request, messages.StartSupervisor):
+            self._start_supervisor(request, *fds)
+            return
+        (host_fd,) = fds
+        if not self._spares.take_host(request, host_fd):
+            self._fork(lambda: run_host(_serve, request.module, host_fd), host_fd)
+        # A host that is forked before the chores would do them all by itself.
+        if not self._has_chores and self._server is None:
+            self._spares.expect_host(request.module)
 
     def _start_supervisor(self, request: messages.StartSupervisor, sock_fd: int, reaped_fd: int) -> None:
         pid = self._spares.take_ranks(request, sock_fd)
@@ -183,9 +227,8 @@ class _Server:
             self._spares.note_launch(pid, request)
 
     def _on_kernel_gone(self) -> None:
-        if self._server_pidfd >= 0:  # This is the deputy: the server may be in the middle of its chores.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._server_pidfd, signal.SIGKILL)
+        if self._server is not None:
+            self._server.kill()
         self._is_done = True
 
     def _fork(self, become: Callable[[], None], fd: int, *reaped_fds: int) -> int:
@@ -207,6 +250,11 @@ class _Server:
             self._channel.close()
             for each in (*self._fds, *reaped_fds):
                 os.close(each)
+            if self._server is not None:
+                self._server.close()
+            for _, waiting in self._queue:
+                for each in waiting:
+                    os.close(each)
             self._become = become
             self._is_done = True
             return 0
@@ -252,27 +300,54 @@ class _Server:
     def _is_needed(self) -> bool:
         return not self._is_done and (not self._is_retired or bool(self._children))
 
-    def _do_chores(self) -> None:
-        """Do the chores, while a fork of this process serves in its place."""
-        self._has_chores = False
-        server = os.pidfd_open(os.getpid())
-        theirs, ours = os.pipe()
+    def _import(self, names: list[str], waiting: list[Request]) -> None:
+        """Import modules, while a fork of this process serves in its place, or for good if the imports go wrong.
+
+        Args:
+            names: The modules.
+            waiting: Requests that wait for them; empty: nobody waits, so that launches go first.
+        """
+        self._queue.clear()
+        self._spares.renew()
+        self._image.note_progress(0)
+        ours, theirs = channel_pair()
+        work = _ServerAtWork(Channel(theirs), names, waiting)
         try:
             pid = os.fork()
-        except OSError:  # There is no room for a process: ranks do without the chores.
-            pid = None
-        if pid == 0:
-            os.close(ours)
-            self._become_deputy(server, theirs)
+        except OSError:  # There is no room for a process: ranks import by themselves.
+            work.pass_over()
+            ours.close()
+            self._image.give_up(names)
+            self._has_chores = False
+            self._queue.extend(waiting)
             return
-        os.close(server)
-        os.close(theirs)
-        if pid is not None:
-            self._watch(pid)
-            with self._reaping():
-                do_chores(self._launches)
+        if pid == 0:
+            ours.close()
+            self._become_deputy(work)
+            return
+        work.pass_over()
+        self._watch(pid)
+        try:
+            with self._reaping(), contextlib.nullcontext() if waiting else making_way(self._launches):
+                self._image.add(names)
+                self._has_chores = bool(waiting or self._image.chores())
+                if not self._has_chores:
+                    huge_pages.collapse()
+        except NotCleanError as error:
+            ours.send(error)
+            ours.close()
+            self._retire_for(pid)
+            return
+        made = self._image.report()
+        ours.send(made)  # Makes the deputy retire.
+        while (held := ours.receive()) is not None:
+            waiting.append(held)
+        ours.close()
+        self._launches.rest()
+        self._channel.send_if_room(made)
+        self._queue.extend(waiting)
+        if not waiting:
             self._keep_spares()  # Before the deputy dismisses its own.
-        os.close(ours)  # Makes the deputy retire; the death of this process would do the same.
 
     @contextlib.contextmanager
     def _reaping(self) -> Iterator[None]:
@@ -284,19 +359,90 @@ class _Server:
         finally:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def _become_deputy(self, server: int, done: int) -> None:
-        self._close_watched()  # No spare process waits before the chores, but one may be expected.
+    def _become_deputy(self, server: _ServerAtWork) -> None:
+        self._close_watched()
         self._listen()
-        self._selector.register(done, selectors.EVENT_READ, lambda: self._retire(done))
-        self._server_pidfd = server
-        self._fds += [server, done]
+        self._server = server
+        self._selector.register(server.channel, selectors.EVENT_READ, self._on_server)
 
-    def _retire(self, done: int) -> None:
-        self._selector.unregister(done)
+    def _on_server(self) -> None:
+        """Retire for a server that has imported everything; become the server if it failed."""
+        assert self._server is not None
+        server, self._server = self._server, None
+        received = server.channel.receive()
+        self._selector.unregister(server.channel)
+        match received:
+            case (messages.ImageMade(), _):
+                self._selector.unregister(self._channel)
+                self._channel.close()
+                self._spares.dismiss()
+                self._is_retired = True
+                server.take_back()
+            case (NotCleanError() as failure, _):
+                self._take_over(server, failure)
+            case _:
+                self._take_over(server, None)
+
+    def _take_over(self, server: _ServerAtWork, failure: NotCleanError | None) -> None:
+        self._image.note_failure(server.names, failure)
+        self._has_chores = True
+        self._launches.rest()
+        self._channel.send_if_room(self._image.report())
+        self._queue.extend([*server.waiting, *server.held])
+        server.channel.close()
+        os.close(server.pidfd)
+
+    def _retire_for(self, successor: int) -> None:
+        """Leave the place to the deputy, and end with the last child."""
+        pidfd, *_ = self._children.pop(successor)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
         self._selector.unregister(self._channel)
         self._channel.close()
         self._spares.dismiss()
         self._is_retired = True
+
+
+class _ServerAtWork:
+    """In a deputy: the server that imports, what waits for it, and what it is to be told when it is done.
+
+    Args:
+        channel: Channel to the server.
+        names: The modules that it imports.
+        waiting: The requests that it serves afterwards; the deputy serves them if the server fails.
+    """
+
+    def __init__(self, channel: Channel, names: list[str], waiting: list[Request]) -> None:
+        self.channel = channel
+        self.names = names
+        self.waiting = waiting
+        self.held: list[Request] = []
+        """Requests that have come since, for the server to serve."""
+        self.pidfd = os.pidfd_open(os.getpid())
+
+    def kill(self) -> None:
+        """Kill the server."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def pass_over(self) -> None:
+        """Close, in the server itself, what its deputy has."""
+        self.channel.close()
+        os.close(self.pidfd)
+
+    def take_back(self) -> None:
+        """Hand over to the server what it is to serve, and close everything."""
+        for request, fds in self.held:
+            with contextlib.suppress(OSError):
+                self.channel.send(request, fds)
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptors of this process."""
+        self.pass_over()
+        for _, fds in (*self.waiting, *self.held):
+            for fd in fds:
+                os.close(fd)
 
 
 def _nothing() -> None:

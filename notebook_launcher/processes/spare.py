@@ -92,9 +92,13 @@ class Spare(Generic[K]):
         os.close(fd)
         return True
 
-    def dismiss(self) -> None:
-        """End the waiting process, if there is one; in a fork of this process, close the copy of its channel."""
+    def renew(self) -> None:
+        """End the waiting process, if there is one, and go on to expect a launch."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+    def dismiss(self) -> None:
+        """End the waiting process, if there is one; in a fork of this process, close the copy of its channel."""
+        self.renew()
         self._until = -math.inf

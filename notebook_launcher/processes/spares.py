@@ -97,6 +97,11 @@ class Spares:
         if kind is not None and may_expect and not self._running:
             self._ranks.expect(kind)
 
+    def renew(self) -> None:
+        """End the spare processes, which others are to replace: they lack what this process is about to import."""
+        self._host.renew()
+        self._ranks.renew()
+
     def dismiss(self) -> None:
         """End the spare processes; in a fork of this process, close the copies of their channels."""
         self._host.dismiss()

@@ -25,7 +25,7 @@ def rehearse(spare: SpareRanks) -> None:
     """Supervise a launch of one rank, which ends at once; the spare ranks, which are forked already, take no part."""
     kernel, ours = channel_pair()
     channel = Channel(ours)
-    kernel.send(messages.StartSupervisor(setup=spare.kind, is_interactive=True, uses_compiler=False))
+    kernel.send(messages.StartSupervisor(setup=spare.kind, is_interactive=True, needs=()))
     channel.receive()
     kernel.send(spare.kind, [kernel.fileno()] * 2)
     kernel.send(messages.StartRank(rank=spare.kind.place.ranks[0]), [kernel.fileno()] * 3)

@@ -29,7 +29,7 @@ from notebook_launcher.travel.replacements import replaced_attributes_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["is_local", "stale_modules"]
+__all__ = ["is_local", "is_of_installation", "stale_modules"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -68,6 +68,11 @@ def _installed_folders() -> tuple[str, ...]:
     installed = [*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()]
     scripts = {sysconfig.get_path("scripts"), sysconfig.get_path("data")}
     return tuple(folder + os.sep for folder in {*installed, str(PACKAGE_FOLDER)} - scripts)
+
+
+def is_of_installation(file: str) -> bool:
+    """Return True for a file of the interpreter, or of a package that is installed for it."""
+    return file.startswith(_installed_folders())
 
 
 def is_local(module: types.ModuleType) -> bool:

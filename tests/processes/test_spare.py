@@ -16,7 +16,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-REQUEST = messages.StartHost(module="some.module", is_interactive=False, uses_compiler=False)
+REQUEST = messages.StartHost(module="some.module", is_interactive=False, needs=())
 
 
 class Waiting:

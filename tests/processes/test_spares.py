@@ -50,7 +50,7 @@ def setup(*, many_calls: bool = False, **options: Any) -> messages.Setup:
 
 
 def request(*, is_interactive: bool = False, **options: Any) -> messages.StartSupervisor:
-    return messages.StartSupervisor(setup=setup(**options), is_interactive=is_interactive, uses_compiler=False)
+    return messages.StartSupervisor(setup=setup(**options), is_interactive=is_interactive, needs=())
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_no_spare_ranks_until_the_last_launch_has_ended(kept: Kept) -> None:
 
 
 def test_spare_host_takes_the_request_of_its_module(kept: Kept) -> None:
-    asked = messages.StartHost(module="some.module", is_interactive=False, uses_compiler=False)
+    asked = messages.StartHost(module="some.module", is_interactive=False, needs=())
     assert not kept.spares.take_host(asked, -1)
     kept.spares.expect_host("some.module")
     assert kept.tend() == 1

@@ -1,4 +1,4 @@
-"""The fork server imports torch's compiler before the ranks of a first call that will need it."""
+"""What a call needs of the kernel's imports, by its code: the fork server imports it before the first ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.engines.compiler_use import uses_compiler
 from notebook_launcher.engines.fork_server_handle import fork_server
+from notebook_launcher.engines.kernel_imports import COMPILER, modules_needed
 from notebook_launcher.travel import FunctionCall
 
 Wrapped = torch.nn.parallel.DistributedDataParallel
@@ -72,7 +72,7 @@ class Adder:
     ],
 )
 def test_names_of_a_call_tell_whether_it_makes_an_optimizer(fn, args, uses):
-    assert uses_compiler(FunctionCall(fn, args, {})) is uses
+    assert (COMPILER in modules_needed(FunctionCall(fn, args, {}))) is uses
 
 
 def test_captured_functions_are_looked_at_and_unset_variables_are_not():
@@ -81,7 +81,7 @@ def test_captured_functions_are_looked_at_and_unset_variables_are_not():
     def outer():
         return inner() or later
 
-    assert uses_compiler(FunctionCall(outer, (), {}))
+    assert COMPILER in modules_needed(FunctionCall(outer, (), {}))
     later = 1
 
 
