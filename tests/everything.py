@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORKERS = min(4, (os.cpu_count() or 1) + 1)
 """One more than the cores, because a test often waits for processes that start or end."""
 SIDE_BY_SIDE = ("-n", str(WORKERS), "--dist", "loadfile", "-m")
-ALONE = frozenset({"chores", "deaths", "forking", "hangs", "leaks", "monitor", "phases", "robustness", "stop"})
+ALONE = frozenset({"image", "deaths", "forking", "hangs", "leaks", "monitor", "phases", "robustness", "stop"})
 """Test files that need the machine alone: they measure time, or look at processes and memory of the whole machine."""
 FAILED = 1
 """Exit status of pytest if it ran all tests and some of them failed."""

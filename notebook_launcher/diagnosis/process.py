@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.kernel.calls.fork_check import try_fork
+from notebook_launcher.kernel.launch import inherited_imports
+from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.value_text import is_secret
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ def look_at_process() -> list[Finding]:
     return [
         *_fork(),
         *cuda_findings(),
+        *_imports(),
         Finding(area=AREA, name="variables", fact=values or "none that changes a launch"),
     ]
 
@@ -65,6 +68,23 @@ def _fork() -> list[Finding]:
     lost = [*([] if health.parallel else ["parallel operations"]), *([] if health.cuda else ["CUDA"])]
     fact = f"tried: a fork of this process cannot run {' or '.join(lost)}, because this process has used them"
     return [Finding(area=AREA, name=name, fact=fact, verdict="warning", advice=FORKSERVER)]
+
+
+def _imports() -> list[Finding]:
+    """Return what ranks inherit of this process's imports."""
+    image = inherited_imports()
+    if not image.num_modules and not image.left_out:
+        return [
+            Finding(area=AREA, name="imports", fact="nothing was launched yet that ranks could inherit imports from")
+        ]
+    inherited = Finding(area=AREA, name="imports", fact=f"ranks inherit {plural(image.num_modules, 'imported module')}")
+    return [
+        inherited,
+        *(
+            Finding(area=AREA, name="imports", fact=f"each rank imports {name} at each launch: {reason}")
+            for name, reason in image.left_out.items()
+        ),
+    ]
 
 
 def cuda_findings() -> list[Finding]:

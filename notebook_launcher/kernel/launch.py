@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from notebook_launcher.detached.attached_run import AttachedRun
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.handle import Run
+    from notebook_launcher.messaging.messages import ImageMade
 
 __all__ = ["launch", "notebook_launch", "prewarm"]
 
@@ -123,6 +124,13 @@ def prewarm() -> None:
     from notebook_launcher.engines.this_machine import warm_up
 
     warm_up()
+
+
+def inherited_imports() -> ImageMade:
+    """Return what ranks inherit of this process's imports, and what they import by themselves, as known by now."""
+    from notebook_launcher.engines.fork_server_handle import fork_server
+
+    return fork_server().image()
 
 
 def _build(config: LaunchConfig | None, options: dict[str, Any], **others: Any) -> LaunchConfig:

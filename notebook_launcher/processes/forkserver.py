@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
-    Request: TypeAlias = tuple[messages.StartSupervisor | messages.StartHost, list[int]]
-    """A request for a launch, with its descriptors."""
+    Request: TypeAlias = tuple[messages.Imports | messages.StartSupervisor | messages.StartHost, list[int]]
+    """A request of the kernel, with its descriptors."""
 
 __all__ = ["main"]
 

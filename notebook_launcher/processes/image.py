@@ -52,7 +52,7 @@ MAX_COURTESY = 5.0
 HARMLESS_THREADS = ("jemalloc_bg_thd",)
 """Threads of libraries with which a fork works. jemalloc's (pyarrow, pandas) only return free memory to the system, and
 its own fork handlers start them again. Other threads are tried, by `_a_fork_works`."""
-MAX_FAILURES = 5
+MAX_FAILURES = 8
 """Failures after which ranks import all the rest by themselves: each costs the imports before it once more."""
 TRIAL_LIMIT = 10.0
 """Seconds for a fork of the server to do some work; it takes 30 ms, on a busy machine more."""
@@ -151,7 +151,10 @@ class Image:
         for name, file in self._local.items():
             if getattr(sys.modules.get(name), "__file__", file) != file:
                 raise NotCleanError(package, f"it imports {name}, which is {file} for the kernel")
-        if reason := Surroundings.look().what_is_new(before):
+        now = Surroundings.look()
+        if reason := now.what_is_new(before):
+            for pid in now.children - before.children:
+                os.kill(pid, signal.SIGKILL)
             raise NotCleanError(package, reason)
 
     def give_up(self, names: list[str]) -> None:
@@ -287,9 +290,9 @@ def _environment(environ: dict[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exit_handlers_kept() -> Iterator[None]:
-    """Keep the exit handlers that modules register at their import, for the ranks, but torch's.
+    """Keep the exit handlers that modules register at their import, for the ranks; this process ends without them.
 
-    This process ends without them.
+    torch's are not kept, nor functions of Python itself, which would remove a file of all ranks at the end of one.
     """
     kept: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
     register = atexit.register
@@ -299,7 +302,7 @@ def _exit_handlers_kept() -> Iterator[None]:
             kept.append((func, args, kwargs))
         return register(func, *args, **kwargs)
 
-    atexit.register = registering  # type: ignore[assignment]
+    atexit.register = registering
     try:
         yield
     finally:

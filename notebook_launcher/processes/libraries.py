@@ -5,23 +5,30 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import sys
+from pathlib import Path
 from typing import Any
 
-__all__ = ["libc", "name_process", "open_now", "openblas_setter"]
+__all__ = ["libc", "name_process", "open_now", "set_library_threads"]
 
 PR_SET_NAME = 15
 PR_GET_NAME = 16
 
-OPENBLAS_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
-"""Names in NumPy's own builds since 1.26, in its builds before, and in the builds of a system."""
+THREAD_SETTERS = {
+    # In NumPy's own builds since 1.26, in its builds before, and in the builds of a system.
+    "openblas": ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_",
+                 "openblas_set_num_threads"),
+    "libgomp": ("omp_set_num_threads",),
+    "libomp": ("omp_set_num_threads",),
+    "libiomp": ("omp_set_num_threads",),
+}  # fmt: skip
+"""By a part of a library's file name: the functions that set its threads, of which it has one."""
 
 
 def open_now() -> None:
     """Open the libraries that every rank uses, in a process from which ranks are forked."""
     libc()
-    if (numpy := sys.modules.get("numpy")) is not None:
-        openblas_setter(numpy)
+    _thread_setters.cache_clear()
+    _thread_setters()
 
 
 @functools.lru_cache(maxsize=1)
@@ -41,12 +48,25 @@ def name_process(name: str) -> str:
     return before.value.decode(errors="replace")
 
 
+def set_library_threads(number: int) -> None:
+    """Set the threads of each OpenBLAS and OpenMP of this process: NumPy, SciPy and scikit-learn bring their own.
+
+    In a fork they are loaded already and have read its parent's environment: eight ranks on eight cores would multiply
+    matrices with 64 threads.
+    """
+    for setter in _thread_setters():
+        setter(number)
+
+
 @functools.lru_cache(maxsize=1)
-def openblas_setter(numpy: Any) -> Any:
-    """Return the function that sets the threads of NumPy's OpenBLAS; None if NumPy has another library."""
-    core = numpy._core if hasattr(numpy, "_core") else numpy.core  # numpy._core since NumPy 2
-    library = ctypes.CDLL(core._multiarray_umath.__file__)
-    for name in OPENBLAS_SETTERS:
-        if (setter := getattr(library, name, None)) is not None:
-            return setter
-    return None
+def _thread_setters() -> list[Any]:
+    """Return the functions that set the threads of the libraries that are loaded."""
+    setters = []
+    with contextlib.suppress(OSError):
+        for path in dict.fromkeys(line.rpartition(" ")[2] for line in Path("/proc/self/maps").read_text().splitlines()):
+            file = path.rpartition("/")[2]
+            names = next((names for part, names in THREAD_SETTERS.items() if part in file), ())
+            with contextlib.suppress(OSError):
+                library = ctypes.CDLL(path) if names else None
+                setters += [getattr(library, name) for name in names if hasattr(library, name)][:1]
+    return setters

@@ -278,3 +278,93 @@ def test_chores_stand_still_while_a_launch_starts_but_not_for_ever(monkeypatch: 
             waits.append((time.monotonic() - began) / server_image.COURTESY)
     first, second, third = waits
     assert first >= 1 > second >= 0.5 > third
+
+
+IMPORTS = f"""
+{FIRST}
+import sys
+from sklearn.experimental import enable_iterative_imputer
+from notebook_launcher import Commands
+from notebook_launcher.engines.fork_server_handle import fork_server
+
+def knows():
+    import sklearn.impute
+    return "IterativeImputer" in vars(sklearn.impute)
+
+def repeat(launch):
+    "Launch until the ranks know it."
+    while not all(found := [*launch()]):
+        pass
+    return found
+"""
+
+
+@pytest.fixture(scope="module")
+def importing_kernel() -> Iterator[Kernel]:
+    with Kernel() as kernel:
+        run(kernel, IMPORTS)
+        yield kernel
+
+
+def test_first_launch_waits_for_the_imports_that_it_needs(importing_kernel: Kernel) -> None:
+    assert run(importing_kernel, "[*notebook_launch(knows, 2, output='none')]") == "[True, True]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        "with Session(2, output='none') as session: found = [*session.run(knows)]",
+        "found = [*launch(knows, 2, output='none', detached=True).result()]",
+        "with Commands([[], []]) as e: found = repeat(lambda: notebook_launch(knows, 2, engine=e, output='none'))",
+    ],
+    ids=["session", "detached", "agents"],
+)
+def test_ranks_of_each_kind_inherit_what_an_import_has_registered(importing_kernel: Kernel, code: str) -> None:
+    assert run(importing_kernel, f"{code}\nfound") == "[True, True]"
+
+
+def test_image_of_reloaded_packages_is_made_anew_without_them(importing_kernel: Kernel) -> None:
+    run(
+        importing_kernel, "notebook_launch(knows, 2, output='none'); import importlib, joblib; importlib.reload(joblib)"
+    )
+    assert run(importing_kernel, "[*notebook_launch(lambda: 'joblib' in sys.modules, 1, output='none')]") == "[False]"
+
+
+LEAVING = {
+    "good": "",
+    "connects": "import socket; kept = socket.socket()",
+    "spawns": "import subprocess; kept = subprocess.Popen(['sleep', '1000'])",
+    "handles": "import signal; signal.signal(signal.SIGUSR1, lambda *_: None)",
+    "threads": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    "dies": "import os; os._exit(3)",
+    "shadows": "import rich",
+    "fails": "raise ValueError('no')",
+    "last": "import atexit; atexit.register(lambda: print('the rank ends'))",
+}
+
+
+def test_imports_that_a_fork_cannot_inherit_are_left_to_the_ranks_by_name(tmp_path: Path) -> None:
+    for name, text in LEAVING.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    with Kernel() as kernel:
+        run(kernel, f"{FIRST}\nimport os, sys, time; os.environ['PYTHONPATH'] = {str(tmp_path)!r}")
+        run(kernel, "from notebook_launcher.engines.fork_server_handle import fork_server; fork_server().stop()")
+        run(kernel, "from notebook_launcher.messaging import messages")
+        told = f"messages.Imports(names={tuple(LEAVING)!r}, local={{'rich': '/here/rich.py'}}, environ={{}})"
+        run(kernel, f"fork_server().tell({told})")
+        run(kernel, "has = lambda: 'last' in sys.modules")
+        run(kernel, "while not all(notebook_launch(has, 1, output='none')): pass")
+        left_out = eval(run(kernel, "fork_server().image().left_out"))
+        outcome = kernel.execute("print(*notebook_launch(lambda: 'good' in sys.modules and has(), 2))")
+    assert left_out == {
+        "connects": "its import opens a connection",
+        "spawns": "its import starts a process",
+        "handles": "its import handles a signal",
+        "threads": "its import starts a thread",
+        "dies": "its import ended the process, or took too long",
+        "shadows": "it imports rich, which is /here/rich.py for the kernel",
+        "fails": "its import fails here: ValueError: no",
+    }
+    assert "True True" in outcome.stdout
+    assert "the rank ends" in outcome.stdout

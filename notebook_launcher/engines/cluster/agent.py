@@ -136,7 +136,9 @@ class Agent:
                 self._modules = AnonymousFile("modules")
                 with open(self._modules.fileno(), "wb", closefd=False) as file:
                     file.write(archive)
-            case node_records.StartTree(tree, setup):
+            case node_records.StartTree(tree, setup, imports):
+                if imports is not None:
+                    fork_server().tell(imports)
                 self._start_tree(tree, setup)
             case node_records.ParcelChunk(data, is_first):
                 self._add_to_parcel(data, is_first=is_first)

@@ -92,7 +92,10 @@ class ClusterTree:
             if not node.has_folder:
                 archive = archive_modules() if archive is None else archive
                 node.send(node_records.Modules(archive))
-            node.send(node_records.StartTree(self._number, dataclasses.replace(self.setup, place=place)))
+            imports = node.imports.news({})  # The environment and the folders are the node's own.
+            if imports is not None:
+                imports = dataclasses.replace(imports, local={})
+            node.send(node_records.StartTree(self._number, dataclasses.replace(self.setup, place=place), imports))
             if node.lost:  # Before it had this inbox.
                 self._inbox.put((node, None))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.cluster import node_records
 from notebook_launcher.engines.cluster.greeting import MARK, Greeting
+from notebook_launcher.engines.kernel_imports import KernelImports
 from notebook_launcher.messaging.links import Link, LinkError
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Node:
         """The agent's first line; None before it, and if the agent never came up."""
         self.address = ""
         """The address that the node has taken for the ranks; empty before."""
+        self.imports = KernelImports()
+        """What the kernel has imported, as the node was told."""
         self.has_folder = True
         """False if the kernel's working directory is not on the node's disks."""
         self.asked_for: Path | None = None

@@ -75,6 +75,8 @@ class StartTree:
 
     tree: int
     setup: messages.Setup
+    imports: messages.Imports | None = None
+    """What the kernel has imported since the last tree: the node's fork server imports what it finds of it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,23 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
 
-from notebook_launcher.processes.libraries import openblas_setter
+from notebook_launcher.processes.libraries import set_library_threads
 
 __all__ = ["choose_gpu", "set_threads", "start_driver"]
 
 
 def set_threads(num_threads: int) -> None:
-    """Set the intra-op threads of torch and of NumPy's OpenBLAS; libraries loaded later read the environment."""
+    """Set the intra-op threads of torch and of each library that is loaded; later ones read the environment."""
     import torch
 
     torch.set_num_threads(num_threads)
-    # In a fork OpenBLAS is loaded already and has read its parent's environment: eight ranks on eight cores would
-    # multiply matrices with 64 threads.
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and (set_openblas := openblas_setter(numpy)) is not None:
-        set_openblas(num_threads)
+    set_library_threads(num_threads)
 
 
 def start_driver() -> None:
