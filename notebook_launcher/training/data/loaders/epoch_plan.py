@@ -81,7 +81,8 @@ EXPLANATIONS = (
 
 def rows_of(dataset: Any, sampler: Any = None) -> int:
     """Return a fingerprint of the rows that a `Subset` or a `SubsetRandomSampler` takes; 0 without either."""
-    total, takers = 0, [sampler] if isinstance(sampler, SubsetRandomSampler) else []
+    total = 0
+    takers: list[Any] = [sampler] if isinstance(sampler, SubsetRandomSampler) else []
     while isinstance(dataset, Subset):
         takers.append(dataset)
         dataset = dataset.dataset
