@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from support.big import big_table, measure_big
 from support.calls import launch_tables, measure_cold, measure_warm
 from support.first import first_table, measure_first
+from support.libraries import library_table, measure_libraries
 from support.lives import death_table, idle_table, import_table, measure_deaths, measure_idle, measure_imports
 from support.measurements import LABELS, Measurements, say
 from support.process import adopt_orphans
@@ -23,7 +24,7 @@ from support.report import machine, write
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SECTIONS = ("launch", "first", "big", "idle", "imports", "deaths")
+SECTIONS = ("launch", "libraries", "first", "big", "idle", "imports", "deaths")
 
 
 def main() -> None:
@@ -65,6 +66,9 @@ def measure(found: Measurements, sections: list[str], *, quick: bool) -> Iterato
                     measure_cold(found, count, few)
                     measure_warm(found, count)
                 yield launch_tables(found, counts)
+            case "libraries":
+                measure_libraries(found, few)
+                yield library_table(found)
             case "first":
                 measure_first(found, few)
                 yield first_table(found)

@@ -30,6 +30,27 @@ def trivial() -> int:
     return dist.get_world_size()
 
 
+def build_bert(folder: str) -> None:
+    """Build a tiny model of transformers."""
+    from transformers import BertConfig, BertModel
+
+    BertModel(BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64))
+    note(folder, **memory_of("self"))
+
+
+def fit_table(folder: str) -> None:
+    """Fit scikit-learn's model to a table of pandas."""
+    import pandas as pd
+    from sklearn.linear_model import LinearRegression
+
+    frame = pd.DataFrame({"x": range(100), "y": range(100)})
+    LinearRegression().fit(frame[["x"]], frame["y"])
+    note(folder, **memory_of("self"))
+
+
+LIBRARIES = {"transformers": build_bert, "pandas + scikit-learn": fit_table}
+
+
 def prove(folder: str) -> None:
     import torch
     import torch.distributed as dist
@@ -141,6 +162,20 @@ class Tasks:
         begin = time.perf_counter()
         self.way.call(trivial)
         return {"seconds": time.perf_counter() - begin}
+
+    def load(self, kind: str) -> dict[str, Any]:
+        """Time the imports of a cell and the first use here, as in a notebook that tries its function."""
+        begin = time.perf_counter()
+        LIBRARIES[kind](self._folder)
+        return {"seconds": time.perf_counter() - begin}
+
+    def library(self, kind: str) -> dict[str, Any]:
+        """Time a call of a function that uses what the caller has imported; return the memory of a rank, too."""
+        self._clear()
+        begin = time.perf_counter()
+        self.way.call(LIBRARIES[kind], self._folder)
+        seconds = time.perf_counter() - begin
+        return {"seconds": seconds, "private": max(noted["private"] for noted in self._read())}
 
     def row(self, count: int) -> dict[str, Any]:
         """Time calls one right after the other, as in a loop of a cell."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from support.big import extra_time
 from support.first import PAUSES, first_launches, slowest
+from support.libraries import KINDS
 from support.lives import OURS
 from support.report import megabytes, table
 
@@ -23,6 +24,7 @@ def promise_table(found: Measurements) -> str:
           for name, what in (("bare", "torch imported"), ("bare-compiler", "its compiler too"),
                              ("bare-huge", "and huge pages"))),
         promise("2 ranks, warm: <= 0.4 x accelerate", fresh, 0.4, found.median("warm", "accelerate", 2)),
+        *library_promises(found),
         first_promise(found),
         promise("Session.run, calls in a row: <= 1.2 ms", found.median("row", "session", 2), 0.0012, None),
         promise("Session.run, after the others' turns: <= 1.2 ms", found.median("warm", "session", 2), 0.0012, None),
@@ -43,6 +45,24 @@ def promise_table(found: Measurements) -> str:
         f"the copy of a tensor, in small pages, {tensor} ms."
     )
     return f"## Promises\n\n{note}\n\n" + table(["promise", "measured", "held"], rows)
+
+
+def library_promises(found: Measurements) -> list[list[str]]:
+    """Return the rows about functions that use libraries."""
+    rows = []
+    for kind in KINDS:
+        ours, theirs = (found.median(kind, name, "warm") for name in ("ours", "accelerate"))
+        loaded, trivial = found.median(kind, "ours", "import"), found.median("cold", "ours", 2)
+        limit = None if loaded is None or trivial is None else loaded + trivial
+        private = found.median(kind, "ours", "private")
+        rows += [
+            promise(f"{kind}, warm: <= 0.5 x accelerate", ours, 0.5, theirs),
+            promise(f"{kind}, first launch: <= 1 x its import + a trivial launch", found.median(kind, "ours", "first"),
+                    1, limit),
+            [f"{kind}: <= 40 MB private a rank", f"{megabytes(private)} MB", "yes" if private <= 40e6 else "**no**"]
+            if private else [f"{kind}: <= 40 MB private a rank", "not measured", "-"],
+        ]  # fmt: skip
+    return rows
 
 
 def further_rank(found: Measurements, name: str) -> float | None:
