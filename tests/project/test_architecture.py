@@ -486,24 +486,6 @@ def test_every_circle_of_modules_is_listed_with_a_reason():
     assert circles == CIRCLES.keys()
 
 
-def test_no_file_name_occurs_twice():
-    """Files of `compat` have the names of Accelerate's modules, so that its import lines work."""
-    names = [path.stem for module, path in MODULES.items() if path.stem[0] != "_" and f"{PACKAGE}.compat" not in module]
-    assert {name for name in names if names.count(name) > 1} == set()
-
-
-def test_each_class_name_has_one_meaning():
-    """Private names count, too, without their underscore: a reader who searches for a name finds one class."""
-    names = [
-        node.name.lstrip("_")
-        for module, path in MODULES.items()
-        if f"{PACKAGE}.compat" not in module
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    ]
-    assert {name for name in names if names.count(name) > 1} == set()
-
-
 def _facade_order(name: str) -> tuple[bool, bool, str]:
     """Constants, classes, functions, as ruff sorts them (RUF022)."""
     return not name.isupper(), name[0].islower(), name
@@ -519,46 +501,3 @@ def test_public_names_are_sorted_and_exist():
         f"{module.__name__}.{name}" for module in modules for name in module.__all__ if not hasattr(module, name)
     ]
     assert (unsorted, missing) == ([], [])
-
-
-def _used_names(source: str) -> Iterator[tuple[str, str]]:
-    """Yield each name that a module takes from another one: the other module, and the name there."""
-    nodes = list(ast.walk(ast.parse(source)))
-    modules: dict[str, str] = {}
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    for origin, alias in [(str(node.module), alias) for node in imports for alias in node.names]:
-        if (module := f"{origin}.{alias.name}") in MODULES:
-            modules[alias.asname or alias.name] = module
-        else:
-            yield origin, alias.name
-    # A variable with the name of a module is another thing.
-    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    assigned |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    for node in nodes:
-        match node:
-            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in modules.keys() - assigned:
-                yield modules[name], attr
-
-
-def test_names_that_modules_take_from_each_other_are_found():
-    source = "from notebook_launcher.messaging import messages as m\nfrom notebook_launcher.wording import units\n"
-    source += "from notebook_launcher.wording.text import first_columns\nm.Close\ndef f(units): units.plural\n"
-    assert set(_used_names(source)) == {
-        ("notebook_launcher.messaging.messages", "Close"),
-        ("notebook_launcher.wording.text", "first_columns"),
-    }
-
-
-def test_names_that_other_modules_use_are_listed():
-    sources = {module: path.read_text("utf-8") for module, path in MODULES.items()}
-    # Facades find names that they do not list.
-    listing = {module for module, text in sources.items() if "__all__ = [" in text and "LazyNames(" not in text}
-    used = {name for source in sources.values() for name in _used_names(source)}
-    assert {
-        f"{module}.{name}".removeprefix(f"{PACKAGE}.")
-        for module, name in used
-        if module in listing
-        and f"{module}.{name}" not in MODULES
-        and not name.startswith("__")
-        and name not in importlib.import_module(module).__all__
-    } == set()

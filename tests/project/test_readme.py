@@ -85,6 +85,5 @@ def test_readme_links_exist(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-def test_readme_is_short_and_shows_output_early() -> None:
+def test_readme_shows_output_early() -> None:
     assert README[: README.index("done in")].count("\n") < 40
-    assert README.count("\n") <= 185
