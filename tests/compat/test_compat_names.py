@@ -1,4 +1,4 @@
-"""Names that code written for Accelerate uses beside training: operations in debug mode, launchers, small helpers."""
+"""Names that code written for Accelerate uses beside training: operations, launchers, small helpers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,22 @@ from tests.support.toy_training import Sessions, make_model, sessions_fixture
 ranks = sessions_fixture(1, 2)
 
 
-def test_states_debug_switches_the_comparison_of_shapes(ranks):
+def test_operations_refuse_other_shapes_with_and_without_debug(ranks):
     def check():
         state = compat.PartialState(cpu=True)
-        uneven = torch.zeros(1 + state.process_index)
         told = []
         for debug in (True, False):
             state.debug = debug
             assert state.debug == compat.AcceleratorState(cpu=True).debug == debug
-            try:
-                compat.broadcast(uneven if debug else torch.zeros(1))
-                told.append("fine")
-            except compat.DistributedOperationException as error:
-                told.append(str(error))
+            with pytest.raises(compat.DistributedOperationException) as caught:
+                compat.broadcast(torch.zeros(1 + state.process_index))
+            told.append(str(caught.value))
         compat.AcceleratorState._reset_state(True)
         return told
 
-    for refused, fine in ranks.run(2, check):
-        assert "process 1: '[2] float32'" in refused
-        assert fine == "fine"
+    for debug, none in ranks.run(2, check):
+        assert "float32 [1] on rank 0, float32 [2] on rank 1" in debug
+        assert none == debug
 
 
 def test_tensor_that_one_rank_has_is_copied_to_the_others(ranks):

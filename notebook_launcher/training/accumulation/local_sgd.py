@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.whole_numbers import whole_number
-from notebook_launcher.training import operations
 from notebook_launcher.training.accumulation.members.member_kinds import is_sharded
+from notebook_launcher.training.operations.collectives import all_reduce
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -85,5 +85,5 @@ class LocalSGD:
     def _average(self) -> None:
         for parameter in self._model.parameters():
             # Optimizers and DDP refer to this memory, so it stays; `data`, because autograd must not record the copy.
-            parameter.data.copy_(operations.reduce(parameter.data, reduction="mean"))
+            parameter.data.copy_(all_reduce(parameter.data, "mean"))
         self._micro_batches.note_average()

@@ -6,6 +6,8 @@ or alone in one, they give back what they got.
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,27 +16,41 @@ import torch.distributed as dist
 from notebook_launcher import context
 from notebook_launcher.settings.whole_numbers import whole_number
 from notebook_launcher.training.argument_checks import check_number
-from notebook_launcher.training.operations.checking import require_alike
-from notebook_launcher.training.operations.nested import map_tensors
+from notebook_launcher.training.operations.checking import (
+    Agreed,
+    Pickled,
+    agree,
+    broadcast_objects,
+    exchange_objects,
+    gather_bytes,
+)
+from notebook_launcher.training.operations.nested import find_leaves, map_tensors, recursively_apply
 from notebook_launcher.training.operations.tensors import TensorInformation
 from notebook_launcher.training.operations.wire_devices import collective_device
 from notebook_launcher.wording.choices import unknown
+from notebook_launcher.wording.value_text import describe_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
+    "all_reduce",
     "broadcast",
     "broadcast_object_list",
     "copy_tensor_to_devices",
     "gather",
-    "gather_numbers",
+    "gather_agreed",
     "gather_object",
+    "put_back",
     "reduce",
+    "row_form",
     "world_size",
 ]
 
 REDUCTIONS = ("sum", "mean", "max", "none")
+
+SENT = torch.Tensor, Pickled
+"""Types of leaves that an operation replaces."""
 
 PACKED_BYTES = 2**20
 """Up to this size, the tensors of a structure are gathered in one message. Two of 1.5 kB took 743 µs one by one and
@@ -51,67 +67,78 @@ def gather(tensor: Any) -> Any:
     """Concatenate each tensor of all processes along dimension 0, in rank order.
 
     Args:
-        tensor: Nested tensors, of the same shapes and dtypes on all processes. A tensor without dimensions
-            counts as one of length 1. Any dtype, contiguous or not.
+        tensor: Nested tensors, matched between processes by name or index: of the same dtypes and, but for dimension
+            0, shapes. A tensor without dimensions counts as one of length 1. Any dtype, contiguous or not.
 
     Returns:
-        The same structure; a tensor of shape (n, ...) becomes (processes * n, ...), on its device, without
-        gradient.
+        The same structure; each tensor with the rows of all processes, on its device, without gradient.
 
     Raises:
         TypeError: A leaf is neither a tensor nor None.
-        DistributedOperationException: In debug mode, shapes or dtypes differ.
+        DistributedOperationException: Names, dtypes or shapes differ; on all processes.
     """
     if world_size() == 1:
         return tensor
-    require_alike("gather", tensor)
-    found: list[torch.Tensor] = []
-    map_tensors("gather", found.append, tensor)
-    gathered = iter(_gather_all(found))
-    return map_tensors("gather", lambda part: next(gathered).to(part.device), tensor)
+    agreed = agree("gather", list(find_leaves(tensor)), row_form)
+    return put_back(tensor, gather_agreed(agreed))
 
 
-@context.activity(context.WAITING)
-def gather_numbers(numbers: Sequence[int]) -> list[list[int]]:
-    """Return the numbers of every rank, in rank order; as many on each, of 64 bits."""
-    num_processes = dist.get_world_size()
-    mine = torch.tensor(numbers, dtype=torch.int64, device=collective_device(torch.device("cpu")))
-    everyone = mine.new_empty(num_processes * len(numbers))
-    _all_gather(everyone, mine)
-    by_rank: list[list[int]] = everyone.view(num_processes, len(numbers)).tolist()
-    return by_rank
+def row_form(tensor: torch.Tensor) -> str:
+    """Describe the rows of a tensor: `torch.float32 [*, 3]`."""
+    return f"{tensor.dtype} {['*', *tensor.shape[1:]] if tensor.ndim else []}"
 
 
-def _gather_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    wires = [wire if wire.ndim else wire[None] for wire in map(_to_wire, tensors)]
-    if not wires:
-        return []
-    together = sum(wire.nbytes for wire in wires) <= PACKED_BYTES and len({wire.device for wire in wires}) == 1
-    if together:
-        return _gather_packed(wires)
-    return [gathered for wire in wires for gathered in _gather_packed([wire])]
+def _full_form(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def _gather_packed(wires: list[torch.Tensor]) -> list[torch.Tensor]:
-    num_processes = dist.get_world_size()
-    parts = [_as_bytes(wire) for wire in wires]
-    mine = torch.cat(parts) if len(parts) > 1 else parts[0]
-    everyone = torch.empty(num_processes * mine.numel(), dtype=mine.dtype, device=mine.device)
-    _all_gather(everyone, mine)
-    columns = list(everyone.view(num_processes, mine.numel()).split_with_sizes([part.numel() for part in parts], dim=1))
-    if len(columns) > 1:
-        # Of its own memory, since a dtype's elements must start at a multiple of their size.
-        columns = [column.clone(memory_format=torch.contiguous_format) for column in columns]
-    return [
-        column.reshape(-1).view(wire.dtype).view(num_processes * wire.shape[0], *wire.shape[1:])
-        for column, wire in zip(columns, wires, strict=True)
-    ]
+def put_back(data: Any, results: dict[int, Any]) -> Any:
+    """Return `data` with the results, which come by their places among the leaves, for all tensors and `Pickled`."""
+    in_order = iter([results[at] for at in sorted(results)])
+    return recursively_apply(lambda _: next(in_order), data, test_type=lambda leaf: isinstance(leaf, SENT))
 
 
-def _all_gather(everyone: torch.Tensor, mine: torch.Tensor) -> None:
-    # Its name since torch 2.13, which warns of the old one.
-    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    all_gather(everyone, mine)
+def gather_agreed(
+    agreed: Sequence[Agreed], kept: Callable[[Agreed], Sequence[int]] = operator.attrgetter("lengths")
+) -> dict[int, torch.Tensor]:
+    """Return, by its place among the leaves, each tensor with the rows of all ranks, in rank order, on its device.
+
+    Of each rank's rows `kept` says how many are wanted, the first ones.
+    """
+    if not agreed:
+        return {}
+    wires = [wire if wire.ndim else wire[None] for wire in (_to_wire(each.tensor) for each in agreed)]
+    pairs = list(zip(agreed, wires, strict=True))
+    in_all = sum(_row_bytes(wire) * max(each.lengths) for each, wire in pairs)
+    together = in_all <= PACKED_BYTES and len({wire.device for wire in wires}) == 1
+    groups = [pairs] if together else [[pair] for pair in pairs]
+    gathered = [tensor for group in groups for tensor in _gather_packed(group, kept)]
+    return {each.at: tensor.to(each.tensor.device) for each, tensor in zip(agreed, gathered, strict=True)}
+
+
+def _row_bytes(wire: torch.Tensor) -> int:
+    return wire.element_size() * math.prod(wire.shape[1:])
+
+
+def _gather_packed(
+    pairs: list[tuple[Agreed, torch.Tensor]], kept: Callable[[Agreed], Sequence[int]]
+) -> list[torch.Tensor]:
+    """Gather tensors, given with their wires, in one message."""
+    parts = [_as_bytes(wire) for _, wire in pairs]
+    ranks = range(dist.get_world_size())
+    sizes = [sum(each.lengths[rank] * _row_bytes(wire) for each, wire in pairs) for rank in ranks]
+    everyone = gather_bytes(torch.cat(parts) if len(parts) > 1 else parts[0], sizes)
+    starts, results = [0] * len(ranks), []
+    for each, wire in pairs:
+        size, rows = _row_bytes(wire), list(kept(each))
+        if len(pairs) == 1 and rows == each.lengths and len(set(rows)) == 1:
+            column = everyone.view(-1)
+        else:
+            # Of its own memory, since a dtype's elements must start at a multiple of their size.
+            column = torch.cat([everyone[rank, starts[rank] :][: rows[rank] * size] for rank in ranks])
+        results.append(column.view(wire.dtype).view(sum(rows), *wire.shape[1:]))
+        starts = [start + length * size for start, length in zip(starts, each.lengths, strict=True)]
+    return results
 
 
 @context.activity(context.WAITING)
@@ -125,19 +152,22 @@ def gather_object(object: Any) -> Any:  # noqa: A002 - Accelerate's name
         One flat list.
 
     Raises:
-        TypeError: `object` cannot be iterated over.
+        TypeError: `object` cannot be iterated over, or its items cannot be pickled; on all processes.
+        DistributedOperationException: Another process has called another operation; on all processes.
     """
     if world_size() == 1:
         return object
+    everyone = exchange_objects("gather_object", lambda: _as_list(object))
+    return [item for items in everyone for item in items]
+
+
+def _as_list(value: Any) -> list[Any]:
     try:
-        mine = list(object)
+        return list(value)
     except TypeError:
         raise TypeError(
-            f"gather_object got {object!r}, but joins lists. Put it into a list: gather_object([...])."
+            f"{describe_value(value)} is no list, and gather_object joins lists. Put it into one: gather_object([...])"
         ) from None
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return [item for items in everyone for item in items]
 
 
 @context.activity(context.WAITING)
@@ -145,7 +175,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Give all processes the tensors of one.
 
     Args:
-        tensor: Nested tensors, of the same shapes and dtypes on all processes. They are overwritten.
+        tensor: Nested tensors, of the same names, shapes and dtypes on all processes. They are overwritten.
         from_process: Number of the process that has them.
 
     Returns:
@@ -155,13 +185,13 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     Raises:
         TypeError: A leaf is neither a tensor nor None.
         ValueError: No process has this number.
-        DistributedOperationException: In debug mode, shapes or dtypes differ.
+        DistributedOperationException: Names, dtypes or shapes differ; on all processes.
     """
     if world_size() == 1:
         return tensor
     _check_source(from_process)
-    require_alike("broadcast", tensor)
-    return map_tensors("broadcast", lambda part: _broadcast_one(part, from_process), tensor)
+    agreed = agree(f"broadcast(from_process={from_process})", list(find_leaves(tensor)), _full_form)
+    return put_back(tensor, {each.at: _broadcast_one(each.tensor, from_process) for each in agreed})
 
 
 def _broadcast_one(tensor: torch.Tensor, from_process: int) -> torch.Tensor:
@@ -192,8 +222,7 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor |
     if world_size() == 1:
         return tensor
     mine = None if tensor is None else (TensorInformation(tensor.shape, tensor.dtype), tensor.device.type)
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone = exchange_objects("copy_tensor_to_devices", lambda: mine)
     owners = [rank for rank, given in enumerate(everyone) if given is not None]
     if len(owners) != 1:
         raise ValueError(
@@ -203,8 +232,7 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor |
     if tensor is None:
         information, device = everyone[owners[0]]
         tensor = torch.empty(information.shape, dtype=information.dtype, device=device)
-    copied: torch.Tensor = broadcast(tensor, from_process=owners[0])
-    return copied
+    return _broadcast_one(tensor, owners[0])
 
 
 @context.activity(context.WAITING)
@@ -215,10 +243,13 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
     Raises:
         ValueError: No process has this number.
+        TypeError: The items cannot be pickled; on all processes.
+        DistributedOperationException: The lists are not equally long; on all processes.
     """
     if world_size() > 1:
         _check_source(from_process)
-        dist.broadcast_object_list(object_list, src=from_process)
+        operation = f"broadcast_object_list(from_process={from_process})"
+        object_list[:] = broadcast_objects(operation, object_list, from_process)
     return object_list
 
 
@@ -231,7 +262,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """Combine each tensor over all processes, element by element.
 
     Args:
-        tensor: Nested tensors, of the same shapes and dtypes on all processes. They are not changed.
+        tensor: Nested tensors, of the same names, shapes and dtypes on all processes. They are not changed.
         reduction: `"sum"`; `"mean"`, the sum divided by the number of processes; `"max"`; or `"none"`, each
             process' own.
         scale: Factor of the result.
@@ -243,24 +274,23 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     Raises:
         ValueError: The reduction is unknown.
         TypeError: A leaf is neither a tensor nor None, or the scale is not a number.
-        DistributedOperationException: In debug mode, shapes or dtypes differ.
+        DistributedOperationException: Names, dtypes or shapes differ; on all processes.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(unknown("reduction", reduction, REDUCTIONS))
     check_number("scale", scale)
-    if world_size() > 1:
-        require_alike("reduce", tensor)
-    return map_tensors("reduce", lambda part: _reduce_one(part, reduction, scale), tensor)
+    if world_size() == 1 or reduction == "none":
+        return map_tensors("reduce", lambda part: _scaled(part.detach().clone(), scale), tensor)
+    agreed = agree(f"reduce(reduction={reduction!r})", list(find_leaves(tensor)), _full_form)
+    return put_back(tensor, {each.at: _scaled(all_reduce(each.tensor, reduction), scale) for each in agreed})
 
 
-def _reduce_one(tensor: torch.Tensor, reduction: str, scale: float) -> torch.Tensor:
-    result = tensor.detach().clone()
-    if world_size() > 1 and reduction != "none":
-        result = _all_reduce(tensor, reduction)
-    return result if scale == 1.0 else result * scale
+def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    return tensor if scale == 1.0 else tensor * scale
 
 
-def _all_reduce(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+def all_reduce(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Return the sum, mean or maximum of a tensor that is known to be alike on all ranks; see `reduce`."""
     # gloo adds neither int16 nor booleans, and 16-bit floats with 8 or 11 bits of precision at each step.
     wide = torch.float32 if tensor.dtype in {torch.float16, torch.bfloat16} else tensor.dtype
     if not (wide.is_floating_point or wide.is_complex):

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 __all__ = [
+    "find_leaves",
     "find_tensors",
     "honor_type",
+    "is_container",
     "is_dataclass_instance",
     "is_tensor",
     "map_tensors",
+    "named_parts",
     "rebuild",
     "recursively_apply",
+    "wrong_leaf",
 ]
 
 
@@ -33,6 +37,11 @@ def is_tensor(value: Any) -> TypeIs[torch.Tensor]:
 def is_dataclass_instance(value: Any) -> bool:
     """Return True if `value` is an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def is_container(value: Any) -> bool:
+    """Return True if `value` is one of the containers that operations walk through."""
+    return isinstance(value, (list, tuple, Mapping)) or is_dataclass_instance(value)
 
 
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
@@ -102,7 +111,7 @@ def recursively_apply(
         if is_dataclass_instance(part):
             return rebuild(part, walk)
         if error_on_other_type:
-            raise TypeError(_wrong_leaf(_name(func), part))
+            raise TypeError(wrong_leaf(_name(func), part))
         return part
 
     return walk(data)
@@ -116,29 +125,53 @@ def map_tensors(operation: str, func: Callable[[torch.Tensor], Any], data: Any) 
             return func(part)
         if part is None:
             return None
-        if isinstance(part, (list, tuple, Mapping)) or is_dataclass_instance(part):
+        if is_container(part):
             return rebuild(part, walk)
-        raise TypeError(_wrong_leaf(operation, part))
+        raise TypeError(wrong_leaf(operation, part))
 
     return walk(data)
 
 
+def named_parts(container: Any) -> list[tuple[str, Any]]:
+    """Return the parts of a container, in order, each with its step of a path: `['x']`, `[0]` or `.ids`.
+
+    A key that says nothing of itself in another process, such as an object without a `repr` of its own, counts by its
+    place in the mapping.
+    """
+    if isinstance(container, (list, tuple)):
+        names = getattr(container, "_fields", None) if hasattr(container, "_make") else None
+        steps = [f"[{at}]" for at in range(len(container))] if names is None else [f".{name}" for name in names]
+        return list(zip(steps, container, strict=True))
+    if isinstance(container, Mapping):
+        return [(f"[{_key(key, at)}]", part) for at, (key, part) in enumerate(container.items())]
+    names = [field.name for field in dataclasses.fields(container) if hasattr(container, field.name)]
+    return [(f".{name}", getattr(container, name)) for name in names]
+
+
+def find_leaves(data: Any, path: str = "value") -> Iterator[tuple[str, Any]]:
+    """Yield what the containers of a nested value hold at last, in order, each with its path: `value['x'][0].ids`.
+
+    An empty container is a leaf.
+    """
+    parts = named_parts(data) if is_container(data) else []
+    if not parts:
+        yield path, data
+    for step, part in parts:
+        yield from find_leaves(part, path + step)
+
+
+def _key(key: Any, at: int) -> str:
+    text = "" if isinstance(key, (torch.Tensor, frozenset)) else repr(key)
+    return f"<{type(key).__name__} {at}>" if not text or " at 0x" in text else text
+
+
 def find_tensors(data: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of a nested batch, in order."""
-    if isinstance(data, torch.Tensor):
-        yield data
-    elif isinstance(data, (list, tuple)):
-        for part in data:
-            yield from find_tensors(part)
-    elif isinstance(data, Mapping):
-        for part in data.values():
-            yield from find_tensors(part)
-    elif is_dataclass_instance(data):
-        for field in dataclasses.fields(data):
-            yield from find_tensors(getattr(data, field.name, None))
+    return (leaf for _, leaf in find_leaves(data) if isinstance(leaf, torch.Tensor))
 
 
-def _wrong_leaf(operation: str, leaf: Any) -> str:
+def wrong_leaf(operation: str, leaf: Any) -> str:
+    """Return the error for a leaf that an operation on tensors cannot take."""
     text = repr(leaf)
     text = text if len(text) <= 80 else f"{text[:77]}..."
     if isinstance(leaf, (bool, int, float)):

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from notebook_launcher.training.operations.checking import require_alike
-from notebook_launcher.training.operations.collectives import gather, world_size
-from notebook_launcher.training.operations.nested import find_tensors, map_tensors
+from notebook_launcher.training.operations.checking import agree
+from notebook_launcher.training.operations.collectives import put_back, world_size
+from notebook_launcher.training.operations.nested import find_leaves, map_tensors
 
 __all__ = ["pad_across_processes", "pad_input_tensors"]
 
@@ -22,10 +22,10 @@ def pad_across_processes(
 ) -> Any:
     """Make each tensor as long as the longest that any process has, so that they can be gathered.
 
-    All lengths are exchanged at once.
+    All lengths are exchanged at once. Tensors are matched by name or index.
 
     Args:
-        tensor: Nested tensors, of the same dtypes and numbers of dimensions on all processes.
+        tensor: Nested tensors, of the same names, dtypes and numbers of dimensions on all processes.
         dim: Along which dimension; tensors that do not have it stay as they are.
         pad_index: Value of the padding: a number, or a tensor that broadcasts to the padding. It is cast to each
             tensor's dtype, as by `tensor.fill_`: -100 is 156 in uint8, and True in a mask.
@@ -37,18 +37,15 @@ def pad_across_processes(
     Raises:
         TypeError: A leaf is neither a tensor nor None.
         ValueError: A tensor is of torch's nested kind, which has no one length.
-        DistributedOperationException: In debug mode, the numbers of dimensions or the dtypes differ.
+        DistributedOperationException: Names, dtypes or numbers of dimensions differ; on all processes.
     """
     if world_size() == 1:
         return tensor
-    require_alike("pad_across_processes", tensor, lambda part: f"{part.ndim}-dimensional {part.dtype}")
-    lengths = torch.tensor([_length(found, dim) for found in find_tensors(tensor)], dtype=torch.int64)
-    longest = iter(gather(lengths[None]).amax(0).tolist() if len(lengths) else [])
-    return map_tensors(
-        "pad_across_processes",
-        lambda part: _pad(part, dim, next(longest) - _length(part, dim), pad_index, first=pad_first),
-        tensor,
+    agreed = agree(
+        f"pad_across_processes(dim={dim})", list(find_leaves(tensor)), lambda part: f"{part.dtype} {part.ndim}", dim=dim
     )
+    padded = {each.at: _pad(each.tensor, dim, max(each.lengths), pad_index, first=pad_first) for each in agreed}
+    return put_back(tensor, padded)
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
@@ -64,17 +61,8 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
     return map_tensors("pad_input_tensors", lambda part: _repeat_last(part, dim, missing), tensor)
 
 
-def _length(tensor: torch.Tensor, dim: int) -> int:
-    if tensor.is_nested:
-        raise ValueError(
-            f"pad_across_processes got a nested tensor of {tensor.size(0)} parts, which have different lengths. Pass "
-            "tensor.to_padded_tensor(0.0) instead."
-        )
-    return tensor.shape[dim] if -tensor.ndim <= dim < tensor.ndim else 0
-
-
-def _pad(tensor: torch.Tensor, dim: int, missing: int, pad_index: Any, *, first: bool) -> torch.Tensor:
-    if missing == 0:
+def _pad(tensor: torch.Tensor, dim: int, longest: int, pad_index: Any, *, first: bool) -> torch.Tensor:
+    if not -tensor.ndim <= dim < tensor.ndim or (missing := longest - tensor.shape[dim]) == 0:
         return tensor
     shape = list(tensor.shape)
     shape[dim] = missing

@@ -115,7 +115,7 @@ class ProcessState:
 
     @property
     def debug(self) -> bool:
-        """True if collectives compare shapes first; read from and written to the variable `ACCELERATE_DEBUG_MODE`."""
+        """The variable `ACCELERATE_DEBUG_MODE`. Here, collectives compare names, dtypes and shapes always."""
         return debug_mode()
 
     @debug.setter

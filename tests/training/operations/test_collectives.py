@@ -121,7 +121,10 @@ def test_gather_object_gives_one_flat_list(ranks):
 
 def test_gather_object_refuses_what_is_no_list(pair):
     error = error_on_all(pair, lambda: operations.gather_object(5))
-    assert error == "TypeError: gather_object got 5, but joins lists. Put it into a list: gather_object([...])."
+    assert error == (
+        "TypeError: gather_object cannot send what it got: 5 is no list, and gather_object joins lists. Put it into "
+        "one: gather_object([...]) on ranks 0, 1."
+    )
 
 
 def test_broadcast_object_list_works_in_place(ranks):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.position import Position
 from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.operations import broadcast_object_list, gather
+from notebook_launcher.training.operations import broadcast_object_list
+from notebook_launcher.training.operations.checking import gather_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -100,8 +99,7 @@ class InStep:
             assert receipt.round is not None
             counts = receipt.round
             mine = _Report(counts.rows[0], counts.real[0], counts.weights[0], receipt.stream, receipt.consumed)
-        by_rank = gather(torch.tensor([mine], dtype=torch.int64)).tolist()
-        return batch, [_Report(*numbers) for numbers in by_rank]
+        return batch, [_Report(*numbers) for numbers in gather_numbers(mine)]
 
     def _example(self, batch: Any, reports: list[_Report]) -> tuple[Any, list[int]]:
         """Return this rank's first batch, or another rank's if it has none, and the rows of all first batches."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Subset, SubsetRandomSampler
 
-from notebook_launcher.training.operations.collectives import gather_numbers
+from notebook_launcher.training.operations.checking import gather_numbers
 from notebook_launcher.training.process.arrivals import meet
 
 __all__ = ["EpochPlan", "agree_on_plan", "rows_of"]

@@ -1,0 +1,207 @@
+"""Operations on values that differ between ranks: matched by name, gathered at any length, or refused on all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+
+from notebook_launcher.training import operations
+from notebook_launcher.training.data import gather_for_metrics
+from tests.training.operations.calls import Record, error_on_all, on_all, this_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Loss(NamedTuple):
+    first: Any
+    second: Any = None
+
+
+def in_turn(rank: int, **values: Any) -> dict[str, Any]:
+    """A dictionary that odd ranks fill from its end."""
+    return dict(list(values.items())[:: -1 if rank % 2 else 1])
+
+
+def full(rows: int, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full((rows, 2), value, dtype=dtype)
+
+
+MATCHED: dict[str, tuple[Callable[[int], Any], Any]] = {
+    "order of a dictionary": (
+        lambda rank: operations.gather(in_turn(rank, loss=torch.tensor(rank), accuracy=torch.tensor(7))),
+        {"loss": [0, 1], "accuracy": [7, 7]},
+    ),
+    "order beside other types": (
+        lambda rank: operations.gather(
+            [in_turn(rank, a=torch.tensor([rank > 0]), b=torch.tensor([1j * rank]), c=Loss(torch.tensor([0.5]), None))]
+        ),
+        [{"a": [False, True], "b": [0, 1j], "c": Loss([0.5, 0.5], None)}],
+    ),
+    "reduced": (
+        lambda rank: operations.reduce(in_turn(rank, cats=torch.tensor(rank), dogs=torch.tensor(10)), "sum"),
+        {"cats": 1, "dogs": 20},
+    ),
+    "broadcast": (
+        lambda rank: operations.broadcast(in_turn(rank, cats=torch.tensor(rank), dogs=torch.tensor(10)), 1),
+        {"cats": 1, "dogs": 10},
+    ),
+    "padded": (
+        lambda rank: operations.gather(
+            operations.pad_across_processes(in_turn(rank, x=torch.ones(1, 1 + rank), y=torch.ones(1, 3 - rank)), 1)
+        ),
+        {"x": [[1, 0], [1, 1]], "y": [[1, 1, 1], [1, 1, 0]]},
+    ),
+    "lengths of two": (
+        lambda rank: operations.gather((torch.full((3 - 2 * rank,), 0.9), torch.full((1 + 2 * rank,), 0.1))),
+        ([pytest.approx(0.9)] * 4, [pytest.approx(0.1)] * 4),
+    ),
+    "no rows": (
+        lambda rank: operations.gather([full(2 * rank, 5), torch.zeros(0, 0)]),
+        [[[5, 5], [5, 5]], []],
+    ),
+    "bytes that no float32 starts at": (
+        lambda rank: operations.gather([torch.ones(1 + 2 * rank, dtype=torch.bool), full(1 + rank, rank)]),
+        [[True] * 4, [[0, 0], [1, 1], [1, 1]]],
+    ),
+    "half floats": (
+        lambda rank: operations.gather(full(rank, 2, torch.bfloat16)).float(),
+        [[2, 2]],
+    ),
+    "long": (
+        lambda rank: operations.gather(torch.full((300_000 * (1 + rank),), rank)).bincount(),
+        [300_000, 600_000],
+    ),
+    "more tensors than numbers in a message": (
+        lambda rank: operations.gather([torch.full((at * rank,), at) for at in range(20)])[19],
+        [19] * 19,
+    ),
+    "a list beside a tuple": (
+        lambda rank: list(operations.gather((list, tuple)[rank]([torch.tensor(rank)]))),
+        [[0, 1]],
+    ),
+    "keys without a repr of their own": (
+        lambda rank: list(operations.gather({object(): torch.tensor(rank)}.copy()).values()),
+        [[0, 1]],
+    ),
+    "lists beside tensors, in another order": (
+        lambda rank: gather_for_metrics(in_turn(rank, x=torch.ones(rank, 1), names=["a"] * rank, n=rank), None),
+        {"x": [[1]], "names": ["a"], "n": [0, 1]},
+    ),
+    "no objects on a rank": (
+        lambda rank: gather_for_metrics((["a", "b"][: 2 * rank], [None, "c"][rank:]), None),
+        (["a", "b"], [None, "c", "c"]),
+    ),
+}
+
+
+def test_values_are_matched_by_name_and_gathered_at_any_length(pair):
+    results = on_all(pair, lambda: {name: operations.listify(call(this_rank())) for name, (call, _) in MATCHED.items()})
+    assert results == {name: expected for name, (_, expected) in MATCHED.items()}
+
+
+REFUSED: dict[str, tuple[Callable[[int], Any], list[str]]] = {
+    "names": (
+        lambda rank: operations.gather({"loss": torch.ones(1), ("cats", "dogs")[rank]: torch.ones(2, 3)}),
+        [
+            "DistributedOperationException: gather needs values that fit together on all ranks, and these differ:",
+            "  value['cats']: float32 [2, 3] on rank 0, nothing on rank 1",
+            "  value['dogs']: nothing on rank 0, float32 [2, 3] on rank 1",
+            "All ranks must pass the same names",
+        ],
+    ),
+    "dtypes": (
+        lambda rank: operations.gather([Record(torch.ones(2, dtype=(torch.float32, torch.float16)[rank]))]),
+        ["  value[0].first: float32 [2] on rank 0, float16 [2] on rank 1", "Give all ranks one dtype"],
+    ),
+    "dimensions": (
+        lambda rank: operations.gather(Loss(torch.ones([1] * rank))),
+        ["  value.first: float32 [] on rank 0, float32 [1] on rank 1"],
+    ),
+    "other lengths": (
+        lambda rank: operations.gather(torch.ones(2, 3 + rank)),
+        ["  value: float32 [2, 3] on rank 0, float32 [2, 4] on rank 1", "pad_across_processes(tensor, dim=1)"],
+    ),
+    "numbers of items": (
+        lambda rank: operations.broadcast([torch.ones(1)] * (1 + rank)),
+        ["broadcast(from_process=0) needs", "  value[1]: nothing on rank 0, float32 [1] on rank 1"],
+    ),
+    "lengths of what is reduced": (
+        lambda rank: operations.reduce(torch.ones(1 + rank)),
+        ["  value: float32 [1] on rank 0, float32 [2] on rank 1", "Shapes must be equal on all ranks."],
+    ),
+    "dimensions of what is padded": (
+        lambda rank: operations.pad_across_processes(torch.ones([2] * (1 + rank))),
+        ["  value: float32 [2] on rank 0, float32 [2, 2] on rank 1", "as many dimensions on all ranks"],
+    ),
+    "nothing on a rank": (
+        lambda rank: operations.gather({"x": (None, torch.ones(1))[rank]}),
+        ["  value['x']: None on rank 0, float32 [1] on rank 1"],
+    ),
+    "a text on a rank": (
+        lambda rank: operations.reduce(["text", torch.ones(1)][rank]),
+        ["  value: 'text' on rank 0, float32 [1] on rank 1"],
+    ),
+    "an empty container": (
+        lambda rank: operations.gather({"x": [torch.ones(1)] * rank}),
+        ["  value['x']: [] on rank 0, nothing on rank 1", "  value['x'][0]: nothing on rank 0, float32 [1] on rank 1"],
+    ),
+    "a sparse tensor": (
+        lambda rank: operations.gather((torch.eye(2), torch.eye(2).to_sparse())[rank]),
+        ["  value: float32 [2, 2] on rank 0, sparse_coo float32 [2, 2] on rank 1"],
+    ),
+    "sparse tensors": (
+        lambda _rank: operations.reduce([torch.eye(2).to_sparse()]),
+        ["TypeError: reduce got sparse_coo float32 [2, 2], a sparse tensor. Pass tensor.to_dense() instead."],
+    ),
+    "operations": (
+        lambda rank: (operations.gather, operations.reduce)[rank](torch.ones(1)),
+        ["The ranks called different operations: gather on rank 0, reduce(reduction='mean') on rank 1."],
+    ),
+    "an operation on objects": (
+        lambda rank: (operations.gather, operations.gather_object)[rank]([torch.ones(1)]),
+        ["The ranks called different operations: gather on rank 0, gather_object on rank 1."],
+    ),
+    "reductions": (
+        lambda rank: operations.reduce(torch.ones(1), ("sum", "max")[rank]),
+        ["reduce(reduction='sum') on rank 0, reduce(reduction='max') on rank 1"],
+    ),
+    "sources": (
+        lambda rank: operations.broadcast(torch.ones(1), rank),
+        ["broadcast(from_process=0) on rank 0, broadcast(from_process=1) on rank 1"],
+    ),
+    "lists of objects": (
+        lambda rank: operations.broadcast_object_list([None] * (1 + rank)),
+        ["  object_list: 1 items on rank 0, 2 items on rank 1"],
+    ),
+    "an object that cannot be sent": (
+        lambda rank: operations.gather_object([(lambda: 0) if rank else 0]),
+        ["TypeError: gather_object cannot send what it got: Can't", "on rank 1."],
+    ),
+    "an object that its source cannot send": (
+        lambda rank: operations.broadcast_object_list([(lambda: 0) if rank else 0], 1),
+        ["TypeError: broadcast_object_list cannot send what it got: Can't", "on rank 1."],
+    ),
+    "objects beside tensors": (
+        lambda rank: gather_for_metrics({"x": ([torch.ones(1)], ["a"])[rank]}, None),
+        ["  value['x']: nothing on rank 0, ['a'] on rank 1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_do_not_fit_are_an_error_on_all_ranks(pair, name):
+    call, words = REFUSED[name]
+    error = error_on_all(pair, lambda: call(this_rank()))
+    assert [each for each in words if each not in error] == [], error
+
+
+def test_an_error_groups_ranks_and_shortens_lists(trio):
+    def gather():
+        return operations.gather({str(at): torch.ones(1 + at, 2 if this_rank() == 1 else 3) for at in range(7)})
+
+    lines = error_on_all(trio, gather).splitlines()
+    assert lines[1] == "  value['0']: float32 [1, 3] on ranks 0, 2, float32 [1, 2] on rank 1"
+    assert lines[6] == "  and 2 more"
