@@ -6,6 +6,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -76,6 +77,35 @@ def test_objects_beside_tensors_are_gathered_for_each_sample_once(ranks):
     found = on_all(ranks, 2, 7, lambda batch: {"ids": batch, "names": [str(number) for number in batch.tolist()]})
     assert torch.cat([part["ids"] for part in found]).tolist() == list(range(7))
     assert flat(part["names"] for part in found) == [str(number) for number in range(7)]
+
+
+STRUCTURES: dict[str, Callable[[list[int]], Any]] = {
+    "lists": lambda ids: (list(map(str, ids)), list(ids)),
+    "a list and a tensor": lambda ids: ([str(number) for number in ids], torch.tensor(ids)),
+    "nested": lambda ids: (list(ids), {"names": (list(map(str, ids)), [None] * len(ids))}),
+    "a tuple of objects": lambda ids: tuple(map(str, ids)),
+    "a list for each sample": lambda ids: tuple([number] * number for number in ids),
+    "lists of lists": lambda ids: [[number] * number for number in ids],
+    "boxes of each sample": lambda ids: [{"boxes": torch.full((number % 3, 4), number)} for number in ids],
+    "an array": lambda ids: np.array(ids)[:, None] + [0, 100],
+    "arrays": lambda ids: (np.array(ids), list(ids)),
+}
+
+
+def test_results_have_the_same_structure_on_any_number_of_ranks(ranks):
+    def compute(length: int, even_batches: bool) -> list[list[Any]]:  # noqa: FBT001 - a parameter
+        def nest(batch: torch.Tensor) -> list[Any]:
+            return [make(batch.tolist()) for make in STRUCTURES.values()]
+
+        data: Any = range(length)
+        loader = prepare_data_loader(DataLoader(data, batch_size=2), even_batches=even_batches)
+        return [[gather_for_metrics(part, loader) for part in nest(batch)] for batch in loader]
+
+    alone = [make(list(range(4))) for make in STRUCTURES.values()]
+    assert [repr(part) for part in ranks.run(2, compute, 4, True)[1][0]] == list(map(repr, alone))
+    alone = [make([4]) for make in STRUCTURES.values()]
+    for even_batches in (True, False):
+        assert [repr(part) for part in ranks.run(2, compute, 5, even_batches)[1][1]] == list(map(repr, alone))
 
 
 def test_values_of_the_batch_are_gathered_whole(ranks):
