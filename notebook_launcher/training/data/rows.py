@@ -1,33 +1,60 @@
-"""Rows of a collated batch, which are its samples: counting, taking, joining.
+"""Rows of a collated batch, which are its samples: counting, finding, taking, joining.
 
-A sample is an element along dimension 0 of every tensor that is as long as the batch, and an item of every
-list of plain objects that is as long (names, texts). Anything else belongs to the batch as a whole.
+A sample is an element along dimension 0 of every tensor that is as long as the batch, and an item of every list with
+an item for each sample: names, numbers, dictionaries, boxes of images. Anything else belongs to the batch as a whole.
+
+A list of two items in a batch of two samples may have an item for each, as `[{"id": 0}, {"id": 1}]`, or hold two parts
+of the batch, as `[x, y]` does. `find_row_lists` tells them apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from notebook_launcher.training.operations import find_batch_size
-from notebook_launcher.training.operations.nested import is_dataclass_instance, rebuild
+from notebook_launcher.training.operations.nested import is_container, named_parts, rebuild
 from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["count_rows", "find_rows", "fits_rows", "is_list_of_samples", "join_batches", "take_rows"]
+__all__ = ["RowLists", "count_rows", "find_row_lists", "find_rows", "is_list_of_samples", "join_batches", "take_rows"]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 """Types of values that belong to a batch as a whole, such as the name of a task."""
 
 
+class RowLists(NamedTuple):
+    """The result of `find_row_lists`."""
+
+    paths: frozenset[str]
+    """The paths of lists with an item for each sample."""
+    fits: bool
+    """True if all other tensors have a row for each sample or no dimensions, and there is nothing but plain values
+    beside."""
+
+
 def find_rows(batch: Any) -> int | None:
-    """Return the number of samples; None if it cannot be known."""
-    size = find_batch_size(batch)
-    return next(map(len, _flat_lists(batch)), None) if size is None else size
+    """Return the number of samples; None if it cannot be known.
+
+    Tensors in inner lists are asked last: they may be a tensor for each sample.
+    """
+    outer = next(_outer_lengths(batch, is_outermost=True), None)
+    if outer is not None:
+        return outer
+    flat = next(map(len, _flat_lists(batch)), None)
+    return find_batch_size(batch) if flat is None else flat
+
+
+def _outer_lengths(batch: Any, *, is_outermost: bool) -> Iterator[int]:
+    if isinstance(batch, torch.Tensor):
+        yield from batch.shape[:1]
+    elif is_container(batch) and (is_outermost or type(batch) not in (list, tuple)):
+        for _, part in named_parts(batch):
+            yield from _outer_lengths(part, is_outermost=False)
 
 
 def count_rows(batch: Any) -> int:
@@ -36,36 +63,111 @@ def count_rows(batch: Any) -> int:
     return 1 if rows is None else rows
 
 
-def fits_rows(batch: Any, num_rows: int) -> bool:
-    """Return True if all tensors and flat lists of a batch are as long; single numbers and texts belong to all rows."""
-    if isinstance(batch, torch.Tensor):
-        return batch.ndim == 0 or batch.shape[0] == num_rows
-    if _is_flat_list(batch):
-        return len(batch) == num_rows
-    if _is_container(batch):
-        return all(fits_rows(part, num_rows) for part in _parts(batch))
-    return isinstance(batch, PLAIN)
-
-
 def is_list_of_samples(batch: Any) -> bool:
     """Return True for a list of mappings or tuples, which a data set that makes batches ready may give."""
     return type(batch) is list and len(batch) > 0 and all(isinstance(sample, (Mapping, tuple)) for sample in batch)
 
 
-def take_rows(batch: Any, start: int, stop: int, num_rows: int) -> Any:
+def find_row_lists(batch: Any, num_rows: int, samples: Sequence[Any] = ()) -> RowLists:
+    """Find the lists, and tuples, of a batch that have an item for each of its samples.
+
+    They are known by what they hold: an item that was part of sample 0, then one of sample 1 and so on; or, made by
+    `collate_fn`, items of one kind that are not themselves parts of the batch with `num_rows` rows each.
+
+    Args:
+        batch: What `collate_fn` made.
+        num_rows: Number of the samples.
+        samples: What it got, if that is known.
+    """
+    owners: dict[int, int | None] = {}
+    for at, sample in enumerate(samples):
+        for held in _held(sample):
+            owners[id(held)] = at if owners.get(id(held), at) == at else None
+    paths: set[str] = set()
+    fits = True
+
+    def walk(part: Any, path: str) -> None:
+        nonlocal fits
+        if isinstance(part, torch.Tensor):
+            # A sample's own tensor outside of a list of them, as where there is but one.
+            fits = fits and (part.ndim == 0 or part.shape[0] == num_rows) and id(part) not in owners
+        elif not is_container(part):
+            fits = fits and isinstance(part, PLAIN)
+        elif type(part) in (list, tuple) and len(part) == num_rows and (kind := _kind(part, owners, path)) != "parts":
+            paths.add(path)
+            fits = fits and kind == "rows"
+        elif _is_flat_list(part):
+            fits = False
+        else:
+            for step, inner in named_parts(part):
+                walk(inner, path + step)
+
+    walk(batch, "batch")
+    return RowLists(frozenset(paths), fits)
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """Yield the containers, tensors and objects of a sample; plain values may be one object in several samples."""
+    if is_container(value):
+        # An empty tuple is one object, too.
+        parts = named_parts(value)
+        yield from [value] if parts else []
+        for _, part in parts:
+            yield from _held(part)
+    elif not isinstance(value, PLAIN):
+        yield value
+
+
+def _kind(items: Any, owners: dict[int, int | None], path: str) -> str:
+    """Return `rows` if a list has an item for each sample, `parts` if it holds parts of the batch, or `unsure`."""
+    found = [{owners[id(held)] for held in _held(item) if id(held) in owners} - {None} for item in items]
+    if any(found):
+        return "rows" if all(each <= {at} for at, each in enumerate(found)) else "parts"
+    if _is_flat_list(items):
+        return "rows"
+    is_outermost, is_tuple = path == "batch", isinstance(items, tuple)
+    have_rows = [_is_part(item, len(items)) for item in items]
+    if all(have_rows):
+        if is_outermost or is_tuple:
+            return "rows" if all(isinstance(item, Mapping) for item in items) else "parts"
+        return "unsure" if len(items) > 1 and isinstance(items[0], torch.Tensor) else "rows"
+    if any(have_rows) and (is_outermost or is_tuple):
+        return "parts"
+    kinds = {(type(item), getattr(item, "ndim", 0)) for item in items if item is not None}
+    return "rows" if len(kinds) == 1 or not (is_outermost or is_tuple or any(have_rows)) else "parts"
+
+
+def _is_part(item: Any, num_rows: int) -> bool:
+    """Return True if all that a value holds has so many rows."""
+    if isinstance(item, torch.Tensor):
+        return item.ndim > 0 and item.shape[0] == num_rows
+    if _is_flat_list(item):
+        return len(item) == num_rows
+    parts = named_parts(item) if is_container(item) else []
+    return bool(parts) and all(_is_part(part, num_rows) for _, part in parts)
+
+
+def take_rows(batch: Any, start: int, stop: int, num_rows: int, lists: frozenset[str] = frozenset()) -> Any:
     """Return the samples from `start` to `stop` of a batch of `num_rows`, in its structure.
+
+    Args:
+        batch: The batch.
+        start: The first sample.
+        stop: The one after the last.
+        num_rows: Number of its samples.
+        lists: The paths of lists with an item for each sample, beside those that hold plain values alone.
 
     Raises:
         TypeError: A part can be moved to a device, so it holds tensors, and is of a type that cannot be cut.
     """
 
-    def take(part: Any) -> Any:
+    def take(part: Any, path: str) -> Any:
         if isinstance(part, torch.Tensor):
             return part[start:stop] if part.ndim and part.shape[0] == num_rows else part
-        if _is_flat_list(part):
+        if path in lists or _is_flat_list(part):
             return part[start:stop] if len(part) == num_rows else part
-        if _is_container(part):
-            return rebuild(part, take)
+        if is_container(part):
+            return _rebuild(part, path, take)
         if hasattr(part, "to"):
             raise TypeError(
                 f"A batch holds a {type(part).__name__}, which cannot be cut into parts for the ranks. Pass "
@@ -73,14 +175,26 @@ def take_rows(batch: Any, start: int, stop: int, num_rows: int) -> Any:
             )
         return part
 
-    return take(batch)
+    return take(batch, "batch")
 
 
-def join_batches(batches: Sequence[Any]) -> Any:
+def _rebuild(container: Any, path: str, func: Callable[[Any, str], Any]) -> Any:
+    """Return a container like this one, with `func` of each of its parts and their paths."""
+    steps = iter(named_parts(container))
+    return rebuild(container, lambda part: func(part, path + next(steps)[0]))
+
+
+def join_batches(batches: Sequence[Any], lists: frozenset[str] = frozenset(), path: str = "batch") -> Any:
     """Return one batch with the samples of all batches.
 
+    Args:
+        batches: The batches.
+        lists: The paths of lists with an item for each sample, beside those that hold plain values alone.
+        path: The path of these parts.
+
     Raises:
-        TypeError: The batches hold something that is neither a tensor, a list nor a plain object.
+        TypeError: The batches hold something that is neither a tensor, a list nor a plain object, or lists of parts
+            that are not equally long.
         RuntimeError: Tensors differ in other dimensions than the first.
     """
     first = batches[0]
@@ -88,11 +202,15 @@ def join_batches(batches: Sequence[Any]) -> Any:
         return first
     if isinstance(first, torch.Tensor):
         return torch.cat(list(batches)) if first.ndim else first
-    if _is_flat_list(first):
+    if path in lists or _is_flat_list(first):
         return type(first)(item for batch in batches for item in batch)
-    if _is_container(first):
-        joined = iter([join_batches(parts) for parts in zip(*map(_parts, batches), strict=True)])
-        return rebuild(first, lambda _: next(joined))
+    if is_container(first):
+        by_batch = [dict(named_parts(batch)) if is_container(batch) else {} for batch in batches]
+        if any(parts.keys() != by_batch[0].keys() for parts in by_batch):
+            raise TypeError(f"batches that hold {type_of(first)} with other parts in some cannot be joined.")
+        return _rebuild(
+            first, path, lambda _, inner: join_batches([parts[inner[len(path) :]] for parts in by_batch], lists, inner)
+        )
     if isinstance(first, PLAIN):
         return first
     raise TypeError(
@@ -101,25 +219,13 @@ def join_batches(batches: Sequence[Any]) -> Any:
     )
 
 
-def _is_container(part: Any) -> bool:
-    return isinstance(part, (list, tuple, Mapping)) or is_dataclass_instance(part)
-
-
 def _is_flat_list(part: Any) -> bool:
     return type(part) in (list, tuple) and len(part) > 0 and all(isinstance(item, PLAIN) for item in part)
-
-
-def _parts(container: Any) -> list[Any]:
-    if isinstance(container, (list, tuple)):
-        return list(container)
-    found: list[Any] = []
-    rebuild(container, found.append)
-    return found
 
 
 def _flat_lists(batch: Any) -> list[Any]:
     if _is_flat_list(batch):
         return [batch]
-    if not _is_container(batch):
+    if not is_container(batch):
         return []
-    return [found for part in _parts(batch) for found in _flat_lists(part)]
+    return [found for _, part in named_parts(batch) for found in _flat_lists(part)]

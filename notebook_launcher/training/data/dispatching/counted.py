@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import default_collate
 
-from notebook_launcher.training.data.rows import count_rows, fits_rows, is_list_of_samples, take_rows
-from notebook_launcher.training.operations.nested import find_tensors
+from notebook_launcher.training.data.rows import (
+    count_rows,
+    find_row_lists,
+    find_rows,
+    is_list_of_samples,
+    take_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["CountedBatch", "CountingCollate", "counted", "counted_ready"]
+__all__ = ["CountedBatch", "CountingCollate", "counted", "counted_ready", "ready_rows"]
 
 
 class CountedBatch(NamedTuple):
@@ -26,6 +31,8 @@ class CountedBatch(NamedTuple):
     rows: int
     can_be_cut: bool
     """True if every part of the batch has a row for each sample, or belongs to the batch as a whole."""
+    lists: frozenset[str] = frozenset()
+    """The paths of lists with an item for each sample, of whatever kind."""
 
     def take(self, start: int, stop: int) -> Any:
         """Return the samples from `start` to `stop`; raise TypeError if the batch cannot be cut."""
@@ -37,17 +44,27 @@ class CountedBatch(NamedTuple):
                 f"{type(self.batch).__name__} of which not every part has a row for each sample. Pass "
                 "slice_fn_for_dispatch=, or dispatch_batches=False so that every rank reads the data itself."
             )
-        return take_rows(self.batch, start, stop, self.rows)
+        return take_rows(self.batch, start, stop, self.rows, self.lists)
 
 
 def counted(batch: Any) -> CountedBatch:
-    """Return a batch with its rows, unless it has been counted already."""
-    return batch if isinstance(batch, CountedBatch) else CountedBatch(batch, count_rows(batch), can_be_cut=True)
+    """Return a batch of torch's own `collate_fn` with its rows, unless it has been counted already."""
+    if isinstance(batch, CountedBatch):
+        return batch
+    return CountedBatch(batch, count_rows(batch), can_be_cut=find_rows(batch) is not None)
+
+
+def ready_rows(batch: Any) -> int:
+    """Return the number of samples of a batch that the data set made ready."""
+    return len(batch) if is_list_of_samples(batch) else count_rows(batch)
 
 
 def counted_ready(batch: Any) -> CountedBatch:
     """Return a batch that the data set made ready with its rows."""
-    return CountedBatch(batch, len(batch), can_be_cut=False) if is_list_of_samples(batch) else counted(batch)
+    if is_list_of_samples(batch):
+        return CountedBatch(batch, len(batch), can_be_cut=False)
+    rows = find_rows(batch)
+    return counted(batch) if rows is None else CountedBatch(batch, rows, True, find_row_lists(batch, rows).paths)
 
 
 class ReadyCount:
@@ -81,7 +98,6 @@ class CountingCollate:
 
     def __call__(self, samples: Sequence[Any]) -> CountedBatch:
         """Collate the samples."""
-        batch, number = self._collate_fn(samples), len(samples)
-        apart = set(map(id, find_tensors(samples)))
-        are_apart = any(id(tensor) in apart for tensor in find_tensors(batch))
-        return CountedBatch(batch, number, can_be_cut=not are_apart and fits_rows(batch, number))
+        batch = self._collate_fn(samples)
+        lists = find_row_lists(batch, len(samples), samples)
+        return CountedBatch(batch, len(samples), can_be_cut=lists.fits, lists=lists.paths)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.dispatching.counted import CountedBatch, counted
 from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.data.rows import find_rows, join_batches
+from notebook_launcher.training.data.rows import join_batches
 from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
@@ -89,10 +89,9 @@ class Portions:
 
     def _middle(self, group: list[CountedBatch]) -> tuple[list[Any], Round]:
         if self.slice_fn is not None and self._is_even(group):
-            joined = join_batches([batch.batch for batch in group])
-            total = sum(batch.rows for batch in group)
-            rows = (total // self.num_processes,) * self.num_processes
-            return self._slices(CountedBatch(joined, total, can_be_cut=True), rows), Round(rows, rows, rows)
+            joined = _joined(group)
+            rows = (joined.rows // self.num_processes,) * self.num_processes
+            return self._slices(joined, rows), Round(rows, rows, rows)
         return self._apart(group[0]) if self.split else _whole(group)
 
     def _last(self, group: list[CountedBatch], start: list[CountedBatch]) -> tuple[list[Any], Round] | None:
@@ -121,7 +120,7 @@ class Portions:
 
     def _evened_by_samples(self, group: list[CountedBatch], start: list[CountedBatch]) -> tuple[list[Any], Round]:
         for batch in group:
-            if not batch.can_be_cut or find_rows(batch.batch) is None:
+            if not batch.can_be_cut:
                 raise TypeError(
                     f"the last batch cannot be cut evenly for the ranks: {type_of(batch.batch)} has no rows to "
                     "count. Let collate_fn return tensors or lists with a row for each sample, or pass "
@@ -130,20 +129,17 @@ class Portions:
         total = sum(batch.rows for batch in group)
         size = -(-total // self.num_processes)
         filler = itertools.cycle(self._first_samples(start or group))
-        parts = [batch.batch for batch in group]
-        joined = join_batches([*parts, *itertools.islice(filler, size * self.num_processes - total)])
+        joined = _joined([*group, *itertools.islice(filler, size * self.num_processes - total)])
         rows = (size,) * self.num_processes
         real = tuple(min(size, max(0, total - rank * size)) for rank in range(self.num_processes))
-        return self._slices(CountedBatch(joined, size * self.num_processes, can_be_cut=True), rows), Round(
-            rows, real, rows
-        )
+        return self._slices(joined, rows), Round(rows, real, rows)
 
-    def _first_samples(self, group: list[CountedBatch]) -> list[Any]:
+    def _first_samples(self, group: list[CountedBatch]) -> list[CountedBatch]:
         """Return up to one sample for every rank, as batches of one."""
-        found: list[Any] = []
+        found: list[CountedBatch] = []
         for batch in group:
             wanted = min(batch.rows, self.num_processes - len(found))
-            found += [batch.take(row, row + 1) for row in range(wanted)]
+            found += [batch._replace(batch=batch.take(row, row + 1), rows=1) for row in range(wanted)]
         return found
 
     def _apart(self, batch: CountedBatch) -> tuple[list[Any], Round]:
@@ -161,6 +157,12 @@ class Portions:
             self.slice_fn(batch.batch, bound, process_index=rank, num_processes=self.num_processes)
             for rank, bound in enumerate(bounds)
         ]
+
+
+def _joined(batches: list[CountedBatch]) -> CountedBatch:
+    lists = frozenset[str]().union(*(batch.lists for batch in batches))
+    joined = join_batches([batch.batch for batch in batches], lists)
+    return CountedBatch(joined, sum(batch.rows for batch in batches), can_be_cut=True, lists=lists)
 
 
 def _whole(group: list[CountedBatch], missing: int = 0) -> tuple[list[Any], Round]:

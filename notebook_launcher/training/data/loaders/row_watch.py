@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
-from notebook_launcher.training.data.dispatching.counted import counted_ready
+from notebook_launcher.training.data.dispatching.counted import ready_rows
 from notebook_launcher.training.data.rows import find_rows
 from notebook_launcher.wording.counts import plural
 
@@ -35,7 +35,7 @@ class RowWatch:
         """Look at the next batch of this rank."""
         loader = self._loader
         if loader.batch_sampler is None:
-            loader.current_rows = counted_ready(batch).rows
+            loader.current_rows = ready_rows(batch)
         elif not loader.counts_otherwise and drawn is not None and self._place < len(drawn.rows):
             samples = drawn.rows[self._place]
             if not _lists_samples(batch, samples):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,7 +108,7 @@ def test_batches_of_any_form_weigh_their_samples(
         assert had == [[[0.0, 1.0], [4.0, 5.0]], [[2.0, 3.0], [6.0]]][rank]
 
 
-@pytest.mark.parametrize("collate", [detection, listed, arrays, packed])
+@pytest.mark.parametrize("collate", [arrays, packed])
 def test_short_round_of_batches_that_cannot_be_cut_repeats_a_whole_one(
     ranks: Sessions, collate: Callable[..., Any]
 ) -> None:
@@ -131,8 +133,76 @@ def test_collate_that_stacks_makes_batches_that_can_be_cut() -> None:
     samples = [(torch.ones(3), "a"), (torch.ones(3), "b")]
     stacked = CountingCollate(lambda given: (torch.stack([one for one, _ in given]), [name for _, name in given]))
     assert stacked(samples).can_be_cut
-    assert not CountingCollate(list)(samples).can_be_cut
     assert CountingCollate.around(torch.utils.data.default_collate, is_ready=False) is torch.utils.data.default_collate
+
+
+@dataclasses.dataclass
+class Named:
+    number: int
+
+
+MADE: dict[str, Callable[[list[int]], Any]] = {
+    "dictionaries": lambda ids: [{"id": number} for number in ids],
+    "dictionaries of columns": lambda ids: [{"boxes": torch.full((6, 4), number)} for number in ids],
+    "tuples": lambda ids: [(number, "n") for number in ids],
+    "lists": lambda ids: [[number] * number for number in ids],
+    "lists as long as the batch": lambda ids: [[number] * 6 for number in ids],
+    "numbers": lambda ids: tuple(torch.tensor(number) for number in ids),
+    "tensors of other lengths": lambda ids: [torch.arange(number) for number in ids],
+    "objects": lambda ids: [frozenset([number]) for number in ids],
+    "records": lambda ids: [Named(number) for number in ids],
+    "objects, and none": lambda ids: [None if number % 2 else {"id": number} for number in ids],
+    "nested": lambda ids: {"boxes": [torch.zeros(number, 4) for number in ids], "names": [[str(n)] for n in ids]},
+    "beside parts of the batch": lambda ids: (torch.tensor(ids), {"task": "sum"}, [{"id": number} for number in ids]),
+}
+
+
+def with_column(make: Callable[[list[int]], Any], ids: list[int]) -> Any:
+    return {"x": torch.tensor(ids), "rest": make(ids)}
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_lists_with_an_item_for_each_sample_are_shared_out_with_it(name: str, num_processes: int) -> None:
+    collate = CountingCollate(lambda ids: with_column(MADE[name], list(ids)))
+    for sizes, options in (([6, 6, 4], {"split": True}), ([6, 6, 4], {"split": True, "even": False}), ([3, 3, 2], {})):
+        ends = list(itertools.accumulate(sizes))
+        batches = [(collate(range(end - size, end)), end) for end, size in zip(ends, sizes, strict=True)]
+        for parts, drawn, _ in Portions(num_processes=num_processes, **options).deal(batches):  # type: ignore[arg-type]
+            assert tuple(len(part["x"]) for part in parts) == drawn.rows
+            for part in parts:
+                assert repr(part) == repr(with_column(MADE[name], part["x"].tolist()))
+
+
+APART: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "samples as they are": (list, [(torch.zeros(2), {"id": at}) for at in range(2)]),
+    "images beside boxes": (detection, [(torch.zeros(2, 2), {"boxes": torch.zeros(2, 4)}) for _ in range(2)]),
+    "images in a dictionary": (lambda given: {"images": list(given)}, [torch.full((2,), at) for at in range(2)]),
+    "three images of three channels": (lambda given: [image for image, _ in given], [(torch.zeros(3), 0)] * 3),
+}
+
+
+def test_a_list_of_what_samples_hold_has_an_item_for_each() -> None:
+    found = {name: CountingCollate(collate)(samples) for name, (collate, samples) in APART.items()}
+    assert {name: sorted(batch.lists) for name, batch in found.items()} == {
+        "samples as they are": ["batch"],
+        "images beside boxes": ["batch[0]", "batch[1]"],
+        "images in a dictionary": ["batch['images']"],
+        # One object three times: whose it is cannot be known, and so it is taken for three parts of the batch.
+        "three images of three channels": [],
+    }
+    assert [batch.can_be_cut for batch in found.values()] == [True, True, True, False]
+
+
+def test_two_tensors_in_a_batch_of_two_are_parts_of_it_or_may_be_either() -> None:
+    def views(samples: Sequence[Any]) -> Any:
+        return torch.stack(list(samples)), torch.zeros(len(samples))
+
+    outermost = CountingCollate(views)([torch.zeros(3)] * 2)
+    assert (outermost.lists, outermost.can_be_cut) == (frozenset(), True)
+    inner = CountingCollate(lambda samples: {"views": list(views(samples))})
+    assert inner([torch.zeros(3)] * 3).can_be_cut
+    assert not inner([torch.zeros(3)] * 2).can_be_cut
 
 
 def test_batch_that_must_be_cut_and_cannot_be_is_named() -> None:
