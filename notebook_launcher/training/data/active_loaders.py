@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import weakref
 from typing import TYPE_CHECKING, Protocol
@@ -109,6 +110,13 @@ class ActiveLoaders:
         self._draws: dict[object, tuple[int, int]] = {}
         """By the iterations of the loaders: the batches drawn up to the last micro-batch, and the number of
         micro-batches in a row that drew one batch each while several loaders were iterated."""
+        self.keeps_rounds = False
+        """True if micro-batches get the rounds of their batches in the order in which these were drawn, so that a
+        loop may read ahead."""
+        self.micro_batch_round: Round | None = None
+        """With `keeps_rounds`, the round of the present micro-batch; None if it is unknown."""
+        self._rounds: dict[object, collections.deque[Round | None]] = {}
+        """By the `id` of a loader: the rounds of its batches that were drawn and have had no micro-batch."""
         # Weakly: the owner holds these loaders, and only the garbage collector would free such a cycle.
         self._owner: weakref.ref[LoopOwner] | None = None if owner is None else weakref.ref(owner)
         self.requests = requests
@@ -124,6 +132,7 @@ class ActiveLoaders:
 
     def begin(self, loader: ActiveLoader) -> None:
         """Make `loader` the active one."""
+        self._rounds.pop(id(loader), None)
         self._loaders.append(loader)
         self.active, self.are_several = loader, len(self._loaders) > 1
         if (owner := self.owner) is not None:
@@ -149,9 +158,31 @@ class ActiveLoaders:
 
     def note_draw(self, loader: ActiveLoader) -> None:
         """Make a loader that has drawn a batch the active one."""
+        if self.keeps_rounds and not self.evaluates():
+            self._rounds.setdefault(id(loader), collections.deque()).append(loader.current_round)
         if self.active is not loader and self._follows_draws and loader in self._loaders:
             self._loaders.sort(key=lambda other: other is loader)
             self.active = loader
+
+    def take_round(self) -> None:
+        """With `keeps_rounds`, find the round of a new micro-batch.
+
+        It belongs to the first batch drawn that has had none, even when a loop that reads ahead has made its last draw;
+        or, in a loop that cuts a batch, to the same batch as the micro-batch before.
+        """
+        active = self.active
+        if active is not None:
+            waiting = self._rounds.get(id(active))
+        else:
+            waiting = next((rounds for rounds in self._rounds.values() if rounds), None)
+        if waiting:
+            self.micro_batch_round = waiting.popleft()
+        elif active is None:
+            self.micro_batch_round = None
+
+    def awaits_micro_batch(self, loader: ActiveLoader) -> bool:
+        """Return True if a batch of this loop is known to have had no micro-batch yet."""
+        return bool(self._rounds.get(id(loader)))
 
     def note_micro_batch(self, active: ActiveLoader) -> int:
         """Note what the loaders have drawn since the last micro-batch; return the number of the active's batches."""

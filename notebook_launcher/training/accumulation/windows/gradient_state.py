@@ -66,10 +66,10 @@ class GradientState(AccelerateNames):
     """
 
     def __init__(self, plugin: GradientAccumulationPlugin, rules: Rules, requests: Requests | None = None) -> None:
-        self.use_plugin(plugin)
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
         self.active_loaders = ActiveLoaders(self, requests=requests, follows_draws=rules.follows_draws)
+        self.use_plugin(plugin)
         self.block: OpenBlock | None = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
@@ -87,6 +87,7 @@ class GradientState(AccelerateNames):
     def use_plugin(self, plugin: GradientAccumulationPlugin) -> None:
         """Take over the settings of a plugin; a window that is open keeps its number of micro-batches."""
         self.plugin = plugin
+        self.active_loaders.keeps_rounds = not plugin.sync_with_dataloader
         # An Accelerator has resolved the number; a plugin that `compat`'s GradientState was given may have none.
         self._num_steps = plugin.num_steps or DEFAULT_STEPS
 
@@ -136,6 +137,8 @@ class GradientState(AccelerateNames):
             loops.is_out_of_step = may_differ and not window.take_batch(iteration, loader.num_drawn)
             if self.active_loaders.note_micro_batch(loader) > 1:
                 loops.left_out = LeftOutBatch(iteration, was_begun=False, was_last=False)
+        if not with_loader:
+            self.active_loaders.take_round()
         abandoned: Sequence[Abandoned] = ()
         # Calls that have nothing to do are left out here: a tenth of a microsecond each, in every micro-batch.
         is_continued = not window.num_batches or iteration is window.iteration

@@ -221,7 +221,7 @@ class Weighing:
 
     def _count(self, loader: ActiveLoader) -> CountedRound | None:
         """Return the present round of a loader; None if it is unknown, or of other ranks."""
-        current, weights = loader.current_round, self._weights_of_round(loader)
+        current, weights = loader.current_round, self._weights_of_round(loader, loader.current_round)
         if current is None or weights is None:
             return None
         full = float(full_rows_of(loader))
@@ -250,10 +250,12 @@ class Weighing:
 
     def _use_round_weights(self) -> tuple[int, ...] | None:
         """Return the weights of all ranks' present batches, for a backward that weighs by them; None: unknown."""
-        return self._weights_of_round(self._gradient_state.active_loaders.active)
+        loaders = self._gradient_state.active_loaders
+        if loaders.keeps_rounds and self._gradient_state.block is not None:
+            return self._weights_of_round(loaders.active, loaders.micro_batch_round)
+        return self._weights_of_round(loaders.active, None if loaders.active is None else loaders.active.current_round)
 
-    def _weights_of_round(self, loader: ActiveLoader | None) -> tuple[int, ...] | None:
-        current = None if loader is None else loader.current_round
+    def _weights_of_round(self, loader: ActiveLoader | None, current: Round | None) -> tuple[int, ...] | None:
         if current is None or len(current.weights) != self._num_data_ranks:
             return None
         weights: tuple[int, ...] = current.weights

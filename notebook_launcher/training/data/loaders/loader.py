@@ -288,6 +288,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         rank = self._place
         if drawn is None or self.repeat_is_known or rank >= len(drawn.weights):
             return  # A rank that reads shards of its own may know its own rounds alone.
+        if self.active_loaders.awaits_micro_batch(self):
+            return  # The loop has read ahead, and what it does with the batch is still to come.
         if drawn.weights[rank] or not drawn.rows[rank]:
             return
         warn_user(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from notebook_launcher import Accelerator, GradientAccumulationPlugin
+from notebook_launcher import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -106,3 +106,42 @@ def test_batch_that_is_tried_again_is_not_warned() -> None:
                     accelerator.backward(model(batch).mean())
                     if accelerator.sync_gradients:
                         model.zero_grad()
+
+
+def read_all(loader: Iterable[Any]) -> Iterator[Any]:
+    yield from list(loader)
+
+
+READINGS = {"in order": read_in_order, "one ahead": read_ahead, "two at a time": read_chunks, "all": read_all}
+
+
+def test_reading_ahead_is_exact_where_a_rank_has_no_last_batch() -> None:
+    """Rank 1 has a batch less than rank 0, and gets one again with weight 0: in whichever micro-batch that comes."""
+
+    def train_ahead(read: Callable[..., Iterator[Any]]) -> float:
+        plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False)
+        uneven = DataLoaderConfiguration(even_batches=False)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin, dataloader_config=uneven)
+        model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        torch.nn.init.zeros_(model.weight)
+        data: Any = torch.arange(13.0, dtype=torch.float64)[:, None]
+        loader, other = DataLoader(data, batch_size=2), DataLoader(data, batch_size=2)
+        model, loader, other = accelerator.prepare(model, loader, other)
+        optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=1.0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for number, batch in enumerate(read(loader)):
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch).mean(), weight=len(batch))
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if number == 1:
+                    with torch.no_grad():
+                        seen = [accelerator.gather_for_metrics(rows) for rows in other]
+        assert torch.cat(seen).flatten().tolist() == list(range(13))
+        return float(accelerator.unwrap_model(model).weight.item())
+
+    with Session(2, output="none", devices="cpu") as session:
+        found = session.run(lambda: {name: train_ahead(read) for name, read in READINGS.items()})
+    # Two windows, of 8 and of 5 rows.
+    assert list(found) == [dict.fromkeys(READINGS, pytest.approx(-13.5))] * 2
