@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
 from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
-from notebook_launcher.training.data.iterables.own_shards import OwnShards, is_split_by_node, shards_of_rank
+from notebook_launcher.training.data.iterables.own_shards import OwnShards, is_share, shards_of_rank
 from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
 from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
 from notebook_launcher.training.data.loaders.shard import DataLoaderShard
@@ -96,7 +96,7 @@ def prepare_data_loader(
 
     Raises:
         ValueError: `uneven` is unknown, `split_batches` with a batch size that the ranks do not divide, or a data set
-            that was split for other ranks.
+            that was split for other ranks, or is split and would be shared out again.
     """
     num_processes, process_index = _place_among_ranks(num_processes, process_index)
     return make_prepared_loader(
@@ -169,10 +169,28 @@ def _place_among_ranks(num_processes: int | None, process_index: int | None) -> 
 
 def _dispatches(dataloader: DataLoader[Any], settings: SharingSettings) -> bool:
     """Return True if rank 0 reads for all; by default it does for a stream that every rank would read as a whole."""
+    dataset = dataloader.dataset
+    is_stream = isinstance(dataset, IterableDataset)
+    if settings.num_processes > 1 and is_stream and is_share(dataset):
+        _check_share(settings)
     if settings.dispatch_batches is not None:
         return settings.dispatch_batches
-    dataset = dataloader.dataset
-    return settings.put_on_device and isinstance(dataset, IterableDataset) and not is_split_by_node(dataset)
+    return settings.put_on_device and is_stream and not is_share(dataset)
+
+
+def _check_share(settings: SharingSettings) -> None:
+    """Refuse, or as Accelerate does only warn of, ways of sharing that lose what the other ranks' shares hold."""
+    option = "dispatch_batches=True" if settings.dispatch_batches else "split_batches=True"
+    if not (settings.dispatch_batches or settings.split_batches):
+        return
+    text = (
+        f"prepare() got a data set that was made for one rank, and with {option} that rank's share is shared out "
+        "again: the samples of other shares are never read. Leave the option out, so that every rank reads its own "
+        "share; or make the data set without a rank."
+    )
+    if not settings.keeps_shares:
+        raise ValueError(text)
+    warn_user(text)
 
 
 def _shard(

@@ -22,8 +22,8 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.bulletin import Bulletin
-from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe_divergence, named
-from notebook_launcher.training.rank_check.evidence import Comparand, Evidence, digest, order_of
+from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe_divergence
+from notebook_launcher.training.rank_check.evidence import Comparand, Evidence, digest
 from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
 from notebook_launcher.training.rank_check.gradient_comparison import GradientComparison
 from notebook_launcher.training.rank_check.left_out import LeftOut
@@ -141,7 +141,6 @@ class RankCheck:
             _compare_steps(evidence, f"update {update}")
             self._compare_inputs(evidence)
             self._compare_outside(evidence)
-            self._compare_orders(evidence)
 
             def gather(
                 mine: Any, ranks: Iterable[int], comparand: Comparand = comparand, update: int = update
@@ -185,7 +184,6 @@ class RankCheck:
             inputs=comparand.notes.inputs if gradient_state.active_loaders.active is None else None,
             outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
             num_steps=(gradient_state.current or gradient_state).num_steps,
-            order=order_of(gradient_state.active_loaders.active),
         )
 
     def _judge(
@@ -244,18 +242,6 @@ class RankCheck:
                 "prepared, so each rank trains a model of its own. Write `model, optimizer = "
                 "accelerator.prepare(model, optimizer)`; if this is intended, `Accelerator(check_ranks=False)` "
                 "compares nothing.",
-            )
-
-    def _compare_orders(self, evidence: dict[int, Evidence]) -> None:
-        orders = {rank: theirs.order for rank, theirs in evidence.items() if theirs.order is not None}
-        others = [rank for rank, order in orders.items() if order != orders.get(0, order)]
-        if others:
-            self._notify(
-                "orders",
-                f"the sampler draws another order on rank{'s' * (len(others) > 1)} {named(others)} than on rank 0. "
-                "Each rank walks through the whole order and takes its share, so some samples are read by several "
-                "ranks and others by none. Draw the order from a generator that has the same seed on every rank, such "
-                "as numpy.random.default_rng(epoch).",
             )
 
     def _notify(self, key: str, text: str) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.members.ddp import Notes, SyncedModel
     from notebook_launcher.training.accumulation.members.members import Members
 
-__all__ = ["Comparand", "Evidence", "digest", "order_of"]
+__all__ = ["Comparand", "Evidence", "digest"]
 
 
 class Evidence(NamedTuple):
@@ -36,8 +36,6 @@ class Evidence(NamedTuple):
     """Fingerprint of the parameters that unprepared optimizers update beside the prepared models; None without any."""
     num_steps: int
     """Micro-batches of a full window."""
-    order: int | None
-    """Digest of the indices with which the loop began; None for orders that all ranks share, and outside a loop."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,12 +72,6 @@ class Comparand:
         """Return the comparand of the leaf tensors."""
         tensors = [(f"leaf tensor {at}", leaf.tensor) for at, leaf in enumerate(members.leaves)]
         return cls(members, "the leaf tensors", members.leaf_notes, tensors)
-
-
-def order_of(loader: Any) -> int | None:
-    """Return the digest of the indices with which a loader's loop began; None for an order that all ranks share."""
-    first = getattr(getattr(loader, "shard", None), "first_round", None)
-    return None if first is None else digest(repr(first))
 
 
 def digest(value: Any) -> int:

@@ -7,12 +7,13 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.dispatching import wire
 from notebook_launcher.training.data.dispatching.counted import CountedBatch, CountingCollate, counted
 from notebook_launcher.training.data.dispatching.portions import Portions
+from notebook_launcher.training.data.iterables.own_shards import OnlyRankInWorker, open_as_only_rank
 from notebook_launcher.training.data.loaders.loader import PreparedLoader
 from notebook_launcher.training.data.loaders.loader_arguments import data_arguments
 from notebook_launcher.training.data.loaders.loader_settings import LoaderSettings
@@ -116,7 +117,14 @@ class DataLoaderDispatcher(PreparedLoader):
         arguments = super()._fetching()
         is_ready = self.batch_sampler is None and self.batch_size is None
         arguments["collate_fn"] = CountingCollate.around(self.collate_fn, is_ready=is_ready)
+        if self._reads_for_all and self.num_workers:
+            arguments["worker_init_fn"] = OnlyRankInWorker(self.worker_init_fn)
         return arguments
+
+    @property
+    def _reads_for_all(self) -> bool:
+        """True if rank 0 reads a stream for other ranks, too."""
+        return self.num_processes > 1 and isinstance(self.dataset, IterableDataset)
 
     def _portions(self) -> Portions:
         return Portions(
@@ -240,7 +248,8 @@ class DataLoaderDispatcher(PreparedLoader):
         owners = self._owners()
         self._progress.order = order or Order.capture(owners)
         with contextlib.nullcontext() if order is None else order.replayed(owners):
-            fetched = map(counted, self._open_base())
+            poses = self._reads_for_all and not self.num_workers
+            fetched = map(counted, open_as_only_rank(self._open_base) if poses else self._open_base())
             first = list(itertools.islice(fetched, self._fetched_per_round)) if start and keeps_first else []
             batches = itertools.chain(first, fetched)
             rest = _read_past(batches, start.samples)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
+from notebook_launcher.context import current, notify
 from notebook_launcher.training.data.iterables.in_step import OWN_SHARDS, InStep, Readings, wrong_readers
 from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
-from notebook_launcher.training.data.iterables.own_shards import OwnShards
+from notebook_launcher.training.data.iterables.own_shards import OnlyRankInWorker, OwnShards, open_as_only_rank
 from notebook_launcher.training.data.iterables.streams import CollateWithReceipt, StartWorker, StreamWithReceipts
 from notebook_launcher.training.data.loaders.epoch_plan import EpochPlan, agree_on_plan, rows_of
 from notebook_launcher.training.data.loaders.loader import PreparedLoader
@@ -22,8 +24,11 @@ from notebook_launcher.training.data.position import LoaderProgress, Order, Posi
 from notebook_launcher.training.data.rounds import Round
 from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, length_of, sampler_chain
 from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
+from notebook_launcher.training.operations.checking import gather_numbers
 from notebook_launcher.training.operations.collectives import world_size
 from notebook_launcher.training.random import synchronize_rng_states
+from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,6 +83,8 @@ class DataLoaderShard(PreparedLoader):
         self.synchronized_generator = synchronized_generator
         self.check_ranks = check_ranks
         self.use_stateful_dataloader = use_stateful_dataloader
+        self._has_told_of_orders = False
+        """True once the user was told that ranks draw different orders."""
         self._stream: StreamWithReceipts | None = None
         """The iterable data set as `base_dataloader` reads it; None for a map-style data set."""
         super().__init__(
@@ -153,6 +160,11 @@ class DataLoaderShard(PreparedLoader):
             *lengths, start.epoch, start.samples, self.skip_batches, rows_of(self.dataset, self.get_sampler()), seed
         )
 
+    @property
+    def _reads_for_all(self) -> bool:
+        """True if this rank reads a stream of which other ranks take parts."""
+        return isinstance(self.shard, IterableDatasetShard) and not isinstance(self.shard, OwnShards)
+
     def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
         shard = self.shard
         if not isinstance(shard, IterableDatasetShard):
@@ -163,13 +175,37 @@ class DataLoaderShard(PreparedLoader):
         arguments["collate_fn"] = CollateWithReceipt(self.collate_fn, batched=self.batch_size is not None)
         if self.worker_init_fn is not None:
             arguments["worker_init_fn"] = StartWorker(self.worker_init_fn)
+        if self._reads_for_all:
+            arguments["worker_init_fn"] = OnlyRankInWorker(arguments.get("worker_init_fn"))
         return DataLoader(self._stream, **data_arguments(self, None), **arguments)
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         if self._stream is None:
-            return self._walk(start, order)
+            walked = self._walk(start, order)
+            return self._compare_orders(walked) if self._may_differ() else walked
         read = self._read_in_step if isinstance(self._stream.shard, OwnShards) else self._read
         return read(self._stream, start, order)
+
+    def _may_differ(self) -> bool:
+        """Return True if each rank draws its own indices from a sampler that is not one of torch's."""
+        shard = self.shard
+        return self.check_ranks and isinstance(shard, BatchSamplerShard) and 1 < shard.num_processes == world_size()
+
+    def _compare_orders(self, deliveries: Iterator[Delivery]) -> Iterator[Delivery]:
+        """Yield what the loop draws, after a comparison of the indices with which it begins on each rank."""
+        first = next(deliveries, None)
+        assert isinstance(self.shard, BatchSamplerShard)
+        drawn = self.shard.first_round
+        if drawn is not None:
+            mine = hashlib.blake2b(repr(drawn).encode(), digest_size=7).digest()
+            by_rank = [number for (number,) in gather_numbers([int.from_bytes(mine, "little")])]
+            others = [rank for rank, number in enumerate(by_rank) if number != by_rank[0]]
+            if others and not self._has_told_of_orders:
+                self._has_told_of_orders = True
+                tell_of_orders(others)
+        if first is not None:
+            yield first
+            yield from deliveries
 
     def _read(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield the batches of an iterable data set that every rank reads as a whole."""
@@ -213,7 +249,8 @@ class DataLoaderShard(PreparedLoader):
         owners = self._owners()
         self._progress.order = order or Order.capture(owners)
         with contextlib.nullcontext() if order is None else order.replayed(owners):
-            fetched = self._open_base()
+            poses = self._reads_for_all and not self.num_workers
+            fetched = open_as_only_rank(self._open_base) if poses else self._open_base()
             if any(consumed) and not self.num_workers:
                 # Dropped: asking for this batch makes the data set read the consumed samples.
                 next(fetched, None)
@@ -251,3 +288,17 @@ class DataLoaderShard(PreparedLoader):
             progress=self._progress,
             **self._arguments(),
         )
+
+
+def tell_of_orders(ranks: Sequence[int]) -> None:
+    """Show a line: these ranks draw another order than rank 0. Without a launcher, warn."""
+    text = (
+        f"the sampler draws another order on {rank_list(ranks)} than on rank 0. Each rank walks through the whole "
+        "order and takes its share, so some samples are read by several ranks and others by none, in training as in "
+        "evaluation. Draw the order from a generator that has the same seed on every rank, such as "
+        "numpy.random.default_rng(epoch)."
+    )
+    if current() is None:
+        warn_user(text)
+    else:
+        notify(text)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
 from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture
@@ -216,3 +217,60 @@ def test_compat_reads_the_shards_that_accelerate_reads(ranks, library):
         return seen
 
     assert ranks.run(2, read) == [numbers_in((4, 4)), [20, 21, 22, 23, 30, 31, 32, 33]]
+
+
+class SplitWhenRead(IterableDataset[Any]):
+    """Takes every second of 11 numbers, if whatever it asks says that there are two ranks."""
+
+    def __init__(self, asks: str) -> None:
+        self.asks = asks
+
+    def __iter__(self) -> Iterator[int]:
+        if self.asks == "environment":
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        else:
+            rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        return iter(range(rank, 11, size))
+
+
+class SplitWhenMade(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 11, self.world_size))
+
+
+def seen_of(data: Any, **options: Any) -> list[int]:
+    loading = {"batch_size": 2, "num_workers": options.pop("num_workers", 0)}
+    loader = prepare_data_loader(DataLoader(data, **loading), even_batches=False, put_on_device=True, **options)
+    return sorted(int(number) for batch in loader for number in gather_for_metrics(batch, loader))
+
+
+@pytest.mark.parametrize("dispatch_batches", [None, False])
+def test_data_set_that_splits_itself_is_read_as_a_whole(ranks, dispatch_batches):
+    def read() -> Any:
+        seen = [
+            seen_of(SplitWhenRead(asks), dispatch_batches=dispatch_batches, num_workers=num_workers)
+            for asks in ("environment", "group")
+            for num_workers in (0, 1)
+        ]
+        return [*seen, seen_of(SplitWhenMade(), dispatch_batches=dispatch_batches)], os.environ["RANK"], dist.get_rank()
+
+    assert ranks.run(2, read) == [([list(range(11))] * 5, str(rank), rank) for rank in range(2)]
+
+
+@pytest.mark.parametrize("option", ["dispatch_batches", "split_batches"])
+def test_share_of_one_rank_is_not_shared_out_again(ranks, option):
+    def refuse() -> None:
+        from datasets.distributed import split_dataset_by_node
+
+        split = split_dataset_by_node(streamed(EQUAL), rank=dist.get_rank(), world_size=2)
+        for data in (split, SplitWhenMade()):
+            options: Any = {option: True, "put_on_device": True}
+            with pytest.raises(ValueError, match=f"made for one rank, and with {option}=True that rank's share"):
+                prepare_data_loader(DataLoader(data, batch_size=2), **options)
+            with pytest.warns(UserWarning, match="samples of other shares are never read"):
+                prepare_data_loader(DataLoader(data, batch_size=2), keeps_shares=True, **options)
+
+    ranks.run(2, refuse)
