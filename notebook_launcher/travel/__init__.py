@@ -147,7 +147,7 @@ def _pickle_call(
         pickler.dump([tuple(replacement.place) for replacement in replacements])
         pickler.dump([tuple(replacement)[1:] for replacement in replacements])
         dump_with_definitions(call[:3])
-        new = replaced.untold(replacement.place for replacement in replacements)
+        new = replaced.untold(each.place for each in replacements if not replaced.is_registered(each.place))
         return Notes(tuple(sorted(pickler.modules)), tuple(map(str, new)), left)
     except ResourceError:
         raise
@@ -169,11 +169,15 @@ def _able_to_travel(
     """
     able, left = [], []
     for replacement in replaced.look():
-        if replacement.is_deleted or pickling_error(replacement.value, make_pickler) is None:
+        if replacement.is_deleted or pickling_error(tuple(replacement), make_pickler) is None:
             able.append(replacement)
         elif replaced.untold([replacement.place]):
             found = find_unpicklable([Part(replacement.value, root=str(replacement.place))], make_pickler)
-            left.append(found.in_call() if found else str(replacement.place))
+            reason = found.in_call() if found else str(replacement.place)
+            way_out = " Or run the cell that registers it by `%%everywhere`." * replaced.is_registered(
+                replacement.place
+            )
+            left.append(reason + way_out)
     return able, tuple(left)
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from notebook_launcher.travel.registrations import Member, Overload
+
 __all__ = ["ANYTHING", "Code", "Store", "read_code"]
 
-Step: TypeAlias = "str | tuple[object]"
+Step: TypeAlias = "str | tuple[Any] | Member | Overload"
 """An attribute, or the key of an entry in a tuple of its own."""
 
 ANYTHING = ""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.travel import namespace
 from notebook_launcher.travel.cell_code import ANYTHING, Code, Step, Store, read_code
+from notebook_launcher.travel.registrations import Member, Overload, find_registrations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,6 +86,8 @@ class ReplacedAttributes:
         """Places that cells have assigned; True if the code that did so was a deletion."""
         self._scanned: dict[Place, None] = {}
         """Places where a scan has found something of the notebook."""
+        self._registered: dict[Place, None] = {}
+        """Places in registries, where cells have put something of the notebook by calls."""
         self._functions: dict[str, Code] = {}
         self._imports: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._num_read = 0
@@ -99,6 +102,8 @@ class ReplacedAttributes:
         new = [read_code(source) for source in (sources or [])[self._num_read :]]
         is_first = not self._num_read
         may_have_replaced = [self._note(code) for code in new]
+        if given := [value for code in new for value in self._registered_by(code)]:
+            self._registered.update(dict.fromkeys(Place(*found) for found in find_registrations(given)))
         if any(may_have_replaced) or (is_first and _has_definitions()):
             self._scanned.update(dict.fromkeys(_scan()))
         self._num_read += len(new)
@@ -110,7 +115,17 @@ class ReplacedAttributes:
                 continue
             if (value is not MISSING or is_deleted) if place in self._assigned else _is_notebooks(value):
                 found.setdefault((id(owner), place.steps[-1]), Replacement(place, value, value is MISSING))
+        for place in list(self._registered):
+            owner = _owner(place)
+            if (value := _value(owner, place.steps[-1])) is MISSING:
+                del self._registered[place]
+            else:
+                found.setdefault((id(owner), place.steps[-1]), Replacement(place, value))
         return list(found.values())
+
+    def is_registered(self, place: Place) -> bool:
+        """Return True for the place of a registration."""
+        return place in self._registered
 
     def untold(self, places: Iterable[Place]) -> list[Place]:
         """Return those places that were not asked about before."""
@@ -134,6 +149,15 @@ class ReplacedAttributes:
                     may_replace = True  # A loop may have assigned others by the same text.
             may_replace |= any(_may_keep(root, given) for root, given in part.handed)
         return may_replace
+
+    def _registered_by(self, code: Code) -> list[Any]:
+        """Return the notebook's definitions that code gives to what may register them."""
+        given: dict[str, None] = {}
+        for part in code.executed(self._functions):
+            registers = any("register" in name for name in part.calls)
+            given.update((name, None) for root, name in part.handed if registers or _may_keep(root, name))
+        main = namespace.main_globals()
+        return [main[name] for name in given if isinstance(main.get(name), type | types.FunctionType)]
 
     def _place_of(self, store: Store, imports: dict[str, tuple[str, tuple[str, ...]]]) -> Place | None:
         module, steps = _path_of(
@@ -210,6 +234,10 @@ def _value(owner: Any, step: Step) -> Any:  # noqa: PLR0911
     """Return an attribute or entry as its owner holds it, and MISSING if it has none. Imports nothing."""
     if owner is MISSING:
         return MISSING
+    if isinstance(step, Member):
+        return step.value if any(each is step.value for each in owner) else MISSING
+    if isinstance(step, Overload):
+        return owner.registry.get(step.cls, MISSING)
     if isinstance(step, tuple):
         try:
             return owner[step[0]]
@@ -355,12 +383,23 @@ class Replacer:
         for place, value, is_deleted in self._wanted.get(module, ()):
             owner = _owner(place)
             if owner is MISSING:
+                owner = _new_group(place)
+            if owner is MISSING:
                 continue
             if place not in self._before or self._before[place][0] is not owner:
                 before = _value(owner, place.steps[-1])
                 self._before[place] = owner, before
                 namespace.note_original(before)
             _set(owner, place.steps[-1], MISSING if is_deleted else value)
+
+
+def _new_group(place: Place) -> Any:
+    """Make the dictionary that a place needs inside a registry of groups; MISSING if it is something else."""
+    if len(place.steps) > 1 and isinstance(key := place.steps[-2], tuple):
+        outer = _owner(Place(place.module, place.steps[:-1]))
+        if isinstance(outer, dict):
+            return outer.setdefault(key[0], {})
+    return MISSING
 
 
 def _set(owner: Any, step: Step, value: Any) -> None:
@@ -375,3 +414,9 @@ def _set(owner: Any, step: Step, value: Any) -> None:
                 del owner[key]
             case (key,):
                 owner[key] = value
+            case Member(item) if value is MISSING:
+                owner.remove(item)
+            case Member(item) if all(each is not item for each in owner):
+                owner.append(item) if isinstance(owner, list) else owner.add(item)
+            case Overload(cls) if value is not MISSING:
+                owner.register(cls, value)

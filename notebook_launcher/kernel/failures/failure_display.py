@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeoutError
 from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.failures.culprit import STOPPED
+from notebook_launcher.kernel.failures.missing_registrations import describe_missing
 from notebook_launcher.kernel.failures.torch_errors import advice_on
 from notebook_launcher.kernel.inspection.mismatches import describe_mismatch
 from notebook_launcher.tracebacks import end_at_caller
@@ -167,7 +168,7 @@ def _story(failures: tuple[Failure, ...], results: Results) -> str:
         lines.append(early)
     lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _of_their_own(first, others).items()]
     lines += describe_mismatch(failures)
-    lines += advice_on(first.summary)
+    lines += advice_on(first.summary) or describe_missing(first.summary, first.traceback)
     if first.kept is not None:
         lines.append(_describe_kept(first.rank, first.kept))
     return "\n".join(lines) + (f"\n\n{first.traceback.rstrip()}" if first.traceback else "")

@@ -1,0 +1,154 @@
+"""What cells have put into registries of libraries, in ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.kernels import Kernel
+
+KERNEL_FILES = {
+    "library.py": """
+import functools
+TABLE, LIST, SET, GROUPS = {}, [], set(), {"base": {}}
+def register(name, value): TABLE[name] = value
+def add(value): LIST.append(value); SET.add(value)
+def group(group, name, value): GROUPS.setdefault(group, {})[name] = value
+def build(name): return TABLE[name]()
+class Box:
+    def __init__(self, value): self.value = value
+class Store:
+    def __init__(self): self._extra = {}
+    def register(self, key, value): self._extra[key] = Box(value)
+STORE = Store()
+@functools.singledispatch
+def encode(value): return "plain"
+class Target: pass
+def accessor(name):
+    def put(cls): setattr(Target, name, Box(cls)); return cls
+    return put
+"""
+}
+KERNEL_CODE = """
+import codecs, copyreg, os, torch, library
+from notebook_launcher import Commands, Session, notebook_launch
+
+class A: pass
+class B: pass
+class C: pass
+class Money: pass
+class Dist(torch.distributions.Normal): pass
+def f(): return "f"
+def g(): return "g"
+def money(value): return "money"
+
+library.register("a", A)
+library.add(B)
+library.group("new", "g", g)
+library.STORE.register(C, f)
+library.encode.register(Money, money)
+copyreg.pickle(Money, lambda value: (Money, ()))
+
+@library.accessor("geo")
+class Geo: pass
+
+@torch.distributions.kl.register_kl(Dist, Dist)
+def divergence(p, q): return 7
+
+def look():
+    return {
+        "dict": library.TABLE.get("a") is A,
+        "list": library.LIST == [B],
+        "set": library.SET == {B},
+        "group": library.GROUPS.get("new", {}).get("g", int)() == "g",
+        "object": C in library.STORE._extra and library.STORE._extra[C].value() == "f",
+        "singledispatch": library.encode(Money()) == "money",
+        "copyreg": Money in copyreg.dispatch_table,
+        "accessor": hasattr(library.Target, "geo") and library.Target.geo.value is Geo,
+        "torch": (Dist, Dist) in torch.distributions.kl._KL_REGISTRY,
+    }
+
+def missing(results):
+    return sorted({name for found in results for name, is_there in found.items() if not is_there})
+"""
+
+
+def _missing(kernel: Kernel, call: str) -> str | None:
+    outcome = kernel.execute(f"missing({call})")
+    assert outcome.error is None, outcome.traceback
+    return outcome.result
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
+def test_registrations_by_cells_hold_in_ranks(start_method: str, module_kernel: Kernel) -> None:
+    call = f"notebook_launch(look, 2, start_method={start_method!r}, output='none')"
+    assert _missing(module_kernel, call) == "[]"
+
+
+@pytest.mark.slow
+def test_registrations_hold_in_detached_runs_and_on_other_machines(module_kernel: Kernel) -> None:
+    assert _missing(module_kernel, "notebook_launch(look, 2, detached=True, output='none')") == "[]"
+    module_kernel.execute("engine = Commands([[], ['env']])")
+    assert _missing(module_kernel, "notebook_launch(look, 2, engine=engine, output='none')") == "[]"
+    module_kernel.execute("engine.close()")
+
+
+def test_session_follows_what_cells_register_and_remove(module_kernel: Kernel) -> None:
+    module_kernel.execute("session = Session(2, output='none').__enter__()")
+    assert [_missing(module_kernel, "session.run(look)") for _ in range(2)] == ["[]", "[]"]
+    module_kernel.execute("kept = library.TABLE.pop('a'); library.LIST.clear(); library.SET.clear()")
+    assert _missing(module_kernel, "session.run(look)") == "['dict', 'list', 'set']"
+    module_kernel.execute("library.register('a', A); library.add(B)")
+    assert _missing(module_kernel, "session.run(look)") == "[]"
+    module_kernel.execute("session.close()")
+
+
+def test_work_without_a_registration_carries_nothing(module_kernel: Kernel) -> None:
+    outcome = module_kernel.execute(
+        "from notebook_launcher.travel.registrations import find_registrations\n"
+        "class Net(torch.nn.Module):\n    def forward(self, x): return x\n"
+        "def collate(rows): return torch.stack(rows)\n"
+        "def hook(*_): pass\n"
+        "net = torch.nn.Sequential(Net()); net.register_forward_hook(hook)\n"
+        "loader = torch.utils.data.DataLoader(torch.zeros(4, 1), collate_fn=collate); next(iter(loader))\n"
+        "own = {'net': Net}\n"
+        "find_registrations([Net, collate, hook, look])"
+    )
+    assert outcome.result == "[]", outcome.traceback
+
+
+@pytest.mark.parametrize(
+    ("put", "use", "words"),
+    [
+        ("vars(library)['TABLE']['x'] = dict", "library.build('x')", "library.TABLE['x']"),
+        ("library.LATE = 1", "__import__('library').LATE", "library.LATE"),
+        ("library.Target.late = 1", "library.Target().late", "Target.late"),
+        (
+            "codecs.register(lambda name: codecs.lookup('rot13') if name == 'secret' else None)",
+            "codecs.decode('a', 'secret')",
+            "the codec 'rot13'",
+        ),
+    ],
+)
+def test_error_for_want_of_a_registration_says_so(put: str, use: str, words: str, module_kernel: Kernel) -> None:
+    # By a string, of which nobody knows what it does.
+    module_kernel.execute(f"run = __import__('builtins').exec; run({put!r})")
+    outcome = module_kernel.execute(f"notebook_launch(lambda: {use}, 2, output='none')")
+    assert f"The notebook has {words}, and this rank has not" in outcome.traceback
+
+
+@pytest.mark.slow
+def test_classes_registered_with_transformers_are_known_in_ranks(module_kernel: Kernel) -> None:
+    pytest.importorskip("transformers")
+    outcome = module_kernel.execute(
+        "from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel\n"
+        "class MyConfig(PretrainedConfig):\n    model_type = 'mine'\n"
+        "class MyModel(PreTrainedModel):\n    config_class = MyConfig\n"
+        "    def __init__(self, config):\n        super().__init__(config); self.layer = torch.nn.Linear(1, 1)\n"
+        "AutoConfig.register('mine', MyConfig); AutoModel.register(MyConfig, MyModel)\n"
+        "def build():\n    return type(AutoModel.from_config(AutoConfig.for_model('mine'))).__name__\n"
+        "list(notebook_launch(build, 2, output='none'))"
+    )
+    assert outcome.result == "['MyModel', 'MyModel']", outcome.traceback
