@@ -11,6 +11,7 @@ only after a cell has given it to a library, and a walk ends where the notebook'
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import sys
@@ -78,17 +79,17 @@ Path: TypeAlias = "tuple[str, tuple[Step, ...]]"
 def find_registrations(definitions: Iterable[Any]) -> list[Path]:
     """Return the places in libraries that hold these classes and functions, or objects that hold them."""
     search = _Search(definitions)
-    try:
+    found: dict[tuple[int, str], Path] = {}
+    # Objects of libraries may do anything when they are looked at. What is missed, a rank's error names.
+    with contextlib.suppress(Exception):
         for _ in range(MAX_LEVELS):
             if not search.widen():
                 break
-        found: dict[tuple[int, str], Path] = {}
         for container, module, steps in search.places():
             # One dictionary may be known in several modules: the first in the order of imports is its home.
             found.setdefault((id(container), repr(steps[-1])), (module, steps))
-        return list(found.values())
-    finally:
-        search.close()
+    search.close()
+    return list(found.values())
 
 
 class _Search:
