@@ -92,8 +92,7 @@ __all__ = [
     "unpack_value",
 ]
 
-USED_BY_STEP = re.compile(r"`(the %%everywhere cell [^`]*?|setup=)\.args\[0\](?:\[\d+\])?\['(\w+)'\]([^`]*)`")
-"""Path of a variable of the notebook that the code of a step uses."""
+CAPTURED_BY_STEP = re.compile(r"\bthe function (the %%everywhere cell \S+|setup=) captures\b")
 
 
 def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None) -> AnonymousFile:
@@ -111,6 +110,11 @@ def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None)
         *(Part(arg, root=f"args[{i}]") for i, arg in enumerate(call.args)),
         *(Part(arg, root=f"kwargs[{name!r}]") for name, arg in call.kwargs.items()),
         *(Part(step.run, root=step.what) for step in call.steps),
+        *(
+            Part(v, root=f"{name}, which {step.what} uses,")
+            for step in call.steps
+            for name, v in step.variables.items()
+        ),
     ]
     make_pickler: Callable[..., CallPickler] = CallPickler
     if any(step.shared for step in call.steps):
@@ -156,7 +160,7 @@ def _pickle_call(
         name = getattr(call.fn, "__qualname__", repr(call.fn))
         message = f"the function {name} or its arguments cannot travel to another process: {error}"
         if unpicklable is not None:
-            message = USED_BY_STEP.sub(r"`\2\3`, which \1 uses,", unpicklable.in_call())
+            message = CAPTURED_BY_STEP.sub(r"\1 uses", unpicklable.in_call())
         raise CaptureError(message) from error
 
 

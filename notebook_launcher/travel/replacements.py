@@ -61,7 +61,8 @@ class Place(NamedTuple):
     steps: tuple[Step, ...]
 
     def __str__(self) -> str:
-        return self.module + "".join(f".{s}" if isinstance(s, str) else f"[{s[0]!r}]" for s in self.steps)
+        keys = [f".{s}" if isinstance(s, str) else f"[{s[0]!r}]" if isinstance(s, tuple) else "" for s in self.steps]
+        return self.module + "".join(keys)
 
 
 class Replacement(NamedTuple):

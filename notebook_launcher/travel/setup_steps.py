@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,17 +21,21 @@ class SetupStep:
     what: str
     """The code in words, for an error that it raises."""
     run: Callable[[], object]
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The notebook's variables that the code uses, which each call brings with their present values."""
     shared: Mapping[str, Any] | None = None
     """By name: what the same code has made in the kernel, where it has run, and each rank has of its own. In a rank the
     names alone. None: the code has not run in the kernel."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _step, (self.key, self.what, self.run, None if self.shared is None else list(self.shared))
+        shared = None if self.shared is None else dict.fromkeys(self.shared)
+        return _step, (self.key, self.what, self.run, dict(self.variables), shared)
 
 
-def _step(key: str, what: str, run: Callable[[], object], shared: list[str] | None) -> SetupStep:
-    names = None if shared is None else dict.fromkeys(shared)
-    return SetupStep(key=key, what=what, run=run, shared=names)
+def _step(
+    key: str, what: str, run: Callable[[], object], variables: dict[str, Any], shared: dict[str, None] | None
+) -> SetupStep:
+    return SetupStep(key=key, what=what, run=run, variables=variables, shared=shared)
 
 
 class SetupSteps:
@@ -45,6 +50,7 @@ class SetupSteps:
 
     def run(self, step: SetupStep) -> None:
         """Run a step, unless this rank has run it; raise what it raises, with a note that names the step."""
+        vars(sys.modules["__main__"]).update(step.variables)
         if step.key in self._done:
             return
         try:

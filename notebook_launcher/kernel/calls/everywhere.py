@@ -40,12 +40,19 @@ def setup_steps(config: LaunchConfig) -> tuple[SetupStep, ...]:
     kept = [] if magic is None else magic.kept
     made = {name for cell in kept for name in cell.made}
     steps = [
-        SetupStep(key=cell.key, what=cell.what, run=_runner(cell.request, cell.used - made), shared=cell.shared)
+        SetupStep(
+            key=cell.key,
+            what=cell.what,
+            run=_runner(cell.request),
+            variables=_present(cell.used - made),
+            shared=cell.shared,
+        )
         for cell in kept
     ]
     if isinstance(config.setup, str):
         request = CellRequest(code=config.setup, filename="<setup>", place="<setup>", pulls=True, is_python=True)
-        steps.append(SetupStep(key="setup", what="setup=", run=_runner(request, names_in(config.setup) - made)))
+        used = _present(names_in(config.setup) - made)
+        steps.append(SetupStep(key="setup", what="setup=", run=_runner(request), variables=used))
     elif config.setup is not None:
         steps.append(SetupStep(key="setup", what="setup=", run=config.setup))
     return tuple(steps)
@@ -57,11 +64,14 @@ def kept_code() -> list[tuple[str, str, frozenset[str]]]:
     return [] if magic is None else [(cell.what, cell.request.code, cell.made) for cell in magic.kept]
 
 
-def _runner(request: CellRequest, used: Iterable[str]) -> functools.partial[Any]:
-    """Return a function that runs code in a rank, with the present values of the notebook's variables that it uses."""
+def _runner(request: CellRequest) -> functools.partial[Any]:
+    return functools.partial(RankFunction(CELLS, "run_cell"), request)
+
+
+def _present(names: Iterable[str]) -> dict[str, Any]:
+    """Return those of these variables that the notebook has, with their present values."""
     notebook = vars(sys.modules["__main__"])
-    pushed = {name: notebook[name] for name in used if name in notebook}
-    return functools.partial(RankFunction(CELLS, "run_cell"), dataclasses.replace(request, pushed=pushed))
+    return {name: notebook[name] for name in names if name in notebook}
 
 
 def register(shell: Any) -> None:
@@ -121,7 +131,7 @@ class EverywhereMagic:
         is run again, edited or not, takes its own place; a front end that gives cells no id, such as a terminal, knows
         it by its unchanged text alone. A cell that fails here is not kept. The ranks have no process group yet. The
         classes and functions that the cell defines are each process's own. Other variables arrive with the notebook's
-        present values: those of this cell with the function, those of other cells that this one uses before it runs.
+        present values, also those of other cells that this one uses.
 
             %everywhere --list     the cells that ranks run
             %everywhere --clear    forget them all; what open sessions have run stays

@@ -46,8 +46,9 @@ def _attribute(summary: str) -> str:
     if match := OF_CLASS.match(summary):
         for module in list(sys.modules.values()):
             cls = getattr(module, "__dict__", {}).get(match[1])
-            is_librarys = isinstance(cls, type) and cls.__module__ != "__main__"
-            if is_librarys and any(match[2] in vars(base) for base in cls.__mro__):
+            if not isinstance(cls, type) or cls.__module__ == "__main__":
+                continue
+            if any(match[2] in vars(base) for base in cls.__mro__):
                 return f"{match[1]}.{match[2]}"
     return ""
 
