@@ -110,11 +110,7 @@ def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None)
         *(Part(arg, root=f"args[{i}]") for i, arg in enumerate(call.args)),
         *(Part(arg, root=f"kwargs[{name!r}]") for name, arg in call.kwargs.items()),
         *(Part(step.run, root=step.what) for step in call.steps),
-        *(
-            Part(v, root=f"{name}, which {step.what} uses,")
-            for step in call.steps
-            for name, v in step.variables.items()
-        ),
+        *(Part(v, functions=(step.what,), root=name) for step in call.steps for name, v in step.variables.items()),
     ]
     make_pickler: Callable[..., CallPickler] = CallPickler
     if any(step.shared for step in call.steps):

@@ -128,7 +128,7 @@ def test_work_without_a_registration_carries_nothing(module_kernel: Kernel) -> N
         (
             "codecs.register(lambda name: codecs.lookup('rot13') if name == 'secret' else None)",
             "codecs.decode('a', 'secret')",
-            "the codec 'rot13'",
+            "the codec 'secret'",
         ),
     ],
 )
