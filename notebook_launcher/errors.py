@@ -109,7 +109,10 @@ class RunFolderError(LaunchError, OSError):
 
 
 class RankFailedError(LaunchError, RuntimeError):
-    """The end of a rank without a Python exception: by a signal, an exit code or `sys.exit`."""
+    """The end of a rank without an exception of its own: by a signal, an exit code or `sys.exit`.
+
+    Also the error of a rank that waited in a collective for ranks that had returned.
+    """
 
     exitcode: int | None = None
     """The exit code as in `multiprocessing`: negative for a signal; None if the rank had not exited."""

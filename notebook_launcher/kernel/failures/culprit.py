@@ -12,15 +12,17 @@ import contextlib
 import dataclasses
 import re
 import signal
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.kernel.display.formatting import error_line, format_report
 from notebook_launcher.kernel.failures.failure import Failure
-from notebook_launcher.kernel.inspection.mismatches import collective_in
+from notebook_launcher.kernel.inspection.mismatches import collective_in, waits_in
 from notebook_launcher.kernel.inspection.stacks import crash_site
+from notebook_launcher.wording.counts import plural_verb, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
     from notebook_launcher.messaging.messages import ExceptionReport, Raised
@@ -77,7 +79,11 @@ def is_victim(report: ExceptionReport) -> bool:
 
 
 def failures_of(
-    failed: list[RankOutcome], last_lines: Callable[[int, int], tuple[str, ...]], nodes: Sequence[str] = ()
+    failed: list[RankOutcome],
+    last_lines: Callable[[int, int], tuple[str, ...]],
+    nodes: Sequence[str] = (),
+    *,
+    returned: Mapping[int, float] = MappingProxyType({}),
 ) -> tuple[Failure, ...]:
     """Return the failure of each rank that failed, the culprit first.
 
@@ -85,8 +91,10 @@ def failures_of(
         failed: The ranks' outcomes.
         last_lines: Takes a rank and a number of lines.
         nodes: By rank: the name of its machine; empty if there is one.
+        returned: By rank that returned: when.
     """
     failures = [_failure(outcome, last_lines) for outcome in failed]
+    failures = _left_waiting(failures, failed, returned)
     if nodes:
         failures = [dataclasses.replace(failure, node=nodes[failure.rank]) for failure in failures]
     return tuple(sorted(failures, key=lambda failure: (failure.victim, failure.time)))
@@ -132,6 +140,27 @@ def _failure(outcome: RankOutcome, last_lines: Callable[[int, int], tuple[str, .
         place=place,
         last_lines=words,
     )
+
+
+def _left_waiting(failures: list[Failure], failed: list[RankOutcome], returned: Mapping[int, float]) -> list[Failure]:
+    """Return the failures; those of ranks that lost peers which had returned tell so, and where the ranks waited."""
+    calls = {
+        outcome.rank: waits_in(outcome.raised.report)
+        for outcome in failed
+        if outcome.raised is not None and not outcome.after_stop and lost_its_peer(outcome.raised.report)
+    }
+    gone = {outcome.rank: tuple(sorted(r for r, time in returned.items() if time < outcome.time)) for outcome in failed}
+
+    def tell(failure: Failure) -> Failure:
+        rank, left_by = failure.rank, gone[failure.rank]
+        if rank not in calls or not left_by:
+            return failure
+        waiting = rank_list(other for other, call in calls.items() if call == calls[rank])
+        have = plural_verb("has returned", len(left_by))
+        summary = f"{rank_list(left_by)} {have}; {waiting} still waited in {calls[rank]}"
+        return dataclasses.replace(failure, left_by=left_by, summary=summary)
+
+    return [tell(failure) for failure in failures]
 
 
 def _last_words(rank: int, last_lines: Callable[[int, int], tuple[str, ...]]) -> tuple[tuple[str, ...], str]:

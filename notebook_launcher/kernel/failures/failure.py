@@ -32,6 +32,8 @@ class Failure:
     """Process number of the rank; None if the process did not start."""
     victim: bool = False
     """True if the rank failed only because another rank did."""
+    left_by: tuple[int, ...] = ()
+    """Ranks that had returned while this rank still waited for others in a collective."""
     place: str = ""
     """The line of Python that called into C code that crashed, if it is known: `f, Cell In[3], line 4: x = g()`."""
     last_lines: tuple[str, ...] = ()

@@ -74,8 +74,6 @@ def attach_failures(error: BaseException, failures: tuple[Failure, ...], results
     if own is not None and own.traceback and error.__cause__ is None:
         with contextlib.suppress(Exception):
             error.__cause__ = RemoteTraceback("\n" + text)
-    if own is not None and (early := _early_returns(own, results)) and hasattr(error, "add_note"):
-        error.add_note(early)  # Where a script prints torch's error, which blames a crash, this is the last line.
     show_as(error, "\n\n".join(filter(None, (text, _headline(error) if _adds_something(error, text) else ""))))
 
 
@@ -158,14 +156,13 @@ def _adds_something(error: BaseException, story: str) -> bool:
 
 def _story(failures: tuple[Failure, ...], results: Results) -> str:
     first, others = failures[0], failures[1:]
-    lines = [f"{name_rank(first.rank, first.node, of=len(results))} failed first{_sequel(first, others)}."]
+    who = name_rank(first.rank, first.node, of=len(results))
+    lines = [f"{first.summary if first.left_by else f'{who} failed first{_sequel(first, others)}'}."]
     if first.kind == "arrival":
         lines.append(
             "The function was not called, because the function or an object that it uses could not be rebuilt in the "
             "rank."
         )
-    if early := _early_returns(first, results):
-        lines.append(early)
     lines += [f"{rank_list(ranks)}: {summary}" for summary, ranks in _of_their_own(first, others).items()]
     lines += describe_mismatch(failures)
     lines += advice_on(first.summary) or describe_missing(first.summary, first.traceback)
@@ -200,22 +197,6 @@ def _of_their_own(first: Failure, others: tuple[Failure, ...]) -> dict[str, list
         if other.victim == first.victim and other.summary != first.summary:
             ranks[other.summary].append(other.rank)
     return ranks
-
-
-def _early_returns(failure: Failure, results: Results) -> str:
-    """Return a sentence about the ranks that had returned when a rank waited for them; empty if there are none."""
-    if not failure.victim:
-        return ""
-    seconds = {summary.rank: summary.seconds or 0.0 for summary in results.ranks}
-    end = seconds[failure.rank]
-    gone = [rank.rank for rank in results.ranks if rank.state == "returned" and seconds[rank.rank] < end]
-    they = "it" if len(gone) == 1 else "they"
-    if not gone:
-        return ""
-    return (
-        f"{rank_list(gone)} had returned already: {they} took part in fewer collectives, or in others (of another "
-        "shape, too). check_collectives=True names them."
-    )
 
 
 def mishaps(failures: tuple[Failure, ...]) -> str:

@@ -22,8 +22,20 @@ if TYPE_CHECKING:
 __all__ = ["cannot_travel", "node_lost_error", "supervisor_lost_error", "to_exception"]
 
 
+_LEFT = (
+    "Each rank has to take part in every collective: look for one under a condition on the rank, and for ranks with "
+    "fewer batches."
+)
+
+
 def to_exception(
-    culprit: RankOutcome, failure: Failure, num_ranks: int, unpack: UnpacksException, *, evidence: str = ""
+    culprit: RankOutcome,
+    failure: Failure,
+    num_ranks: int,
+    unpack: UnpacksException,
+    *,
+    evidence: str = "",
+    is_checked: bool = False,
 ) -> BaseException:
     """Return the exception that the cell gets for this failure.
 
@@ -33,7 +45,11 @@ def to_exception(
         num_ranks: Number of ranks.
         unpack: Takes an exception out of its parcel.
         evidence: Lines at the end of a message of the launcher's own, such as stacks; an original exception has none.
+        is_checked: The ranks' collectives are compared (`check_collectives=True`).
     """
+    if failure.left_by:
+        # Torch's own error speaks of a crashed peer, or of a time that has not passed.
+        return RankFailedError(_joined(f"{failure.summary}. {_LEFT}{'' if is_checked else f' {SUGGESTION}'}", evidence))
     if culprit.raised is not None and culprit.raised.exit_code is None:
         return _original(culprit, unpack, evidence)
     error = RankFailedError(_joined(_message(culprit, failure, num_ranks), evidence))

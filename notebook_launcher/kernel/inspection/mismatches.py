@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.stacks import LIBRARIES, StackFrame
+from notebook_launcher.package_folder import is_ours
 from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.messaging.messages import ExceptionReport
 
-__all__ = ["SIZES_DIFFER", "SUGGESTION", "collective_in", "describe_mismatch", "suggestion"]
+__all__ = ["SIZES_DIFFER", "SUGGESTION", "collective_in", "describe_mismatch", "suggestion", "waits_in"]
 
 FINGERPRINT = re.compile(
     r"Detected mismatch between collectives on ranks\. Rank \d+ is running collective: "
@@ -38,6 +39,8 @@ NAMES = {
     "ALLTOALL_BASE": "all_to_all_single",
 }
 """Public names of torch's collectives, unless they are the same in lower case."""
+COLLECTIVES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py")
+"""Files with the collectives, and with the function around each."""
 SIZES_DIFFER = re.compile(
     r"Is there a distributed collective mismatch in your code\?"
     r"|op\.preamble\.length <= op\.nbytes"  # torch 2.6
@@ -60,12 +63,29 @@ def collective_in(report: ExceptionReport) -> str:
         return ""
     name = NAMES.get(found["kind"], found["kind"].lower())
     tensors = f" of {found['dtypes'].lower()} {found['shapes']}" if found["shapes"] else ""
-    own = [frame for frame in report.frames if not LIBRARIES.search(frame.filename)]
+    return _with_line(f"{name}{tensors}", report)
+
+
+def waits_in(report: ExceptionReport) -> str:
+    """Return the call in which a rank lost its peers: `all_reduce, Cell In[3], line 4: dist.all_reduce(x)`."""
+    # An operation of this package goes by the name that the user has called.
+    calls = [
+        frame.name
+        for frame in report.frames
+        if is_ours(frame.filename) or (frame.filename.endswith(COLLECTIVES) and frame.name != "wrapper")
+    ]
+    in_backward = any("/torch/autograd/" in frame.filename for frame in report.frames)
+    return _with_line("backward" if in_backward else calls[0] if calls else "a collective", report)
+
+
+def _with_line(what: str, report: ExceptionReport) -> str:
+    """Return what a rank was in, with the user's line that led there."""
+    own = [frame for frame in report.frames if not (LIBRARIES.search(frame.filename) or is_ours(frame.filename))]
     if not own:
-        return f"{name}{tensors}"
+        return what
     frame = StackFrame(own[-1].name, own[-1].filename, own[-1].lineno)
     source = own[-1].line.strip() or frame.source
-    return f"{name}{tensors}, {frame.place}" + (f": {source}" if source else "")
+    return f"{what}, {frame.place}" + (f": {source}" if source else "")
 
 
 def describe_mismatch(failures: tuple[Failure, ...]) -> list[str]:

@@ -143,7 +143,8 @@ def _rebuild(
 
 def _failures(data: RunData, outcomes: list[RankOutcome]) -> tuple[Failure, ...]:
     failed = [outcome for outcome in outcomes if outcome.failed or _died_at_exit(outcome)]
-    return culprit.failures_of(failed, data.output.last_lines, data.plan.node_names)
+    returned = {outcome.rank: outcome.time for outcome in outcomes if outcome.returned is not None}
+    return culprit.failures_of(failed, data.output.last_lines, data.plan.node_names, returned=returned)
 
 
 def _died_at_exit(outcome: RankOutcome) -> bool:
@@ -191,7 +192,9 @@ def _error_of_attempt(
     if real:
         first = attempt.state.outcomes[real[0].rank]
         evidence = _evidence(stacks, plan) if stacks and real[0].victim else ""
-        return rank_errors.to_exception(first, real[0], plan.num_processes, unpack, evidence=evidence)
+        return rank_errors.to_exception(
+            first, real[0], plan.num_processes, unpack, evidence=evidence, is_checked=plan.config.check_collectives
+        )
     if failures and asked_to_stop:
         ranks = rank_list(failure.rank for failure in failures)
         return RunStoppedError(f"the run was stopped before {ranks} returned")

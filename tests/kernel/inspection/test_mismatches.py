@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -19,11 +18,6 @@ from notebook_launcher.messaging.messages import ExceptionReport, Frame
 
 QUIET: dict[str, Any] = {"output": "none", "monitor": False, "runs_folder": None}
 CALLS = {0: "all_reduce", 1: "barrier"}
-
-NOTE = (
-    "rank 1 had returned already: it took part in fewer collectives, or in others (of another shape, too). "
-    "check_collectives=True names them."
-)
 
 
 def reduce_by_rank() -> None:
@@ -112,13 +106,52 @@ def test_run_that_times_out_before_it_has_a_rank_is_a_timeout() -> None:
 
 
 def test_rank_that_returned_is_not_a_mismatch() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        notebook_launch(leave_early, 2, check_collectives=True, **QUIET)
-    shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
-    assert "rank 1 had returned already: it took part in fewer collectives, or in others" in shown
-    assert "do not match" not in shown
-    if sys.version_info >= (3, 11):  # A script prints it below torch's own words.
-        assert caught.value.__notes__ == [NOTE]
+    for is_checked in (True, False):
+        with pytest.raises(RankFailedError) as caught:
+            notebook_launch(leave_early, 2, check_collectives=is_checked, **QUIET)
+        words = str(caught.value)
+        assert words.startswith("rank 1 has returned; rank 0 still waited in barrier, ")
+        assert ": dist.barrier()" in words
+        assert (SUGGESTION in words) is not is_checked
+        shown = "\n".join(vars(caught.value)["_render_traceback_"]())
+        assert shown.startswith("rank 1 has returned; rank 0 still waited in barrier")
+        assert shown.endswith(f"RankFailedError: {words}")
+        assert "do not match" not in shown
+
+
+def reduce_in_backward() -> None:
+    import torch
+    import torch.distributed as dist
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    loss = model(torch.ones(1, 1)).sum()
+    if dist.get_rank() == 0:
+        accelerator.backward(loss)
+
+
+def gather_alone() -> None:
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    if accelerator.is_main_process:
+        accelerator.gather(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        (reduce_in_backward, r"backward, .*: accelerator\.backward\(loss\)"),
+        (gather_alone, r"gather, .*: accelerator\.gather"),
+    ],
+)
+def test_rank_left_waiting_in_an_operation_of_ours_is_at_the_users_line(function: Any, call: str) -> None:
+    with pytest.raises(RankFailedError, match=rf"^rank 1 has returned; rank 0 still waited in {call}"):
+        notebook_launch(function, 2, **QUIET)
 
 
 def abort_with(words: str) -> None:
