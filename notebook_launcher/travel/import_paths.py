@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from cloudpickle.cloudpickle import _is_registered_pickle_by_value as travels_by_value
 
+from notebook_launcher.travel.kinds import MAIN
+
 __all__ = ["ImportPath", "import_path", "kept_objects", "reduce_by_path"]
 
 METHODS = (types.MethodType, types.BuiltinMethodType)
@@ -57,7 +59,7 @@ def import_path(obj: Any) -> ImportPath | None:
 def kept_objects(cls: type) -> set[int]:
     """Return the ids of the objects of this class that its own module has as globals."""
     module = sys.modules.get(str(cls.__module__))
-    if module is None or cls.__module__ == "__main__":
+    if module is None or cls.__module__ in MAIN:
         return set()
     return {id(value) for value in list(vars(module).values()) if type(value) is cls}
 
@@ -99,11 +101,11 @@ def _by_full_name(obj: Any, name: str) -> ImportPath | None:
         module, _, last = module.rpartition(".")
         attributes = f"{last}.{attributes}".rstrip(".")
     path = ImportPath(module, attributes)
-    return path if module not in {"", "__main__"} and path.find() is obj else None
+    return path if module and module not in MAIN and path.find() is obj else None
 
 
 def _among_globals(obj: Any, module: str) -> ImportPath | None:
-    if module == "__main__" or travels_by_value(sys.modules[module]):
+    if module in MAIN or travels_by_value(sys.modules[module]):
         return None
     held = vars(sys.modules[module])
     if held.get(name := getattr(obj, "__name__", "")) is obj:

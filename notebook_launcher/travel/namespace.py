@@ -29,6 +29,7 @@ from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as CLASSES_BY_I
 from cloudpickle.cloudpickle import _get_or_create_tracker_id as class_id_of
 
 from notebook_launcher.travel import cells
+from notebook_launcher.travel.kinds import MAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -104,7 +105,7 @@ class Definitions:
         for definition in definitions:
             qualname = getattr(definition, "__qualname__", "")
             name, _, path = qualname.partition(".")
-            if definition.__module__ != "__main__" or _by_name(qualname) is not definition:
+            if definition.__module__ not in MAIN or _by_name(qualname) is not definition:
                 continue
             if not path or (name not in names and isinstance(definition, type) and can_travel(namespace[name])):
                 names[name] = namespace[name]
@@ -206,6 +207,7 @@ def unpack_definitions(definitions: tuple[Any, ...]) -> None:
     names, class_ids, sources = definitions
     cells.keep_lines(sources)
     main_globals().update(names)
+    sys.modules["__mp_main__"] = sys.modules["__main__"]  # the same module, as multiprocessing has it
     book = _book()
     book.names.update(names)
     book.class_ids.update(class_ids)
@@ -247,7 +249,7 @@ def reference_to(definition: Any) -> tuple[Any, ...] | None:
     if isinstance(definition, type) and book and definition in book.class_ids:
         return _home_class, (book.class_ids[definition], definition.__qualname__)
     name = getattr(definition, "__qualname__", "")
-    if definition.__module__ != "__main__" or _by_name(name) is not definition:
+    if definition.__module__ not in MAIN or _by_name(name) is not definition:
         return None
     if book and name.partition(".")[0] not in book.names:
         return None

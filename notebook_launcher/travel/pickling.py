@@ -19,11 +19,12 @@ from functools import _lru_cache_wrapper
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+from cloudpickle.cloudpickle import _dynamic_class_reduce as reduce_class
 
 from notebook_launcher.travel import namespace, reductions
 from notebook_launcher.travel.exceptions import reduce_exception, restore_attributes
 from notebook_launcher.travel.import_paths import ImportPath, import_path, kept_objects, reduce_by_path
-from notebook_launcher.travel.kinds import Kind, describe_object, kind_of_type
+from notebook_launcher.travel.kinds import MAIN, Kind, describe_object, kind_of_type
 from notebook_launcher.travel.torch_objects import operators_named, reduce_of_torch
 
 if TYPE_CHECKING:
@@ -109,6 +110,10 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         if type(obj) is types.FunctionType and (compiled := reductions.reduce_compiled(obj)):
             return compiled
         reduced = super().reducer_override(obj)
+        if reduced is NotImplemented and obj.__module__ in MAIN:
+            # cloudpickle takes `__mp_main__` for a module that the other side can import.
+            is_function = type(obj) is types.FunctionType
+            reduced = self._dynamic_function_reduce(obj) if is_function else reduce_class(obj)
         if reduced is NotImplemented:
             self.modules.add(str(obj.__module__))
         elif isinstance(obj, type) and len(reduced) > BY_NAME:
@@ -157,7 +162,9 @@ class CallPickler(TravelPickler):
     def reduce_definition(self, obj: Any) -> Any:
         """Return a reduction by value for the notebook's definitions, which are noted, and by name for other ones."""
         is_function = type(obj) is types.FunctionType
-        if is_function and obj.__globals__ is namespace.main_globals() and obj.__module__ != "__main__":
+        if is_function and obj.__module__ in MAIN:
+            self.globals_ref[id(obj.__globals__)] = namespace.MAIN_GLOBALS
+        if is_function and obj.__globals__ is namespace.main_globals() and obj.__module__ not in MAIN:
             # Under the name that functools.wraps gave it there may be itself, in the place of a library's function.
             reduced = self._dynamic_function_reduce(obj)
         else:
@@ -261,7 +268,7 @@ def _id_of(storage: torch.UntypedStorage) -> int:
 
 def _is_local(definition: Any) -> bool:
     name = getattr(definition, "__qualname__", "<locals>")  # a cached functools.partial has none
-    return definition.__module__ == "__main__" or "<locals>" in name
+    return definition.__module__ in MAIN or "<locals>" in name
 
 
 def _is_standard_stream(obj: object) -> bool:

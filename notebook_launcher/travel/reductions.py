@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloudpickle.cloudpickle import _code_reduce as reduce_code
 
+from notebook_launcher.travel.kinds import MAIN
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -123,7 +125,7 @@ if sys.version_info >= (3, 11):
 def _is_found(obj: Any) -> bool:
     """Return True if the other side finds the object by its name, as pickle assumes."""
     module = sys.modules.get(obj.__module__)
-    return obj.__module__ != "__main__" and getattr(module, obj.__name__, None) is obj
+    return obj.__module__ not in MAIN and getattr(module, obj.__name__, None) is obj
 
 
 def _new_type(name: str, supertype: Any, module: str) -> Any:

@@ -14,6 +14,8 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.travel.kinds import MAIN
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -78,7 +80,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_of_a_cell(operator: Any) -> bool:
-    return bool(operator._init_fn.__module__ == "__main__")  # noqa: SLF001 - it has no public attributes
+    return operator._init_fn.__module__ in MAIN  # noqa: SLF001 - it has no public attributes
 
 
 def _operator_of(obj: Any) -> Any:
@@ -128,7 +130,7 @@ def _register(operator: Any, state: tuple[dict[str, Any], tuple[Any, ...]]) -> N
 
 
 def _operator_named(name: str, module: str) -> Any:
-    if module != "__main__":
+    if module not in MAIN:
         importlib.import_module(module)
     operator = getattr(sys.modules.get(OPERATORS), "OPDEFS", {}).get(name)
     if operator is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -225,3 +226,37 @@ def test_function_may_use_its_modules_name(kernel: Kernel) -> None:
     )
     assert "an earlier run left on the ranks" not in outcome.stdout
     assert "('__main__', " in outcome.stdout
+
+
+MULTIPROCESSING_CHILD = """
+import dataclasses, multiprocessing, torch, torch.distributed as dist
+from notebook_launcher import notebook_launch
+@dataclasses.dataclass
+class Part:
+    rank: int
+FACTOR = 3
+def train(x):
+    global FACTOR
+    FACTOR += 1
+    gathered = [None, None]
+    dist.all_gather_object(gathered, Part(dist.get_rank()))
+    return Part(x * FACTOR), gathered[1].rank
+def child():
+    results = list(notebook_launch(train, 2, args=(2,), output="none", devices="cpu"))
+    assert results == [(Part(8), 1)] * 2 and FACTOR == 3, results
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+    print("ended with", process.exitcode)
+"""
+
+
+@pytest.mark.slow
+def test_spawned_child_of_a_script_may_launch_the_scripts_functions(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(MULTIPROCESSING_CHILD)
+    command = [sys.executable, str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "ended with 0\n", done.stderr
