@@ -22,7 +22,7 @@ OPTIMIZER = f"{', '.join(OPTIMIZERS)}; adamw if omitted"
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="package.module:Class, a folder with config.json, or a model type"
+        "model", metavar="MODEL", help="package.module:Class (or .Class), a folder with config.json, or a model type"
     )
     parser.add_argument("--args", default="{}", metavar="JSON", help="arguments of the class: --args '{\"width\": 64}'")
     names = ("--num_processes", "--num-processes", "-n")

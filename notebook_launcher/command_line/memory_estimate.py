@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import json
 import sys
@@ -75,8 +77,8 @@ def make_model(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn
     """Return a model on the meta device, with its name.
 
     Args:
-        target: `package.module:Class`, a folder or file with a configuration of Transformers, or its name
-            for a kind of model.
+        target: `package.module:Class` or `package.module.Class`, a folder or file with a configuration of Transformers,
+            or its name for a kind of model.
         arguments: Arguments of the class, or values that replace the configuration's.
 
     Raises:
@@ -84,21 +86,36 @@ def make_model(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn
     """
     import torch
 
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # A console script does not have the working directory on its path.
     try:
         with torch.device("meta"):
-            return _of_class(target, arguments) if ":" in target else _of_configuration(target, arguments)
+            place = target if ":" in target else _with_colon(target)
+            return _of_class(place, arguments) if place else _of_configuration(target, arguments)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"{target} cannot be made on the meta device: {type(error).__name__}: {error}") from error
 
 
+def _with_colon(target: str) -> str:
+    """Return `torch.nn:Transformer` for `torch.nn.Transformer`; empty if no module has a name that begins so."""
+    module, _, name = target.rpartition(".")
+    if not all(part.isidentifier() for part in target.split(".")) or Path(target).exists():
+        return ""
+    while module:
+        with contextlib.suppress(ImportError, ValueError):
+            if importlib.util.find_spec(module) is not None:
+                return f"{module}:{name}"
+        module, _, last = module.rpartition(".")
+        name = f"{last}.{name}"
+    return ""
+
+
 def _of_class(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.Module]:
     import torch
 
     module_name, _, name = target.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # A console script does not have the working directory on its path.
     found: Any = None
     try:
         found = importlib.import_module(module_name)

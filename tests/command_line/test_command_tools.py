@@ -346,9 +346,17 @@ def test_estimate_reads_configurations_without_a_download(tmp_path, capsys):
         memory_estimate.make_model(str(tmp_path), {})
 
 
+def test_class_may_be_written_with_a_dot() -> None:
+    sizes = {"in_features": 1, "out_features": 2}
+    for target in ("torch.nn:Linear", "torch.nn.Linear", "torch.nn.modules.linear.Linear"):
+        _, model = memory_estimate.make_model(target, sizes)
+        assert repr(model) == "Linear(in_features=1, out_features=2, bias=True)"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["torch.nn.Linaer"], "module 'torch.nn' has no attribute 'Linaer'. Did you mean Linear"),
         (["json:Missing"], "has no attribute 'Missing'. Write it as package.module:Class"),
         (["torch.nn:Linaer"], "module 'torch.nn' has no attribute 'Linaer'. Did you mean Linear"),
         (["no_module:Model"], "No module named 'no_module'"),

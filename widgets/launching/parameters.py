@@ -188,9 +188,10 @@ def _wrapped(function: Any) -> Any:
     if isinstance(function, functools.partial):
         inner = _wrapped(function.func)
         return None if inner is None else functools.partial(inner, *function.args, **function.keywords)
-    wrapped = getattr(function, "__wrapped__", None)
-    is_method = isinstance(function, types.MethodType) and wrapped is not None
-    return types.MethodType(wrapped, function.__self__) if is_method else wrapped
+    wrapped: Any = getattr(function, "__wrapped__", None)
+    if wrapped is not None and isinstance(function, types.MethodType):
+        return types.MethodType(wrapped, function.__self__)
+    return wrapped
 
 
 def _signature(function: Any) -> list[inspect.Parameter]:
