@@ -162,7 +162,7 @@ class CallPickler(TravelPickler):
     def reduce_definition(self, obj: Any) -> Any:
         """Return a reduction by value for the notebook's definitions, which are noted, and by name for other ones."""
         is_function = type(obj) is types.FunctionType
-        if is_function and obj.__module__ in MAIN:
+        if is_function and obj.__globals__.get("__name__") == "__mp_main__":
             self.globals_ref[id(obj.__globals__)] = namespace.MAIN_GLOBALS
         if is_function and obj.__globals__ is namespace.main_globals() and obj.__module__ not in MAIN:
             # Under the name that functools.wraps gave it there may be itself, in the place of a library's function.
