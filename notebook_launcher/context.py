@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPUTING",
+    "ENDED",
     "SAVING",
     "WAITING",
     "RandomStage",
@@ -52,8 +53,8 @@ __all__ = [
 PATIENCE = 2.0
 """Seconds without a backward after which a rank that is to stop expects no further update."""
 
-COMPUTING, WAITING, SAVING = range(3)
-"""Activities of a rank."""
+COMPUTING, WAITING, SAVING, ENDED = range(4)
+"""Activities of a rank; ENDED: its function has returned."""
 
 
 class RunStopped(KeyboardInterrupt):
@@ -187,7 +188,7 @@ class RankContext:
         return {} if self.settings_are_read else self.settings.asked_for()
 
     def set_activity(self, activity: int) -> int:
-        """Set what the rank does now: COMPUTING, WAITING or SAVING. Return what it did before."""
+        """Set what the rank does now: COMPUTING, WAITING, SAVING or ENDED. Return what it did before."""
         at = ACTIVITY + self.rank
         before = self.board[at]
         self.board[at] = activity
@@ -195,8 +196,15 @@ class RankContext:
 
     def waiting_peers(self) -> list[int]:
         """Return the other ranks that mark themselves as WAITING."""
+        return self._peers_in(WAITING)
+
+    def ended_peers(self) -> list[int]:
+        """Return the other ranks of this machine whose function has returned."""
+        return self._peers_in(ENDED)
+
+    def _peers_in(self, activity: int) -> list[int]:
         marks = self.board[ACTIVITY : ACTIVITY + self.num_processes]
-        return [rank for rank, mark in enumerate(marks) if mark == WAITING and rank != self.rank]
+        return [rank for rank, mark in enumerate(marks) if mark == activity and rank != self.rank]
 
 
 class RandomStage(NamedTuple):
@@ -289,6 +297,7 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
     context = _Current.context
     if context is not None:
         context.call_id = call_id
+        context.set_activity(COMPUTING)
         context.checkpoints = None if checkpoints is None else list(checkpoints)
         context.safepoint, context.backward_pause = None, BackwardPause()
         context.tunables.clear()

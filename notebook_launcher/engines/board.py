@@ -51,5 +51,5 @@ class Board:
         return bool(self.memory[board_layout.COOPERATIVE + rank])
 
     def activity_of(self, rank: int) -> int:
-        """Return a rank's activity: COMPUTING, WAITING or SAVING."""
+        """Return a rank's activity: COMPUTING, WAITING, SAVING or ENDED."""
         return int(self.memory[board_layout.ACTIVITY + rank])

@@ -31,7 +31,7 @@ NUM_KEPT = 16
 """Collectives of a rank whose marks are kept, a power of two."""
 MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // (5 + NUM_KEPT)
 ACTIVITY = COOPERATIVE + MAX_RANKS
-"""Byte ACTIVITY + r has the activity of rank r: COMPUTING, WAITING or SAVING of `context`."""
+"""Byte ACTIVITY + r has the activity of rank r: COMPUTING, WAITING, SAVING or ENDED of `context`."""
 FORWARDS = ACTIVITY + MAX_RANKS
 """Byte FORWARDS + r counts the forwards of sharded models that rank r has begun in this call, from 1 to 255 and from 1
 again; 0: none, or the rank is on another machine. `training.parallelism.forward_marks` reads and writes it."""

@@ -27,6 +27,7 @@ ACTIVITIES: dict[int, RankState] = {
     context.COMPUTING: "running",
     context.WAITING: "waiting",
     context.SAVING: "saving",
+    context.ENDED: "running",  # Its result is on the way.
 }
 
 

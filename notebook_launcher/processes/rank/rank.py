@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
 from notebook_launcher.context import (
+    ENDED,
     RandomStage,
     RankContext,
     begin_call,
@@ -235,6 +236,8 @@ class _RankProcess:
         self._channel.send(messages.CallStarted(call_id=call.call_id))
         self._has_begun_random = True
         value = self._call_function(call, function_call)
+        if (context := current()) is not None:
+            context.set_activity(ENDED)
         self._report_unread_settings()
         self._rendezvous.drop_destroyed()
         self._stage = "return"

@@ -110,6 +110,39 @@ def test_rank_that_waits_in_vain_fails_right_after_its_notice(tmp_path):
         notebook_launch(only_on_the_main_process, 2, output="none")
 
 
+def evaluate_on_the_main_process(*, ends_with_it: bool) -> Any:
+    """Train a model with buffers, and evaluate it on rank 0, before or after its peer has returned."""
+    accelerator = Accelerator(cpu=True)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    data: Any = torch.rand(8, 2)
+    model, optimizer, loader = accelerator.prepare(
+        module, torch.optim.SGD(module.parameters(), lr=0.1), torch.utils.data.DataLoader(data, batch_size=4)
+    )
+    for _ in range(2):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).square().sum())
+                optimizer.step()
+        if ends_with_it and not accelerator.is_main_process:
+            return True
+        if accelerator.is_main_process:
+            with torch.no_grad():
+                found = model.eval()(data)
+            return torch.equal(found, accelerator.unwrap_model(model)(data))
+    return None
+
+
+def test_evaluation_on_one_rank_is_an_error_that_names_it_unless_the_others_have_returned() -> None:
+    """DDP's first forward after training shares buffers, which would pair with what the other ranks do next."""
+    assert list(notebook_launch(evaluate_on_the_main_process, 2, kwargs={"ends_with_it": True}, output="none")) == [
+        True,
+        True,
+    ]
+    words = r"in a forward of the prepared model without gradients.* call accelerator\.unwrap_model\(model\) there"
+    with pytest.raises(RuntimeError, match=words):
+        notebook_launch(evaluate_on_the_main_process, 2, kwargs={"ends_with_it": False}, output="none")
+
+
 def test_run_after_a_failure_on_one_rank_waits_for_nobody(ranks: Any, tmp_path: Path) -> None:
     def fail_on_rank_1(folder: Path) -> Any:
         if torch.distributed.get_rank() == 1:

@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher.training.accumulation.members.exchange import Exchange, bucket_cap, mean_hook
@@ -14,6 +15,7 @@ from notebook_launcher.training.accumulation.members.exchange_group import excha
 from notebook_launcher.training.fingerprints import fingerprint_nested
 from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
 from notebook_launcher.training.plugins import DistributedDataParallelKwargs
+from notebook_launcher.training.process.arrivals import EVALUATION, meet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +85,14 @@ class SyncedModel(DistributedDataParallel):
         outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         exchange.finish()
         return outputs
+
+    def _sync_buffers(self) -> None:
+        """Give all ranks rank 0's buffers, which DDP does in the first forward after a backward that synchronised."""
+        is_shared = dist.get_world_size(self.process_group) == dist.get_world_size()
+        evaluates = not torch.is_grad_enabled() and is_shared and not torch.compiler.is_compiling()
+        if evaluates and not meet(EVALUATION) and dist.get_rank() == 0:
+            return
+        super()._sync_buffers()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         if self.exchange is not None:
