@@ -52,6 +52,8 @@ def detect() -> Machine:
     gpus, why = found.gpus, found.problem
     if not gpus:
         why = why or "no GPU found" + "".join(f" ({reason})" for reason in found.left_out[:1])
+        if "TPU_NAME" in os.environ or os.environ.get("PJRT_DEVICE") == "TPU":
+            why += " (a TPU is asked for by TPU_NAME or PJRT_DEVICE, and TPUs are not supported)"
     elif not platform:
         why = f"{plural(len(gpus), 'GPU')} found, but this torch is built without CUDA"
     return Machine(

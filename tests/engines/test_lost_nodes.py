@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,9 @@ def test_resumed_run_continues_with_the_ranks_of_the_other_node(
     seen = [*before, *(entry for value in results for entry in value[2])]
     assert sorted(seen) == [(epoch, float(number)) for epoch in range(2) for number in range(NUM_SAMPLES)]
     line = f"node {lost} did not come up: its command ended with 255. Continuing with {left} of 3 ranks on 1 node"
-    assert f"train: {line}, from the checkpoint first" in capfd.readouterr().out
+    shown = capfd.readouterr().out
+    assert f"train: {line}, from the checkpoint first" in shown
+    assert re.search(rf"train: attempt 1 failed after .*: node {lost} .* is gone, with rank.*; starting again", shown)
     record = open_run(run.id).snapshot()
     assert (record.num_processes, len(record.ranks), record.restarts) == (left, left, 1)
     (change,) = record.changes

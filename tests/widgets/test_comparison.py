@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -91,6 +93,20 @@ def test_settings_that_differ_are_listed(runs: list[Run]) -> None:
     assert comparison.settings["env['MODE']"] == {"A": "set"}
     assert "num_processes" not in comparison.settings
     assert compare(runs[0], runs[0]).settings == {}
+
+
+def test_code_random_states_and_versions_that_differ_are_listed(runs: list[Run], folder: Path, tmp_path: Path) -> None:
+    """Two runs with the same settings may differ in these alone."""
+    moved = tmp_path / runs[1].id
+    shutil.copytree(folder / runs[1].id, moved)
+    environment = json.loads((moved / "environment.json").read_text())
+    environment["packages"]["torch"] = "1.0"
+    (moved / "environment.json").write_text(json.dumps(environment))
+    (moved / "function.py").write_text("other code")
+    assert compare(moved, open_run(folder / runs[1].id)).settings.keys() == {"code", "version of torch"}
+    assert compare(runs[0], moved).settings["version of torch"]["B"] == "1.0"
+    (moved / "random.json").write_text("{}")
+    assert "random states" in compare(moved, runs[1]).settings
 
 
 def test_speed_and_memory_are_measured_against_the_first(runs: list[Run]) -> None:

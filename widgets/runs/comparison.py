@@ -68,10 +68,11 @@ def compare(
             "compare() got no run. Type compare(run_a, run_b) with what launch() returned, or ids that runs() lists."
         )
     taken = [read_run(run, place) for place, run in enumerate(runs, 1)]
-    snapshots, curves = [snapshot for snapshot, _ in taken], [read for _, read in taken]
+    snapshots, curves, beginnings = ([*column] for column in zip(*taken, strict=True))
     known = list(dict.fromkeys(name for read in curves for name in read.names))
     check_axis(axis, known)
-    return Comparison(snapshots, curves, _chosen(metrics, known), PlotOptions(axis=axis, grouped=grouped))
+    options = PlotOptions(axis=axis, grouped=grouped)
+    return Comparison(snapshots, curves, _chosen(metrics, known), options, beginnings)
 
 
 def _chosen(metrics: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
@@ -102,8 +103,10 @@ class Comparison:
         curves: Sequence[Curves],
         metrics: Sequence[str],
         options: PlotOptions | None = None,
+        beginnings: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self._runs = dict(zip(_letters(), snapshots, strict=False))
+        self._beginnings = dict(zip(self._runs, beginnings, strict=False))
         self._curves = list(curves)
         self._metrics = list(metrics)
         self._options = options or PlotOptions()
@@ -120,11 +123,16 @@ class Comparison:
 
     @property
     def settings(self) -> dict[str, dict[str, str]]:
-        """Arguments and options that differ, as text, by name and letter; a run without such a setting is left out.
+        """Arguments, options, random states, code and versions that differ, as text, by name and letter.
 
-        The values of environment variables are not shown.
+        A run without such a setting is left out. The values of environment variables are not shown. Of code and random
+        states a few digits stand for the whole.
         """
-        known = {letter: plain_settings(run) for letter, run in self._runs.items() if run.config}
+        known = {
+            letter: {**plain_settings(run), **self._beginnings.get(letter, {})}
+            for letter, run in self._runs.items()
+            if run.config
+        }
         names = dict.fromkeys(name for settings in known.values() for name in settings)
         every = {name: {key: value[name] for key, value in known.items() if name in value} for name in names}
         return {name: row for name, row in every.items() if len(row) < len(known) or len(set(row.values())) > 1}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from pathlib import Path
 from typing import Any
 
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.history import run_folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.results import Results
@@ -15,8 +18,8 @@ from notebook_launcher.wording.text import one_line
 __all__ = ["read_run"]
 
 
-def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves]:
-    """Return the snapshot and the curves of a run as they are now.
+def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves, dict[str, str]]:
+    """Return the snapshot and the curves of a run as they are now, and what it began with, as text by name.
 
     Args:
         run: A `Run`, a `RecordedRun`, an id, a folder, or `Results`, which have curves if the run's folder exists.
@@ -32,13 +35,46 @@ def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves]:
         run = open_run(run)
     if isinstance(run, Results):
         if run.folder is None or not run.folder.is_dir():
-            return _snapshot_of(run, place), Curves()
+            return _snapshot_of(run, place), Curves(), {}
         run = RecordedRun(run.folder)
     if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since")) or isinstance(run, type):
         raise ConfigError(_no_run(run, place))
     curves = Curves()
     curves.fold(run.metrics_since(0)[0])
-    return run.snapshot(), curves
+    snapshot = run.snapshot()
+    return snapshot, curves, _beginning(getattr(run, "folder", None) or _folder_of(snapshot))
+
+
+def _folder_of(snapshot: RunSnapshot) -> Path | None:
+    """Return the folder of a run in this process; it may not exist."""
+    home = run_folders.find_home(snapshot.config.get("runs_folder", "auto"))
+    return home and home / snapshot.id
+
+
+def _beginning(folder: Path | None) -> dict[str, str]:
+    """Return random states, code and versions of a run with a folder; a few digits of a digest stand for a file."""
+    if folder is None or not Path(folder).is_dir():
+        return {}
+    recorded = RecordedRun(folder)
+    environment = recorded.environment
+    git = environment.get("git") or {}
+    packages = environment.get("packages") or {}
+    found = {
+        "random states": _digest(folder, run_folders.RANDOM),
+        "code": _digest(folder, run_folders.SOURCE),
+        "git commit": str(git.get("commit") or "")[:10],
+        "changes since the commit": _digest(folder, run_folders.CHANGES),
+        "Python": str(environment.get("python") or ""),
+    }
+    found |= {f"version of {name.replace('_', '-')}": str(version) for name, version in packages.items()}
+    return {name: one_line(text, 80) for name, text in found.items() if text}
+
+
+def _digest(folder: Path, name: str) -> str:
+    try:
+        return hashlib.sha256((Path(folder) / name).read_bytes()).hexdigest()[:8]
+    except OSError:
+        return ""
 
 
 def _no_run(run: Any, place: int) -> str:

@@ -101,8 +101,11 @@ def describe_failure(data: RunData) -> str:
     Nothing is unpacked: a host has neither the modules nor the classes of the notebook.
     """
     assert data.attempt is not None
-    failures = _failures(data, data.attempt.state.sorted_outcomes)
-    return failure_display.failed_after(data.seconds, failures)
+    state = data.attempt.state
+    if state.node_lost is not None:  # No rank has failed by itself then.
+        lost = str(rank_errors.node_lost_error(state.node_lost)).partition("\n")[0]
+        return f"{failure_display.failed_after(data.seconds, [])}: {lost.rstrip('.')}"
+    return failure_display.failed_after(data.seconds, _failures(data, state.sorted_outcomes))
 
 
 def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float, folder: Path | None = None) -> RunOutcome:

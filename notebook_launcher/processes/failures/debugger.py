@@ -7,12 +7,13 @@ import io
 import pdb  # noqa: T100
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from notebook_launcher.package_folder import is_ours
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pdb import Pdb as PlainPdb
-    from types import FrameType
+    from types import FrameType, TracebackType
 else:
     # ipykernel puts IPython's debugger in the place of Python's, and a rank may be a fork of a kernel.
     PlainPdb = next(cls for cls in pdb.Pdb.__mro__ if cls.__module__ == "pdb")
@@ -51,11 +52,25 @@ class RankPdb(PlainPdb):
             self.message(text)
             raise bdb.BdbQuit(text) from None
 
+    def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
+        """Return the stack and the frame to begin in: of a rank that was interrupted as it waited, the user's own."""
+        stack, at = super().get_stack(f, t)
+        if t is None or f is not None or len(stack) < 2 or not is_ours(stack[at][0].f_code.co_filename):
+            return stack, at
+        del stack[at:]  # The handler of the signal.
+        own = [place for place, (frame, _) in enumerate(stack) if not _is_library(frame.f_code.co_filename)]
+        return stack, own[-1] if own else len(stack) - 1
+
     def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
         """Return `Cell In[3](4)train()-> loss.backward()`, with the cell's name in place of its file name."""
         entry = super().format_stack_entry(frame_lineno, lprefix)
         filename = self.canonic(frame_lineno[0].f_code.co_filename)
         return entry.replace(filename, cells.shown_file(filename), 1)
+
+
+def _is_library(filename: str) -> bool:
+    """Return True for the file of an installed package, or of this one."""
+    return is_ours(filename) or "/site-packages/" in filename or "/dist-packages/" in filename
 
 
 class _Prompt(io.TextIOBase):

@@ -128,9 +128,12 @@ def test_debug_magic_after_a_single_launch_opens_the_cell(module_kernel: Kernel,
 
 
 def test_victims_frames_can_be_looked_into(session: Kernel) -> None:
-    outcome, prompts = answered(session, "session.debug(0)", "where", "q")
-    assert prompts == ["(rank 0 pdb) "] * 2
+    """The debugger opens at the user's line, from which the rank was interrupted in torch."""
+    outcome, prompts = answered(session, "session.debug(0)", "p weights.shape", "where", "q")
+    assert prompts == ["(rank 0 pdb) "] * 3
+    assert "torch.Size([1000, 1000])" in outcome.stdout
     assert "dist.barrier()" in outcome.stdout
+    assert "_on_interrupt" not in outcome.stdout
 
 
 REFUSALS = {

@@ -110,6 +110,11 @@ def _checkpoints(config: ProjectConfiguration, function: str) -> Path:
         raise ValueError(
             f"{function}() needs a folder: pass one, or have folders named automatically: ProjectConfiguration("
             "project_dir=..., automatic_checkpoint_naming=True)."
+            + (
+                ' A launch with resume="checkpoint" needs none: after a failure it loads the newest that it has saved.'
+                if function == "load_state"
+                else ""
+            )
         )
     if config.project_dir is None:
         raise ValueError(f"{function}() without a folder needs a project: pass Accelerator(project_dir=...).")
