@@ -31,6 +31,11 @@ NCCL_DEFAULTS = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """Set in ranks with GPUs unless the user has. After a device-side assert every CUDA call of the process fails, even
 calls of NCCL's watchdog thread, which would end the process (SIGABRT) before Python could report the error."""
 
+STILL_DISPLAYS = {"TTY_INTERACTIVE": "0"}
+"""Set in ranks unless the user has: rich (14.1 and later) then writes a table or bar that moves once, at its end. In a
+notebook, FORCE_COLOR is set, and rich would take a rank's pipe for a terminal and move its cursor up, which lines of
+several ranks cannot follow."""
+
 PATIENCE = dt.timedelta(seconds=10)
 """Time for which a rank that replaces the group waits until its peers are connected in it."""
 GIL_WAIT = 0.02
@@ -43,7 +48,7 @@ and would end their processes."""
 def torchrun_environment(setup: Setup, rank: int) -> dict[str, str]:
     """Return the environment variables that torchrun would set, and the node's number by its name elsewhere."""
     world_size, place = str(setup.num_processes), setup.place
-    defaults = {**TENSORS_IN_HUGE_PAGES, **(NCCL_DEFAULTS if setup.use_gpu else {})}
+    defaults = {**TENSORS_IN_HUGE_PAGES, **STILL_DISPLAYS, **(NCCL_DEFAULTS if setup.use_gpu else {})}
     return {
         **_own_slice(setup, place.local_rank(rank)),
         **{name: value for name, value in defaults.items() if name not in setup.environ},

@@ -271,6 +271,24 @@ def test_code_without_a_file_has_no_source_of_the_launcher() -> None:
     assert list(spawned) == [""]
 
 
+def show_a_moving_table() -> None:
+    live = pytest.importorskip("rich.live")
+    with live.Live(auto_refresh=False) as display:
+        for step in range(5):
+            display.update(f"first line\nstep {chr(97 + step)}", refresh=True)
+
+
+def test_moving_displays_of_rich_are_written_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # As in JupyterLab's kernels.
+    notebook_launch(show_a_moving_table, 2, devices="cpu", monitor=False)
+    printed = "".join(capfd.readouterr())
+    assert printed.count("first line") == printed.count("step ") == 1
+    assert "[ranks 0,1] step e" in printed
+    assert "\x1b[1A" not in printed
+
+
 def make_accelerator() -> None:
     Accelerator(cpu=True)
 
