@@ -21,7 +21,16 @@ from notebook_launcher.wording.text import type_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["RowLists", "count_rows", "find_row_lists", "find_rows", "is_list_of_samples", "join_batches", "take_rows"]
+__all__ = [
+    "RowLists",
+    "count_rows",
+    "find_row_lists",
+    "find_rows",
+    "is_list_of_samples",
+    "join_batches",
+    "take_rows",
+    "values_of_batch",
+]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 """Types of values that belong to a batch as a whole, such as the name of a task."""
@@ -176,6 +185,26 @@ def take_rows(batch: Any, start: int, stop: int, num_rows: int, lists: frozenset
         return part
 
     return take(batch, "batch")
+
+
+def values_of_batch(batch: Any, num_rows: int, lists: frozenset[str]) -> dict[str, Any]:
+    """Return, by their paths, the numbers, texts and tensors that belong to a batch as a whole."""
+    found: dict[str, Any] = {}
+
+    def walk(part: Any, path: str) -> None:
+        if isinstance(part, torch.Tensor):
+            if part.ndim == 0 or part.shape[0] != num_rows:
+                found[path] = part.tolist()
+        elif path in lists or _is_flat_list(part):
+            return
+        elif is_container(part):
+            for step, inner in named_parts(part):
+                walk(inner, path + step)
+        else:
+            found[path] = part
+
+    walk(batch, "batch")
+    return found
 
 
 def _rebuild(container: Any, path: str, func: Callable[[Any, str], Any]) -> Any:

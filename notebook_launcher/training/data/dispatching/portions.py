@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.dispatching.counted import CountedBatch, counted
 from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.data.rows import join_batches
+from notebook_launcher.training.data.rows import join_batches, values_of_batch
 from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
@@ -126,6 +126,9 @@ class Portions:
                     "count. Let collate_fn return tensors or lists with a row for each sample, or pass "
                     "dispatch_batches=False so that every rank reads the data itself."
                 )
+        values = [values_of_batch(batch.batch, batch.rows, batch.lists) for batch in group]
+        if any(others != values[0] for others in values):
+            raise TypeError("numbers of the batches as a whole, such as of their tokens, differ.")
         total = sum(batch.rows for batch in group)
         size = -(-total // self.num_processes)
         filler = itertools.cycle(self._first_samples(start or group))

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from notebook_launcher import Accelerator
+from notebook_launcher.training.data import Round
 from notebook_launcher.training.data.dispatching.counted import CountedBatch, CountingCollate
 from notebook_launcher.training.data.dispatching.portions import Portions
 from tests.support.toy_training import Sessions, sessions_fixture
@@ -172,6 +173,14 @@ def test_lists_with_an_item_for_each_sample_are_shared_out_with_it(name: str, nu
             assert tuple(len(part["x"]) for part in parts) == drawn.rows
             for part in parts:
                 assert repr(part) == repr(with_column(MADE[name], part["x"].tolist()))
+
+
+def test_numbers_of_a_batch_stay_with_its_samples() -> None:
+    collate = CountingCollate(lambda ids: {"x": torch.tensor(ids), "sum": sum(ids), "most": torch.tensor(max(ids))})
+    batches = [(collate([0, 1, 2]), 3), (collate([3, 4, 5]), 6), (collate([6, 7, 8]), 9), (collate([9]), 10)]
+    *_, (parts, drawn, _) = Portions(num_processes=2).deal(batches)
+    assert [(part["x"].tolist(), part["sum"], part["most"]) for part in parts] == [([6, 7, 8], 21, 8), ([9], 9, 9)]
+    assert drawn == Round((3, 1), (3, 1), (3, 1))
 
 
 APART: dict[str, tuple[Callable[[Any], Any], Any]] = {
