@@ -9,8 +9,9 @@
     follow, and then an error
 
 Without it, a backend would write one rank's bytes into another's tensor of another shape, wait for ever, or end the
-process. It costs a message of 128 bytes: with gloo and 2 ranks on two very busy cores, a reduce of one number took 1.3 ms
-in place of 0.6, and a gather 1.6 in place of 0.8. Padding and objects cost what they did: the message has their lengths.
+process. It costs a message of 128 bytes: with gloo and 2 ranks on two very busy cores, a reduce of one number took
+1.3 ms in place of 0.6, and a gather 1.6 in place of 0.8. Padding and objects cost what they did: the message has their
+lengths.
 """
 
 from __future__ import annotations
