@@ -13,6 +13,7 @@ from notebook_launcher import travel
 from notebook_launcher.engines.engine import RememberingEngine
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.ipython_shell import kernel_shell
+from notebook_launcher.kernel.calls.added_folders import absolute_folders
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import SHARING_VARIABLE, allocate
 from notebook_launcher.machine.node_allocation import allocate_nodes
@@ -112,7 +113,7 @@ class Plan:
             start_method=self.config.start_method,
             # Another machine has an environment of its own, and the kernel's may hold secrets.
             environ={**({} if self.config.engine is not None else os.environ), **self.environ},
-            sys_path=[os.path.normpath(os.path.join(cwd, entry)) for entry in sys.path],
+            sys_path=absolute_folders(sys.path),
             argv=_argv(),
             cwd=cwd,
             kernel_pid=os.getpid(),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import sys
+import warnings
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.messaging.channel import anonymous_file
@@ -20,6 +21,7 @@ __all__ = ["command", "enter_folder", "enter_kernel_surroundings", "rank_command
 Role = Literal["forkserver", "supervisor", "rank.rank"]
 """The module of a process, in this package."""
 
+WARNINGS = "PYTHONWARNINGS"
 # `-c` and not `-m`: the package must be found even if only the kernel's `sys.path` contains it, and the notebook's
 # folder must not come first, because a file there with the name of a standard module would be imported instead.
 BOOTSTRAP = (
@@ -55,8 +57,11 @@ def read_rank_start(fd: int) -> RankStart:
 
 def enter_kernel_surroundings(setup: messages.Setup) -> None:
     """Set environment, import path, arguments and working directory to the kernel's values at the launch."""
+    given, own = (environ.get(WARNINGS, "") for environ in (setup.environ, os.environ))
     os.environ.clear()
     os.environ.update(setup.environ)
+    if given != own:  # The interpreter has read it when it started; a fork has not.
+        warnings._processoptions([option for option in given.split(",") if option])  # type: ignore[attr-defined]
     sys.path[:] = setup.sys_path
     sys.argv[:] = setup.argv
     enter_folder(setup)

@@ -56,23 +56,22 @@ from notebook_launcher.travel.replacements import (
     Replacer,
     replaced_attributes_of,
 )
+from notebook_launcher.travel.settings import KernelSettings, read_settings
 from notebook_launcher.travel.setup_steps import SetupStep, SetupSteps
-from notebook_launcher.travel.torch_settings import TorchSettings, read_settings
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
 
 if TYPE_CHECKING:
-    import types
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from notebook_launcher.messaging.channel import AnonymousFile
 
 __all__ = [
     "FunctionCall",
+    "KernelSettings",
     "Notes",
     "Replacer",
     "SetupStep",
     "SetupSteps",
-    "TorchSettings",
     "begin_random",
     "decode_states",
     "describe_generators",
@@ -140,7 +139,7 @@ def _pickle_call(
         pickler.dump(pickler.definitions.pack(lambda outer: pickling_error(outer, make_pickler) is None))
 
     try:
-        pickler.dump(read_settings())
+        pickler.dump(read_settings(replaced.called))
         pickler.dump(len(call.steps))
         for step in call.steps:  # Each may use what the one before it has defined in the rank.
             dump_with_definitions(step)
@@ -201,7 +200,7 @@ def unpack_call(
 
     Args:
         fd: Descriptor of the parcel.
-        follow_settings: Called with the kernel's settings of torch, before any object is made.
+        follow_settings: Called with the kernel's settings of libraries, before any object is made.
         replacer: Sets what the notebook has replaced in libraries, before the function is unpacked.
         run_step: Called with each step of the call in turn, before the function and its arguments are made.
 
@@ -219,7 +218,7 @@ def unpack_call(
         unpack_definitions(unpickler.load())
         with noting_names_of(step):
             run_step(step)
-    _replace(replacer or Replacer(after_import=_import_now), unpickler, parcel.notes)
+    _replace(replacer or Replacer(), unpickler, parcel.notes)
     call = FunctionCall(*unpickler.load())
     unpack_definitions(unpickler.load())
     return call, overwritten.names()
@@ -236,11 +235,6 @@ def _replace(replacer: Replacer, unpickler: pickle.Unpickler, notes: Notes) -> N
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     replacer.replace(Replacement(place, *value) for place, value in zip(places, values, strict=True))
-
-
-def _import_now(callbacks: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
-    for name, callback in callbacks.items():
-        callback(importlib.import_module(name))
 
 
 def pack_value(value: object, what: str = "return value") -> int:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import importlib
 import sys
 import types
 from functools import _lru_cache_wrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.travel import namespace
@@ -27,7 +28,18 @@ from notebook_launcher.travel.registrations import Member, Overload, find_regist
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Place", "ReplacedAttributes", "Replacement", "Replacer", "replaced_attributes_of"]
+__all__ = [
+    "AfterImport",
+    "Place",
+    "ReplacedAttributes",
+    "Replacement",
+    "Replacer",
+    "import_now",
+    "replaced_attributes_of",
+]
+
+AfterImport: TypeAlias = "Callable[[Mapping[str, Callable[[types.ModuleType], None]]], None]"
+"""Calls functions on modules, by name, once these are imported."""
 
 MISSING = object()
 
@@ -93,6 +105,8 @@ class ReplacedAttributes:
         self._imports: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._num_read = 0
         """Number of sources that were read: 0 before the first look."""
+        self.called: set[str] = set()
+        """Last names of the functions that cells have called."""
         self._told: set[Place] = set()
 
     def look(self) -> list[Replacement]:
@@ -144,6 +158,7 @@ class ReplacedAttributes:
         self._imports.update(code.imports)
         may_replace = False
         for part in code.executed(self._functions):
+            self.called |= part.calls
             for store in part.stores:
                 if (place := self._place_of(store, part.imports)) is not None:
                     self._assigned[place] = store.is_deleted
@@ -344,6 +359,12 @@ class _Scan:
                 self.classes[value] = Place(module, (*steps, name))
 
 
+def import_now(callbacks: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
+    """Import the modules and call the functions on them, where nothing waits for imports."""
+    for name, callback in callbacks.items():
+        callback(importlib.import_module(name))
+
+
 class Replacer:
     """Sets in a rank what the notebook has replaced, and puts back what was there before.
 
@@ -351,7 +372,7 @@ class Replacer:
         after_import: Calls functions on modules, by name, once these are imported.
     """
 
-    def __init__(self, after_import: Callable[[dict[str, Callable[[types.ModuleType], None]]], None]) -> None:
+    def __init__(self, after_import: AfterImport = import_now) -> None:
         self._after_import = after_import
         self._before: dict[Place, tuple[Any, Any]] = {}
         """What was there before, and the object that has the attribute."""

@@ -120,7 +120,7 @@ class _RankProcess:
         self._steps = travel.SetupSteps()
         """The steps that this rank has run before its calls."""
         self._replacer = travel.Replacer(after_import)
-        self._torch_settings = travel.TorchSettings(travel.read_settings() if is_fork else None)
+        self._settings = travel.KernelSettings(travel.read_settings() if is_fork else None, after_import)
         os.environ.update(torchrun_environment(start.setup, start.rank))
         board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
         enter(
@@ -262,7 +262,7 @@ class _RankProcess:
         self._begin_random()
         function_call, overwritten = travel.unpack_call(
             fds[0],
-            follow_settings=self._torch_settings.follow,
+            follow_settings=self._settings.follow,
             replacer=self._replacer,
             run_step=self._run_step,
         )
