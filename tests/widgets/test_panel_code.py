@@ -111,6 +111,14 @@ def test_code_names_objects_without_a_literal(names):
     assert pasted(panel, names)[1] == {"model": model, "other": nameless}
 
 
+def test_code_names_the_function_that_prepares_ranks(names):
+    def prepare():
+        pass
+
+    names.update(train=train, prepare=prepare)
+    assert ConfigPanel(train, 2, setup=prepare).code.splitlines()[-1] == "notebook_launch(train, 2, setup=prepare)"
+
+
 def test_code_names_methods_by_their_objects(names):
     class Trainer:
         def fit(self, lr: float = 0.1):

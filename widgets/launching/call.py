@@ -98,7 +98,9 @@ def call_code(
     if kwargs:
         named = [f"{literal(name)}: {items[name]}" for name in kwargs]
         parts.append("kwargs=" + _bracketed("{", named, "}", indent=4))
+    setup = given.pop("setup", None)
     parts += [f"{name}={literal(_plain(value))}" for name, value in given.items()]
+    parts += [] if setup is None else [f"setup={namer.expression(setup, 'config.setup')}"]
     call = namer.name_of(notebook_launch) or "notebook_launch"
     head = [*sorted(namer.imports), ""] if namer.imports else []
     return "\n".join([*head, _bracketed(f"{call}(", parts, ")", indent=0)])

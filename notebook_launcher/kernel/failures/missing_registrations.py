@@ -35,8 +35,8 @@ def describe_missing(summary: str, traceback: str) -> list[str]:
     found = _attribute(summary) or _encoding(summary) or next(_entries(summary, traceback), "")
     if not found:
         return []
-    has = f"The notebook has {found}, and this rank has not: a cell has put it there."
-    return [f"{has} Run that cell by `%%everywhere`, so that each rank runs it before the function."]
+    has = f"The notebook has {found}, and this rank has not: a cell or an import has put it there."
+    return [f"{has} Run it by `%%everywhere`, so that each rank runs it before the function."]
 
 
 def _attribute(summary: str) -> str:
@@ -45,7 +45,7 @@ def _attribute(summary: str) -> str:
         return f"{match[1]}.{match[2]}" if match[2] in getattr(module, "__dict__", {}) else ""
     if match := OF_CLASS.match(summary):
         for module in list(sys.modules.values()):
-            cls = getattr(module, "__dict__", {}).get(match[1])
+            cls: Any = getattr(module, "__dict__", {}).get(match[1])
             if not isinstance(cls, type) or cls.__module__ == "__main__":
                 continue
             if any(match[2] in vars(base) for base in cls.__mro__):
