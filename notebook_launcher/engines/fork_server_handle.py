@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.kernel_imports import KernelImports
-from notebook_launcher.engines.supervisor_handle import LAST_WORDS, SupervisorHandle, popen, reaper
+from notebook_launcher.engines.supervisor_handle import (
+    LAST_WORDS,
+    REAPING,
+    SupervisorHandle,
+    popen,
+    reaper,
+    send_signal,
+)
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.messaging import messages
@@ -61,6 +70,8 @@ class ForkServer:
         self._pid = os.getpid()
         self._shell: Any = None
         """IPython's shell, which calls this object after each cell; None if it does not."""
+        self.is_cold = True
+        """True until the server is known to have forked a supervisor: it may still be importing torch."""
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Start the server, unless a suitable one is alive; returns before the server is ready."""
@@ -70,11 +81,12 @@ class ForkServer:
     def _start(self, environ: Mapping[str, str]) -> None:
         settings = {name: value for name, value in environ.items() if self._is_read_at_import(name, value)}
         if self._is_alive() and self._settings == settings:
+            self._resume()
             return
         self._stop()
         self._channel, theirs = channel_pair()
         self._errors = anonymous_file("errors")
-        self._settings = settings
+        self._settings, self.is_cold = settings, True
         others = {name: value for name, value in os.environ.items() if not _is_read_by_torch(name)}
         with theirs:
             self._process = popen("forkserver", theirs.fileno(), self._errors, {**others, **settings})
@@ -178,8 +190,29 @@ class ForkServer:
         finally:
             os.close(reaped_w)
 
-        wait_reaped = reaper(lambda: os.read(reaped_r, 1), [reaped_r, errors])
-        return SupervisorHandle(wait_reaped, lambda: read_tail(errors, LAST_WORDS), self.stop)
+        reaped = _ReapedPipe(reaped_r, self)
+
+        def signal_supervisor(signum: int) -> None:
+            if reaped.look():
+                pid, parent = reaped.pids
+                send_signal(pid, signum)
+                send_signal(parent, signal.SIGCONT)  # It reaps the supervisor.
+            elif reaped.has_ended:
+                pass
+            elif signum == signal.SIGKILL:
+                self.stop()  # It has not forked the supervisor: it may still be importing torch.
+            else:
+                self._resume()
+
+        return SupervisorHandle(
+            reaper(reaped.wait, [reaped_r, errors]), lambda: read_tail(errors, LAST_WORDS), signal_supervisor
+        )
+
+    def _resume(self) -> None:
+        """Let the server run, in case it is stopped (SIGSTOP)."""
+        if (process := self._process) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
 
     def start_host(
         self, module: str, host_fd: int, environ: Mapping[str, str], *, needs: tuple[str, ...] | None = ()
@@ -245,6 +278,39 @@ class ForkServer:
 
 def _is_interactive() -> bool:
     return hasattr(sys, "ps1")  # IPython and its kernels set it, too.
+
+
+class _ReapedPipe:
+    """The pipe by which the server tells that it has forked a supervisor, and by its end that it has reaped it.
+
+    Args:
+        fd: The end to read from, which the caller closes.
+        server: The server.
+    """
+
+    def __init__(self, fd: int, server: ForkServer) -> None:
+        os.set_blocking(fd, False)
+        self._fd, self._server = fd, server
+        self.pids: tuple[int, ...] = ()
+        """Once it is known: the number of the supervisor, and of its parent, which is the server or its deputy."""
+        self.has_ended = False
+        """True once the supervisor is reaped, or its parent is gone."""
+
+    def look(self) -> bool:
+        """Return True if the supervisor was forked, and has not been reaped."""
+        with contextlib.suppress(BlockingIOError):
+            while said := os.read(self._fd, messages.FORKED.size):
+                self.pids, self._server.is_cold = messages.FORKED.unpack(said), False
+            self.has_ended = True
+        return bool(self.pids) and not self.has_ended
+
+    def wait(self) -> None:
+        """Wait until the supervisor is reaped, at most REAPING seconds."""
+        end, until = select.poll(), time.monotonic() + REAPING
+        end.register(self._fd, select.POLLIN)
+        while not self.has_ended and (left := until - time.monotonic()) > 0:
+            end.poll(1e3 * left)
+            self.look()
 
 
 class _Child:

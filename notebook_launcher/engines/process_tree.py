@@ -14,9 +14,11 @@ import contextlib
 import dataclasses
 import mmap
 import os
+import select
 import selectors
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.board import Board
@@ -31,7 +33,7 @@ from notebook_launcher.processes.store import bind_and_listen
 from notebook_launcher.wording.machine_limits import describe_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from notebook_launcher.engines.events import Event, Stream
     from notebook_launcher.engines.supervisor_handle import Starter, SupervisorHandle
@@ -41,6 +43,12 @@ __all__ = ["ProcessTree"]
 READ_SIZE = 1 << 20
 RECORDS_AT_ONCE = 4
 """The most records of one rank in one batch of events: a short call's begin and end come together."""
+CLOSE_PATIENCE = 10.0
+"""Longest wait in seconds for a supervisor to kill and reap its ranks: to free the memory of a GPU takes seconds."""
+KILL_PATIENCE = 0.3
+"""Longest wait in seconds for the end of a supervisor that was killed."""
+LOOK_EVERY = 0.1
+"""Seconds between two looks whether the deadline of a wait is nearer now."""
 
 
 class ProcessTree:
@@ -164,11 +172,16 @@ class ProcessTree:
         """Have the supervisor send a signal; SIGKILL also goes to the ranks' data-loader workers."""
         with contextlib.suppress(OSError):
             self._channel.send(messages.SignalRanks(ranks=ranks, signum=signum))
+        if signum == signal.SIGKILL:
+            self._signal_supervisor(signal.SIGCONT)  # It may be stopped.
+
+    def _signal_supervisor(self, signum: int) -> None:
+        if self._supervisor is not None:
+            self._supervisor.send_signal(signum)
 
     def kill_supervisor(self) -> None:
         """Kill a supervisor that does not answer; its ranks die with it."""
-        if self._supervisor is not None:
-            self._supervisor.kill()
+        self._signal_supervisor(signal.SIGKILL)
 
     def replace(self, rank: int) -> None:
         """Start a rank again after its process has exited; raises `ResourceError` if the machine cannot hold it."""
@@ -300,17 +313,23 @@ class ProcessTree:
         read = {rank: Pulse.read(pids[rank]) for rank in ranks if rank in pids}
         return {rank: pulse for rank, pulse in read.items() if pulse is not None}
 
-    def close(self) -> None:
-        """Kill the remaining processes, wait until they are reaped, and close every descriptor; idempotent."""
+    def close(self, deadline: Callable[[], float] | None = None) -> None:
+        """Kill the remaining processes, wait until they are reaped, and close every descriptor; idempotent.
+
+        Args:
+            deadline: Returns the time at which a supervisor that has not ended is killed; called again and again.
+                None: CLOSE_PATIENCE seconds from now.
+        """
         if self._supervisor is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(messages.Close())
-            # Waits for the end of the channel, which comes even if the fork server, which would reap the
-            # supervisor, is dead.
-            while not self._supervisor_gone:
-                for event in self._on_supervisor():
-                    if isinstance(event, FromRank):
-                        event.close()
+            self._signal_supervisor(signal.SIGCONT)
+            usual = time.monotonic() + CLOSE_PATIENCE
+            self._await_end(lambda: usual if deadline is None else min(usual, deadline()))
+            if not self._supervisor_gone:
+                self.kill_supervisor()
+                killed = time.monotonic()
+                self._await_end(lambda: killed + KILL_PATIENCE)
             self._supervisor.wait_reaped()
             self._supervisor = None
         for pid in self.pids.values():
@@ -320,6 +339,18 @@ class ProcessTree:
         for rank in list(self._pipes):
             self._drop(rank)
         self._closing.close()
+
+    def _await_end(self, deadline: Callable[[], float]) -> None:
+        """Wait for the supervisor's end until a time."""
+        # For the end of the channel, which comes even if the fork server, which would reap the supervisor, is dead.
+        arrived = select.poll()
+        arrived.register(self._channel, select.POLLIN)
+        while not self._supervisor_gone and (left := deadline() - time.monotonic()) > 0:
+            if not arrived.poll(1e3 * min(left, LOOK_EVERY)):
+                continue
+            for event in self._on_supervisor():
+                if isinstance(event, FromRank):
+                    event.close()
 
     def _drop(self, rank: int) -> None:
         pipes = self._pipes.pop(rank)

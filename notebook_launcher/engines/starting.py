@@ -13,6 +13,7 @@ import importlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
@@ -20,8 +21,16 @@ import warnings
 from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.fork_server_handle import fork_server_of
-from notebook_launcher.engines.supervisor_handle import LAST_WORDS, SupervisorHandle, popen, reaper
+from notebook_launcher.engines.supervisor_handle import (
+    LAST_WORDS,
+    REAPING,
+    SupervisorHandle,
+    popen,
+    reaper,
+    send_signal,
+)
 from notebook_launcher.messaging.channel import anonymous_file, read_tail
+from notebook_launcher.processes.child_processes import wait_for_end
 from notebook_launcher.processes.rank import forking
 
 if TYPE_CHECKING:
@@ -42,7 +51,11 @@ def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> Supervisor
     errors = anonymous_file("errors")
     process = popen("supervisor", sock.fileno(), errors, dict(os.environ))
 
-    return SupervisorHandle(reaper(process.wait, [errors]), lambda: read_tail(errors, LAST_WORDS), process.kill)
+    def wait() -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(REAPING)
+
+    return SupervisorHandle(reaper(wait, [errors]), lambda: read_tail(errors, LAST_WORDS), process.send_signal)
 
 
 def fork_starter(call: FunctionCall) -> Starter:
@@ -61,12 +74,10 @@ def fork_starter(call: FunctionCall) -> Starter:
         if pid == 0:
             _become_supervisor(sock, call, errors, kernel_fds)
 
-        def wait() -> None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
         return SupervisorHandle(
-            reaper(wait, [errors]), lambda: read_tail(errors, LAST_WORDS), lambda: os.kill(pid, signal.SIGKILL)
+            reaper(lambda: wait_for_end(pid, REAPING), [errors]),
+            lambda: read_tail(errors, LAST_WORDS),
+            lambda signum: send_signal(pid, signum),
         )
 
     return starter

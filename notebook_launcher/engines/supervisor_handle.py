@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -13,10 +14,12 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-__all__ = ["LAST_WORDS", "Starter", "SupervisorHandle", "popen", "reaper"]
+__all__ = ["LAST_WORDS", "REAPING", "Starter", "SupervisorHandle", "popen", "reaper", "send_signal"]
 
 LAST_WORDS = 4000
 """Bytes at the end of a supervisor's standard error that are shown if it fails."""
+REAPING = 2.0
+"""Longest wait in seconds until a supervisor that has ended is reaped, which takes a millisecond."""
 
 
 class Starter(Protocol):
@@ -32,11 +35,11 @@ class SupervisorHandle:
     """The kernel's handle on a supervisor that was started."""
 
     wait_reaped: Callable[[], None]
-    """Waits until the process is reaped, and closes the handle's descriptors; idempotent."""
+    """Waits until the process is reaped, at most REAPING seconds, and closes the handle's descriptors; idempotent."""
     last_words: Callable[[], str]
     """Returns the end of its standard error."""
-    kill: Callable[[], None]
-    """Kills the process, even if it has not come up yet."""
+    send_signal: Callable[[int], None]
+    """Sends the process a signal, even if it has not come up yet: SIGCONT, in case it is stopped, or SIGKILL."""
 
 
 def reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:
@@ -50,6 +53,12 @@ def reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:
             os.close(fds.pop())
 
     return wait_reaped
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Send a process a signal, if it is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
 
 
 def popen(role: Any, fd: int, errors: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:

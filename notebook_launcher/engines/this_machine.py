@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.messaging.channel import Channel
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["cool_down", "start_here", "start_host", "take_over_server", "warm_up"]
+__all__ = ["cool_down", "is_cold", "start_here", "start_host", "take_over_server", "warm_up"]
 
 
 def start_here(setup: messages.Setup, call: FunctionCall | None = None) -> ProcessTree:
@@ -68,6 +68,11 @@ def start_host(module: str, host_fd: int, environ: Mapping[str, str], call: Func
 def take_over_server(channel: Channel, pid: int, environ: Mapping[str, str]) -> None:
     """Use a fork server that is a child of this process, and was started with this environment."""
     fork_server().take_over(channel, pid, environ)
+
+
+def is_cold() -> bool:
+    """Return True if the fork server has forked nothing yet: it may still be importing torch."""
+    return fork_server().is_cold
 
 
 def cool_down() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from notebook_launcher.engines.board import Board
     from notebook_launcher.engines.events import Event
@@ -108,6 +108,10 @@ class Tree(Protocol):
         """Return the activity of these ranks' processes; a rank that is gone, or cannot be looked at, is left out."""
         ...
 
-    def close(self) -> None:
-        """Kill the remaining processes, wait until they are reaped, and release everything; idempotent."""
+    def close(self, deadline: Callable[[], float] | None = None) -> None:
+        """Kill the remaining processes, wait until they are reaped, and release everything; idempotent.
+
+        Args:
+            deadline: Returns the time at which the wait is given up; called again and again. None: some seconds.
+        """
         ...

@@ -154,13 +154,17 @@ class Ranks:
         if (tree := self.tree) is not None:
             tree.wake()
 
-    def close(self) -> None:
-        """Kill remaining processes and release all descriptors; idempotent. Call it again after an interrupt."""
+    def close(self, deadline: Callable[[], float] | None = None) -> None:
+        """Kill remaining processes and release all descriptors; idempotent. Call it again after an interrupt.
+
+        Args:
+            deadline: As in `Tree.close`.
+        """
         self.comms.close()
         tree, self.tree = self.tree, None
         if tree is not None:
             try:
-                tree.close()
+                tree.close(deadline)
             except BaseException:
                 self.tree = tree
                 raise

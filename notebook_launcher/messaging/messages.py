@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
+import struct
 from typing import Any, Literal, TypeAlias
 
 from notebook_launcher.settings.training_settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
@@ -29,6 +30,7 @@ from notebook_launcher.settings.training_settings import TrainingSettings  # noq
 __all__ = [
     "COMM_SIGNAL",
     "DUMP_SIGNAL",
+    "FORKED",
     "CallStarted",
     "Change",
     "ChangeAction",
@@ -84,6 +86,8 @@ DUMP_SIGNAL = signal.SIGRTMAX - 5
 """The signal at which a rank writes the stacks of all its threads, even while it is stuck in C code."""
 COMM_SIGNAL = signal.SIGRTMAX - 6
 """The signal at which a rank that runs a call reads what the page has sent to its widgets."""
+FORKED = struct.Struct("<2i")
+"""Process numbers of a supervisor and of its parent, which is the fork server or its deputy."""
 ChangeAction: TypeAlias = Literal["set", "pause", "resume", "save", "stop", "profile"]
 ChangeSource: TypeAlias = Literal["code", "monitor"]
 Stage: TypeAlias = Literal["arrive", "function", "return"]
@@ -136,7 +140,7 @@ class ImageMade:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartSupervisor:
-    """Fork a supervisor. Descriptors: its channel, a pipe that is closed once it has been reaped."""
+    """Fork a supervisor. Descriptors: its channel, and a pipe that gets FORKED, and ends once it has been reaped."""
 
     setup: Setup
     """The settings of its ranks, by which the fork server finds spare ranks. The supervisor receives them too."""

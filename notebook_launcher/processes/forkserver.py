@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     """A request of the kernel, with its descriptors."""
 
 __all__ = ["main"]
-
 CHORES_AFTER = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
 row that each make an optimizer took 13 s with 2 s here, because every rank imported torch's compiler, and take 3 s."""
@@ -73,6 +72,7 @@ def main(fd: int) -> None:
 
 def _serve(channel: Channel, owner_pid: int) -> None:
     """Live as the fork server of a kernel or a host; in a forked child, live as that child."""
+    libraries.signal_at_parents_death(signal.SIGCONT)
     become = _Server(channel, owner_pid).serve()
     become()
 
@@ -224,6 +224,8 @@ class _Server:
         else:
             pid = self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
         if pid > 0:
+            with contextlib.suppress(BrokenPipeError):  # The kernel is gone.
+                os.write(reaped_fd, messages.FORKED.pack(pid, os.getpid()))
             self._spares.note_launch(pid, request)
 
     def _on_kernel_gone(self) -> None:
@@ -360,6 +362,7 @@ class _Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def _become_deputy(self, server: _ServerAtWork) -> None:
+        libraries.signal_at_parents_death(signal.SIGCONT)
         self._close_watched()
         self._listen()
         self._server = server

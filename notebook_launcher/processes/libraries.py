@@ -8,8 +8,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
-__all__ = ["libc", "name_process", "open_now", "set_library_threads"]
+__all__ = ["libc", "name_process", "open_now", "set_library_threads", "signal_at_parents_death"]
 
+PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_GET_NAME = 16
 
@@ -37,6 +38,15 @@ def libc() -> ctypes.CDLL:
     library = ctypes.CDLL(None)
     getattr(library, "prctl", None)  # Looked up here, so that forked supervisors and ranks inherit the function.
     return library
+
+
+def signal_at_parents_death(signum: int) -> None:
+    """Have Linux send this process a signal when its parent dies, or the parent's thread that started it ends.
+
+    SIGCONT does nothing to a process that runs, and lets one that is stopped (SIGSTOP) notice the death.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc().prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
 def name_process(name: str) -> str:

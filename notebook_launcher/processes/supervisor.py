@@ -24,7 +24,7 @@ from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel
 from notebook_launcher.processes import leftovers
 from notebook_launcher.processes.child_processes import children, wait_for_end
-from notebook_launcher.processes.libraries import libc
+from notebook_launcher.processes.libraries import libc, signal_at_parents_death
 from notebook_launcher.processes.rank.rank import run_rank
 from notebook_launcher.processes.rank.rank_start import RankStart
 from notebook_launcher.processes.rank_sources import NewRanks
@@ -55,6 +55,7 @@ def lead() -> None:
     with contextlib.suppress(PermissionError):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal_at_parents_death(signal.SIGCONT)
     with contextlib.suppress(OSError, AttributeError):
         # Orphans of ranks (a data-loader worker whose rank was killed) become children of this process, so that
         # `kill_orphans` finds them.

@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterTree"]
 
-ANSWER_PATIENCE = 2.0
+ANSWER_PATIENCE = 1.0
 """Longest wait in seconds for the nodes' stacks: reading them takes up to half a second."""
 AT_ONCE = 256
 """Records of nodes that are taken at once: while many nodes send, there may always be one more."""
 CLOSE_PATIENCE = 10.0
 """Longest wait in seconds for a node to kill and reap its ranks; then its agent is given up."""
+LOOK_EVERY = 0.1
+"""Seconds between two looks whether the deadline of a wait is nearer now."""
 
 _numbers = itertools.count(1)
 
@@ -242,16 +244,24 @@ class ClusterTree:
         """Return the activity of these ranks' processes, as their nodes last reported."""
         return {rank: Pulse(*self._pulses[rank]) for rank in ranks if rank in self._pulses}
 
-    def close(self) -> None:
-        """Kill the remaining processes, wait until they are reaped, and give the nodes back; idempotent."""
+    def close(self, deadline: Callable[[], float] | None = None) -> None:
+        """Kill the remaining processes, wait until they are reaped, and give the nodes back; idempotent.
+
+        Args:
+            deadline: Returns the time at which nodes that have not answered are lost; called again and again. None:
+                CLOSE_PATIENCE seconds from now.
+        """
         if self._is_closed:
             return
         for node in self._nodes:
             if not (self._is_finishing and self._exited.issuperset(self._ranks_of[node])):
                 node.send(node_records.CloseTree(), urgent=True)
-        until = time.monotonic() + CLOSE_PATIENCE
+        usual = time.monotonic() + CLOSE_PATIENCE
         for node in self._nodes:
-            if not node.await_closed(self._number, until) and not node.lost:
+            while not (is_closed := node.await_closed(self._number, time.monotonic() + LOOK_EVERY)) and not node.lost:
+                if time.monotonic() >= (usual if deadline is None else min(usual, deadline())):
+                    break
+            if not is_closed and not node.lost:
                 node.lost = "it did not end its ranks in time"
         self._is_closed = True
         self._give_back()

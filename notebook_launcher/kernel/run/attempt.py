@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.engines.events import FromRank, NodeLost, Output, RankLost, SupervisorLost
 from notebook_launcher.kernel.failures.culprit import is_victim
 from notebook_launcher.kernel.run.call_state import CallState
-from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
+from notebook_launcher.kernel.run.ladder import (
+    AT_ONCE_BUDGET,
+    FAILED_BUDGET,
+    FAILURE_BUDGETS,
+    LAST_BUDGET,
+    STOP_BUDGET,
+    USER_BUDGETS,
+    Ladder,
+    Rung,
+)
 from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 from notebook_launcher.kernel.run.rank_requests import RankRequests
 from notebook_launcher.kernel.run.time_limits import TimeLimits
@@ -37,6 +46,7 @@ ended the call leave the process group, which breaks the group; models that are 
 RETURN_GRACE = 1.0
 """Seconds after which a rank that has returned leaves the process group while others have not returned. Under torchrun
 the rank's process would have exited, and peers that wait for it in a collective would get an error."""
+NO_ANSWER = "it did not end its ranks, and did not end itself"
 VICTIM_GRACE = 1.0
 """Longest wait in seconds for the failures of other ranks, if the first failure looks like a consequence of another
 one (for example "connection reset")."""
@@ -78,6 +88,10 @@ class Attempt:
         """The present stop; None while no stop is under way."""
         self.timed_out = False
         """True if the run exceeded `LaunchConfig.timeout` or `idle_timeout`."""
+        self.gave_up = False
+        """True once the supervisors were killed, because the ranks had not ended in time."""
+        self.gives_up_at = math.inf
+        """Time at which what has not ended of the ranks, and then of their supervisors, is given up."""
         self.went_idle = False
         """True if the run exceeded `LaunchConfig.idle_timeout`."""
         self._limits = TimeLimits(deadline, idle_timeout, clock)
@@ -204,6 +218,7 @@ class Attempt:
         elif at_once:
             self.ladder.climb_to(Rung.KILL, now)
             self._send_signal()
+        self._give_up_by(now + (AT_ONCE_BUDGET if at_once else STOP_BUDGET))
 
     def note_change(self, changed: messages.Changed) -> None:
         """Stop the clocks while the ranks are paused."""
@@ -213,6 +228,11 @@ class Attempt:
             self.release_clock()
         else:
             self.hold_clock()
+
+    def _give_up_by(self, moment: float) -> None:
+        """Give up ranks that have not ended at this time, if no earlier one is set."""
+        if not self.gave_up:
+            self.gives_up_at = min(self.gives_up_at, moment)
 
     def _climb_onto(self, ladder: Ladder) -> None:
         self.ladder = ladder
@@ -263,7 +283,8 @@ class Attempt:
 
     def next_deadline(self) -> float | None:
         """Return the time at which `act` has something to do; None if it has nothing to do."""
-        moments: list[float | None] = [self._fail_at] if self.ladder is None else [self.ladder.deadline]
+        moments: list[float | None] = [self.gives_up_at]
+        moments.append(self._fail_at if self.ladder is None else self.ladder.deadline)
         if self.state.debugged is None:
             moments.append(self._leave_at)
         if self.ladder is None:
@@ -275,6 +296,7 @@ class Attempt:
         """Do what is due; `before_stop` is called before the first signal of a stop that the user did not ask for."""
         now = self._clock()
         self._leave_if_due(now)
+        self._give_up_if_due(now)
         if self.ladder is not None:
             self._climb_if_due(now, self.ladder)
         elif not self._stop_if_failed(now, before_stop):
@@ -289,6 +311,17 @@ class Attempt:
             for rank in self.state.leave_group():
                 self.tree.send(rank, messages.LeaveGroup())
 
+    def _give_up_if_due(self, now: float) -> None:
+        """End the run with what is known, if its ranks have not ended by now."""
+        if now < self.gives_up_at:
+            return
+        if self.gave_up:
+            self.state.note_loss(SupervisorLost(NO_ANSWER))
+        else:
+            self.gave_up = True
+            self.gives_up_at = now + LAST_BUDGET
+            self.tree.kill_supervisor()
+
     def _climb_if_due(self, now: float, ladder: Ladder) -> None:
         if now >= ladder.deadline:
             ladder.climb(now)
@@ -301,6 +334,7 @@ class Attempt:
         if all(_is_victim(outcome) for outcome in self.state.failures):
             before_stop()
         self._climb_onto(Ladder.start(self._clock(), FAILURE_BUDGETS))
+        self._give_up_by(min(now + FAILED_BUDGET, max(now, self._limits.deadline) + STOP_BUDGET))
         return True
 
     def _stop_if_over_limit(self, now: float, before_stop: Callable[[], Any]) -> None:
@@ -309,6 +343,7 @@ class Attempt:
         self.timed_out, self.went_idle = True, self._limits.is_idle(now, has_begun=self._has_begun)
         before_stop()
         self._climb_onto(Ladder.start(self._clock(), USER_BUDGETS))
+        self._give_up_by(now + STOP_BUDGET)
 
     @property
     def rung(self) -> Rung | None:

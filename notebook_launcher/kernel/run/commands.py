@@ -106,8 +106,8 @@ class CommandQueue:
     def __init__(self) -> None:
         self.stop_asked_at = math.inf
         """Time of the first stop, by `time.monotonic()`; infinite if none was asked for."""
-        self.stops_at_once = False
-        """True once a stop asked to kill the ranks without asking them first."""
+        self.kill_asked_at = math.inf
+        """Time of the first stop that asked to kill the ranks without asking them first; infinite if none did."""
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
 
     @property
@@ -119,7 +119,8 @@ class CommandQueue:
         """Add a command; from any thread."""
         if isinstance(command, StopCommand):
             self.stop_asked_at = min(self.stop_asked_at, time.monotonic())
-            self.stops_at_once = self.stops_at_once or command.at_once
+            if command.at_once:
+                self.kill_asked_at = min(self.kill_asked_at, time.monotonic())
         self._queue.put(command)
 
     def take_all(self) -> Iterator[Command]:

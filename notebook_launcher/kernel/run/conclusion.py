@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from notebook_launcher.engines.this_machine import is_cold
 from notebook_launcher.errors import (
     ConfigError,
     InternalError,
@@ -185,7 +186,7 @@ def _error_of_attempt(
     # First: a run that lacks a rank, or times out, before it has any rank is ended by killing its supervisor.
     if attempt.state.not_started is not None:
         return _not_started_error(attempt.state.not_started, plan)
-    if attempt.state.tree_lost and not attempt.timed_out:
+    if attempt.state.tree_lost and not attempt.timed_out and not (attempt.gave_up and failures):
         return _lost_tree_error(attempt, asked_to_stop=asked_to_stop)
     if attempt.timed_out:
         return RunTimeoutError("\n".join(filter(None, (_describe_timeout(attempt, plan), _evidence(stacks, plan)))))
@@ -210,13 +211,20 @@ def _describe_timeout(attempt: Attempt, plan: Plan) -> str:
         return f"the run was stopped: {quiet} idle_timeout={plan.config.idle_timeout:g} s."
     text = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
     if not attempt.state.started:
-        text += " No rank had begun the function yet: the first launch imports torch, which takes seconds."
+        text += " No rank had begun the function yet"
+        is_first = plan.config.engine is None and plan.config.start_method == "forkserver" and is_cold()
+        text += ": the first launch imports torch, which takes seconds." if is_first else "."
     return text
 
 
 def _lost_tree_error(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
     if attempt.state.node_lost is not None:
         return rank_errors.node_lost_error(attempt.state.node_lost)
+    if asked_to_stop and attempt.gave_up:
+        return RunStoppedError(
+            "the run was stopped, and its processes did not answer: one of the launcher was stopped (SIGSTOP), or "
+            "the machine was too busy"
+        )
     if asked_to_stop:
         return RunStoppedError("the run was stopped before its ranks had started")
     return rank_errors.supervisor_lost_error(attempt.state.supervisor_lost or "")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING
+
+from notebook_launcher.kernel.run.ladder import AT_ONCE_BUDGET, STOP_BUDGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.commands import CommandQueue
     from notebook_launcher.kernel.run.data import RunData
 
-__all__ = ["EXIT_BUDGET", "end_ranks"]
+__all__ = ["EXIT_BUDGET", "close_deadline", "end_ranks"]
 
 EXIT_BUDGET = 5.0
 """Time limit in seconds of the ranks' exit handlers after a success."""
@@ -44,11 +48,16 @@ def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[E
         if not failed:
             text = f"rank {rank} was killed: {when} it was still running exit handlers or threads{hint}"
             data.output.notice(text, "stderr")
-    ranks.close()
+    ranks.close(partial(close_deadline, data.commands, attempt))
+
+
+def close_deadline(commands: CommandQueue, attempt: Attempt) -> float:
+    """Return the time at which processes that have not ended are given up; infinity if nobody stops the run."""
+    return min(attempt.gives_up_at, commands.stop_asked_at + STOP_BUDGET, commands.kill_asked_at + AT_ONCE_BUDGET)
 
 
 def _deadline(commands: CommandQueue, began: float, *, failed: bool) -> float:
-    if commands.stops_at_once:
+    if math.isfinite(commands.kill_asked_at):
         return began
     usual = began + (FAILED_EXIT_BUDGET if failed else EXIT_BUDGET)
     return min(usual, max(began, commands.stop_asked_at) + FAILED_EXIT_BUDGET)

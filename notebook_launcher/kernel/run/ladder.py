@@ -7,6 +7,9 @@ The rungs:
     interrupt   SIGINT: `KeyboardInterrupt` in Python code, `finally` blocks run
     terminate   SIGTERM: ends a process that sits in C code, unless it handles the signal
     kill        SIGKILL to the rank's whole session
+
+Whoever sends SIGKILL to the ranks may be stopped or hang. So every stop has a deadline, too: then the supervisors are
+killed, and a moment later the run ends with what is known.
 """
 
 from __future__ import annotations
@@ -16,7 +19,16 @@ import enum
 import math
 import signal
 
-__all__ = ["FAILURE_BUDGETS", "USER_BUDGETS", "Ladder", "Rung"]
+__all__ = [
+    "AT_ONCE_BUDGET",
+    "FAILED_BUDGET",
+    "FAILURE_BUDGETS",
+    "LAST_BUDGET",
+    "STOP_BUDGET",
+    "USER_BUDGETS",
+    "Ladder",
+    "Rung",
+]
 
 
 class Rung(enum.Enum):
@@ -42,6 +54,15 @@ USER_BUDGETS = {Rung.ASK: 0.5, Rung.INTERRUPT: 1.0, Rung.TERMINATE: 0.5}
 """Seconds; together 2.0, so that a stop takes under 3 s even if every rank ignores every signal."""
 FAILURE_BUDGETS = {Rung.INTERRUPT: 0.4, Rung.TERMINATE: 0.3}
 """Seconds after a failure. The peers' work is lost then, and the error should be in the cell in under 2 s."""
+
+STOP_BUDGET = 4.0
+"""Seconds from the beginning of a user's stop, or from a limit, until what has not ended is given up."""
+AT_ONCE_BUDGET = 2.0
+"""Seconds from the request to kill the ranks until they are given up."""
+FAILED_BUDGET = 10.0
+"""Seconds from the stop after a failure until what has not ended is given up: to free a GPU takes long."""
+LAST_BUDGET = 0.4
+"""Seconds from the end of such a budget, when the supervisors are killed, until the run ends with what is known."""
 
 
 @dataclasses.dataclass(slots=True)

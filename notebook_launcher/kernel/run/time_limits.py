@@ -29,6 +29,11 @@ class TimeLimits:
         self._held_at: float | None = None
         """Time since which the clock of the deadline stands still; None while it runs."""
 
+    @property
+    def deadline(self) -> float:
+        """Time at which the run has taken too long; infinity: never."""
+        return self._deadline
+
     def note_activity(self) -> None:
         """Note that a rank sent something just now."""
         self._active_at = self._clock()

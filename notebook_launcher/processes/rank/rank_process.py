@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.processes import inherited
-from notebook_launcher.processes.libraries import libc
+from notebook_launcher.processes.libraries import signal_at_parents_death
 
 if TYPE_CHECKING:
     from notebook_launcher.processes.rank.rank_start import RankStart
@@ -25,7 +25,6 @@ __all__ = [
     "redirect_output",
 ]
 
-PR_SET_PDEATHSIG = 1
 FIRST_OWN_FD = 3
 
 
@@ -39,8 +38,7 @@ def begin() -> None:
 def _die_with_parent() -> None:
     """Have Linux kill this process when its parent dies."""
     parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal_at_parents_death(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -13,7 +13,16 @@ from notebook_launcher.engines.board import Board
 from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.run.attempt import RETURN_GRACE, SESSION_GRACE, SURE_GRACE, VICTIM_GRACE, Attempt
-from notebook_launcher.kernel.run.ladder import FAILURE_BUDGETS, USER_BUDGETS, Ladder, Rung
+from notebook_launcher.kernel.run.ladder import (
+    AT_ONCE_BUDGET,
+    FAILED_BUDGET,
+    FAILURE_BUDGETS,
+    LAST_BUDGET,
+    STOP_BUDGET,
+    USER_BUDGETS,
+    Ladder,
+    Rung,
+)
 from notebook_launcher.messaging import board_layout, messages
 from tests.support.outcomes import BOOM, LOST_PEER, raised_record, returned_record
 
@@ -142,7 +151,7 @@ def test_failure_stops_the_others_after_a_grace_and_climbs_the_ladder(
     call.fail(0)
     assert call.act(FAILURE_BUDGETS[Rung.INTERRUPT]) == [((2,), signal.SIGTERM)]
     assert call.act(FAILURE_BUDGETS[Rung.TERMINATE]) == [((2,), signal.SIGKILL)]
-    assert call.act(1000) == []
+    assert call.act(FAILED_BUDGET / 2) == []
     call.lose(2)
     assert (call.attempt.settled, call.attempt.rung) == (True, Rung.KILL)
     assert [call.attempt.state.outcomes[rank].after_stop for rank in range(3)] == [True, False, True]
@@ -209,6 +218,40 @@ def test_kill_before_any_rank_is_up_ends_the_supervisor(clock: Clock) -> None:
     call.tree.pids.clear()
     call.attempt.stop(at_once=True)
     assert "supervisor" in call.act()
+
+
+@pytest.mark.parametrize("case", ["limit", "stop", "kill", "failure", "failure before the limit"])
+def test_ranks_that_do_not_end_are_given_up(clock: Clock, case: str) -> None:
+    deadline = {"limit": 10.0, "failure before the limit": 11.0}.get(case, 1000.0)
+    call = Call(clock, deadline=clock.now + deadline).start()
+    clock.now += 10.0
+    if case.startswith("failure"):
+        call.fail(1)
+        clock.now += SURE_GRACE
+    elif case != "limit":
+        call.attempt.stop()
+    call.act()
+    if case == "kill":
+        call.act(1.0)
+        call.attempt.stop(at_once=True)
+        assert ((0, 1, 2), signal.SIGKILL) in call.act(0.5)
+        call.attempt.stop(at_once=True)  # A third request changes nothing.
+    given_up = {
+        "kill": 11.0 + AT_ONCE_BUDGET, "failure": 10.0 + SURE_GRACE + FAILED_BUDGET,
+        "failure before the limit": 11.0 + STOP_BUDGET,
+    }.get(case, 10.0 + STOP_BUDGET)  # fmt: skip
+    began = clock.now
+    while "supervisor" not in call.act():
+        moment = call.attempt.next_deadline()
+        assert moment is not None
+        clock.now = moment
+    assert clock.now - began < given_up
+    assert clock.now == pytest.approx(1000.0 + given_up)
+    assert not call.attempt.settled
+    assert call.act(LAST_BUDGET) == []
+    assert call.attempt.settled
+    assert call.attempt.state.failed
+    assert call.attempt.timed_out == (case == "limit")
 
 
 def test_session_kills_one_rank_in_place_of_terminating_all(clock: Clock) -> None:
