@@ -15,6 +15,7 @@ from notebook_launcher.drawing.legend import RUN_STATES
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.host_files import is_hosted, is_session
+from notebook_launcher.history.owners import is_stopped
 from notebook_launcher.wording.choices import unknown
 from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.text import escape, one_line
@@ -210,7 +211,11 @@ def _holdings(run: RecordedRun) -> str:
     parts = [format_bytes(memory)] if memory else []
     parts += [f"{format_bytes(gpus)} of GPUs"] if gpus else []
     has_host = is_hosted(run.folder) or is_session(run.folder)
-    parts += [f"host {owner}"] if has_host and (owner := run_folders.owner_of(run.folder)) else []
+    if (owner := run_folders.owner_of(run.folder)) is not None:
+        hangs = is_stopped(owner)
+        parts += (
+            [f"{'host' if has_host else 'kernel'} {owner}{' does not answer' * hangs}"] if has_host or hangs else []
+        )
     return ", ".join(parts)
 
 

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.archive.recorded import RecordedRun
-from notebook_launcher.detached.host_socket import HostConnection
+from notebook_launcher.detached.host_socket import HostConnection, HostSilentError
 from notebook_launcher.detached.requests import Ask
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.schema import RunReader
@@ -181,8 +181,12 @@ class AskingHandle(RunReader):
         self._command("resume")
 
     def check_protocol(self) -> None:
-        """Raise `CallOrderError` if the host is of a version of this package with another protocol."""
-        with contextlib.suppress(OSError), contextlib.closing(HostConnection(self._folder)):
+        """Raise `CallOrderError` if the host speaks another protocol, and `TimeoutError` if it does not answer."""
+        try:
+            HostConnection(self._folder).close()
+        except HostSilentError:
+            raise
+        except OSError:  # There is none any more.
             pass
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -196,6 +200,8 @@ class AskingHandle(RunReader):
     def _command(self, method: str, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._call(method, *args, **kwargs)
+        except HostSilentError:
+            raise
         except OSError:
             raise CallOrderError(
                 f"the run is over ({self._recorded.state}): its ranks are gone. run.result() and run.logs(rank) have "

@@ -41,6 +41,7 @@ def attach(
     Raises:
         LookupError: There is no such run, or it was not launched with `detached=True`.
         CallOrderError: The run's host is of a version of this package with another protocol.
+        TimeoutError: The run's host does not answer; it may be stopped (SIGSTOP).
     """
     check_not_in_rank("attach")
     attached = AttachedRun(_latest(folder) if run in (None, LAST) else _one(run, folder))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,7 +20,6 @@ __all__ = ["Caller", "Clients"]
 
 SLOW = 10.0
 """Longest wait in seconds until a client has taken an answer; then the client is dropped."""
-TIMEVAL = struct.Struct("ll")
 
 
 class Caller:
@@ -92,7 +90,7 @@ class Clients:
     def _attend(self, client: socket.socket) -> None:
         try:
             with client:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEVAL.pack(int(SLOW), 0))
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, host_socket.TIMEVAL.pack(int(SLOW), 0))
                 link = host_socket.greet(client)
                 caller = Caller(client, link)
                 while True:

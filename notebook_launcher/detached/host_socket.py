@@ -13,19 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached.requests import PROTOCOL, Answered, RequestRefused
 from notebook_launcher.errors import CallOrderError
+from notebook_launcher.history import run_folders
 from notebook_launcher.history.folder_files import socket_path
 from notebook_launcher.history.host_files import SOCKET
-from notebook_launcher.messaging.links import Link
+from notebook_launcher.messaging.links import Link, SilentError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["HostConnection", "SocketWatch", "greet", "listen", "peer_of"]
+__all__ = ["HostConnection", "HostSilentError", "SocketWatch", "greet", "listen", "peer_of"]
 
 CREDENTIALS = struct.Struct("3i")
+TIMEVAL = struct.Struct("ll")
 GREETING = f"notebook-launcher host {PROTOCOL}\n".encode("ascii")
 PATIENCE = 10.0
 """Seconds after which a host or client that should be sending counts as hung."""
+
+
+class HostSilentError(TimeoutError):
+    """The host is there, and does not answer."""
 
 
 def listen(folder: Path, socket_name: str = SOCKET) -> socket.socket:
@@ -107,15 +113,21 @@ class HostConnection:
     """A client's connection to a host; for one thread, which closes it.
 
     Raises:
+        HostSilentError: A host is there, and does not answer.
         OSError: No host is there; what `greet` raises is raised, too.
     """
 
     def __init__(self, folder: Path, socket_name: str = SOCKET) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
+            # A host that is stopped takes 16 connections, without a word, and no further ones.
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEVAL.pack(int(PATIENCE), 0))
             with socket_path(folder, socket_name) as name:
                 self._sock.connect(name)
             self._link = greet(self._sock)
+        except (SilentError, BlockingIOError) as error:
+            self._sock.close()
+            raise HostSilentError(_why_silent(folder)) from error
         except BaseException:
             self._sock.close()
             raise
@@ -141,6 +153,15 @@ class HostConnection:
     def close(self) -> None:
         """Close the connection; idempotent."""
         self._sock.close()
+
+
+def _why_silent(folder: Path) -> str:
+    pid = run_folders.owner_of(folder)
+    what_to_do = "" if pid is None else f": `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it with its ranks"
+    return (
+        f"the host of {folder.name} does not answer: it has said nothing for {PATIENCE:g} s. It may be stopped "
+        f"(SIGSTOP), or its machine is too busy{what_to_do}. open_run({folder.name!r}) reads what it has recorded."
+    )
 
 
 def _checked(answer: Any) -> Any:

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import math
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from notebook_launcher.engines.tree import Tree
     from notebook_launcher.machine.node_allocation import NodeInfo
     from notebook_launcher.messaging import messages
 
-__all__ = ["Engine", "ReducibleEngine", "RememberingEngine"]
+__all__ = ["Engine", "ReducibleEngine", "RememberingEngine", "start_deadline", "starting_until"]
+
+_DEADLINE: contextvars.ContextVar[Callable[[], float]] = contextvars.ContextVar("start deadline")
+
+
+@contextlib.contextmanager
+def starting_until(deadline: Callable[[], float]) -> Iterator[None]:
+    """Let machines that are started in this block come up until a time, which `deadline` returns again and again."""
+    token = _DEADLINE.set(deadline)
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
+def start_deadline() -> float:
+    """Return the time by `time.monotonic()` until which a machine may come up; infinity: as long as it takes."""
+    deadline = _DEADLINE.get(None)
+    return math.inf if deadline is None else deadline()
 
 
 class Engine(Protocol):

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SILENCE", "identify", "is_alive", "start_of"]
+__all__ = ["SILENCE", "identify", "is_alive", "is_stopped", "start_of"]
 
 SILENCE = 60.0
 """Seconds without a new summary after which a kernel of another machine or container counts as dead. A kernel that
@@ -43,11 +43,22 @@ def is_alive(owner: object, *, age: float) -> bool:
 def start_of(pid: int) -> int | None:
     """Return the start of a process in clock ticks since the boot; None if it has ended or is a zombie."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The second field is the name, which may hold anything, also parentheses: see proc(5).
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat_of(pid)
         return None if fields[0] in (b"Z", b"X") else int(fields[19])
     return None
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a process of this machine was stopped (SIGSTOP), so that it does nothing until it is continued."""
+    with contextlib.suppress(OSError, IndexError):
+        return _stat_of(pid)[0] == b"T"
+    return False
+
+
+def _stat_of(pid: int) -> list[bytes]:
+    """Return what proc(5) has in /proc/PID/stat after the name, which may hold anything, also parentheses."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 @functools.cache

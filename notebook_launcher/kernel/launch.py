@@ -5,6 +5,7 @@ What a run needs is imported by the first call, so that the import in a notebook
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.kernel.calls.checks import arguments_by_name, check_not_in_rank
@@ -152,8 +153,12 @@ def _start(
     from notebook_launcher.kernel.plan import make_plan
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.handle import Run
+    from notebook_launcher.kernel.run.time_limits import limited_start
 
-    return Run.start(Ranks(make_plan(config), many_calls=False), fn, args, kwargs, in_cell=in_cell)
+    began = time.monotonic()
+    with limited_start(config.timeout, began):
+        plan = make_plan(config)
+    return Run.start(Ranks(plan, many_calls=False), fn, args, kwargs, in_cell=in_cell, began=began)
 
 
 def _start_detached(

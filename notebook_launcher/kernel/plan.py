@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+import time
 import uuid
 from typing import TYPE_CHECKING
 
@@ -107,6 +108,7 @@ class Plan:
     def setup(self, *, many_calls: bool) -> messages.Setup:
         """Return the settings of all ranks, with the kernel's present environment; raises `ConfigError`."""
         cwd = _working_directory()
+        is_one = self.config.detached and not many_calls
         return messages.Setup(
             run_id=uuid.uuid4().hex,
             num_processes=self.num_processes,
@@ -117,6 +119,7 @@ class Plan:
             argv=_argv(),
             cwd=cwd,
             kernel_pid=os.getpid(),
+            ends_at=time.monotonic() + self.config.timeout if self.config.timeout and is_one else None,
             threads_per_process=self.threads_per_process,
             random=self.random,
             rank_seeds=self.config.rank_seeds,

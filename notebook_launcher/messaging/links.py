@@ -19,9 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Link", "LinkError"]
+__all__ = ["Link", "LinkError", "SilentError"]
 
 HEAD = struct.Struct("<Q")
+LONGEST_RECORD = 1 << 40
+"""Bytes of a record that no machine could hold: such a length is not one, but a stream that something has spoilt."""
+LONGEST_LINE = 1 << 24
+"""Bytes of a line of text before the first record."""
 READ_SIZE = 1 << 16
 """Bytes that are read at once: as many as a pipe holds. For more, each read would map fresh memory."""
 MAX_PARTS = 512
@@ -33,8 +37,12 @@ LOOK_EVERY = 0.25
 class LinkError(OSError):
     """The other end is gone, or has been silent for too long.
 
-    The message is a reason alone: who shows it names the node.
+    The message is a reason alone: who shows it names the node. Also raised where the stream holds no records.
     """
+
+
+class SilentError(LinkError):
+    """The other end is there, and has been silent for too long."""
 
 
 class Link:
@@ -90,7 +98,10 @@ class Link:
         raise LinkError("the other end has taken nothing for too long")
 
     def receive(self, patience: float | None = None) -> Any:
-        """Return the next record; raises `LinkError` at the end, and after `patience` seconds without a byte."""
+        """Return the next record; raises `LinkError` at the end, and after `patience` seconds without a byte.
+
+        Raises what unpickling raises, too; then the link is of no further use.
+        """
         while (end := self._end_of_record(0)) is None:
             self._fill(patience)
         return self._take_record(end)
@@ -118,13 +129,15 @@ class Link:
     def next_line(self) -> bytes | None:
         """Return the next line of text, as far as it has been read; None: not all of it has."""
         if (end := self._unread.find(b"\n")) < 0:
+            if len(self._unread) > LONGEST_LINE:
+                raise LinkError(f"its output begins with a line of more than {LONGEST_LINE} bytes")
             return None
         line = bytes(memoryview(self._unread)[: end + 1])
         del self._unread[: end + 1]
         return line
 
     def whole_records(self) -> list[Any]:
-        """Return the records that have been read to their end."""
+        """Return the records that have been read to their end; raises as `receive`."""
         at, records = 0, []
         with memoryview(self._unread) as unread:
             while (end := self._end_of_record(at)) is not None:
@@ -137,7 +150,12 @@ class Link:
         """Return the end of the record that begins at this byte; None: it has not been read yet."""
         if len(self._unread) < start + HEAD.size:
             return None
-        end = start + HEAD.size + int(HEAD.unpack_from(self._unread, start)[0])
+        length = int(HEAD.unpack_from(self._unread, start)[0])
+        if length > LONGEST_RECORD:
+            raise LinkError(
+                f"what arrives are no messages: one would have {length} bytes. Something else writes into the stream"
+            )
+        end = start + HEAD.size + length
         return end if end <= len(self._unread) else None
 
     def _take_record(self, end: int) -> Any:
@@ -152,7 +170,7 @@ class Link:
         except (OSError, ValueError) as error:
             raise LinkError(str(error)) from error
         if not is_readable:
-            raise LinkError(f"no message arrived for {patience:g} s")
+            raise SilentError(f"no message arrived for {patience:g} s")
         self.read()
 
     def close_sending(self) -> None:

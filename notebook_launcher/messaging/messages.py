@@ -221,6 +221,9 @@ class Setup:
     argv: list[str]
     cwd: str
     kernel_pid: int
+    ends_at: float | None
+    """Time by `time.monotonic()` at which a detached run is to have ended: from then on its host, which may be stopped
+    (SIGSTOP), is continued. None: no such time."""
     threads_per_process: int
     random: int | RandomStates | None
     """The seed of the ranks' generators, or the states with which they begin; None: not known yet."""

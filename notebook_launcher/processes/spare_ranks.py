@@ -45,7 +45,14 @@ def kind_of_launch(setup: messages.Setup) -> messages.Setup | None:
     if setup.backend not in BACKENDS or not (is_small and is_here):
         return None
     return dataclasses.replace(
-        setup, run_id="", random=None, rank_seeds=None, many_calls=False, keeps_failures=False, master_port=0
+        setup,
+        run_id="",
+        ends_at=None,
+        random=None,
+        rank_seeds=None,
+        many_calls=False,
+        keeps_failures=False,
+        master_port=0,
     )
 
 

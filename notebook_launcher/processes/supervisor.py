@@ -42,6 +42,10 @@ __all__ = ["Supervisor", "end_with", "lead", "main", "run_supervisor", "supervis
 PR_SET_CHILD_SUBREAPER = 36
 CLEANING = 1.0
 """Seconds for helpers of ranks that have ended to clean up; they take milliseconds."""
+LATE = 0.5
+"""Seconds after the limit of a detached run until its host is continued: usually it has begun to stop the ranks."""
+CONTINUE_EVERY = 1.0
+"""Seconds until it is continued again. A pause, or a question to the user, makes a run longer than its limit."""
 
 
 def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = None) -> NoReturn:
@@ -160,7 +164,7 @@ class Supervisor:
         self._watch_orphans()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
         while not self._is_done:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._continue_kernel_if_late()):
                 key.data()
                 if self._is_done:  # The next event's descriptor may belong to the parent.
                     break
@@ -172,6 +176,17 @@ class Supervisor:
         with contextlib.suppress(OSError, AttributeError):
             self._kernel_pidfd = os.pidfd_open(kernel_pid)
             self._selector.register(self._kernel_pidfd, selectors.EVENT_READ, self._end)
+
+    def _continue_kernel_if_late(self) -> float | None:
+        """Continue a host that has not ended its run in time, as it may be stopped; return the seconds until then."""
+        if self._setup.ends_at is None or self._kernel_pidfd < 0:
+            return None
+        late = time.monotonic() - self._setup.ends_at
+        if late < LATE:
+            return LATE - late
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self._kernel_pidfd, signal.SIGCONT)
+        return CONTINUE_EVERY
 
     def _watch_orphans(self) -> None:
         self._sigchld_pipe = os.pipe()

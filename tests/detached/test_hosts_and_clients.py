@@ -21,6 +21,7 @@ from notebook_launcher import (
     RankFailedError,
     ResourceError,
     ReturnValueError,
+    RunTimeoutError,
     attach,
     launch,
     prewarm,
@@ -159,6 +160,25 @@ def test_a_host_that_dies_at_any_stage_takes_its_ranks_along(
     assert isinstance(run.exception(), RankFailedError)
     assert run.state == "lost"
     until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family))
+
+
+def hold(gate: str) -> None:
+    while not Path(gate).exists():
+        time.sleep(0.02)
+
+
+def test_stopped_host_is_named_and_ends_its_run_in_time(
+    home: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_socket, "PATIENCE", 1.0)
+    run = launch(hold, 2, args=(str(gate),), detached=True, output="none", timeout=4)
+    host = host_of(run)
+    host.suspend()
+    until(lambda: f"host {host.pid} does not answer" in runs(home).as_text(5))
+    with pytest.raises(TimeoutError, match=rf"does not answer: .* `kill -CONT {host.pid}` lets it go on"):
+        attach(run.id)
+    assert isinstance(run.exception(60), RunTimeoutError)
+    assert run.snapshot().seconds < 4 + 5
 
 
 def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -36,6 +37,7 @@ from notebook_launcher.errors import ResourceError
 from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.messaging.links import Link, LinkError
+from notebook_launcher.processes.libraries import signal_at_parents_death
 
 if TYPE_CHECKING:
     from notebook_launcher.engines.events import Event
@@ -96,7 +98,7 @@ class Agent:
                     self._link.send(node_records.Pong(record.time, time.monotonic()))
                 else:
                     self._put(record)
-        except OSError:
+        except Exception:  # noqa: BLE001 - the link has ended, or something has spoilt it, so that nothing unpickles
             self._link.give_up()  # The main thread may wait for room in it.
             self._put(None)
 
@@ -307,6 +309,7 @@ def _at_home(setup: messages.Setup, interface: str) -> messages.Setup:
     return dataclasses.replace(
         setup,
         kernel_pid=os.getpid(),
+        ends_at=None,
         environ={**os.environ, **setup.environ},
         # After the node's own, of which the kernel's interpreter may have another version.
         sys_path=[*sys.path, *missing],
@@ -317,6 +320,7 @@ def _at_home(setup: messages.Setup, interface: str) -> messages.Setup:
 
 def main() -> None:
     """Serve the kernel at the other end of standard input and output until it is gone."""
+    signal_at_parents_death(signal.SIGCONT)
     read_fd, write_fd = os.dup(0), os.dup(1)
     # Whatever prints here must not get into the link.
     with open(os.devnull, "rb") as null:

@@ -8,7 +8,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.engines.cluster import folder_check, node_records
 from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
@@ -16,6 +16,7 @@ from notebook_launcher.engines.cluster.greeting import Greeting, version_differe
 from notebook_launcher.engines.cluster.networks import choose_networks
 from notebook_launcher.engines.cluster.node import Node
 from notebook_launcher.engines.cluster.receiver import Receiver
+from notebook_launcher.engines.engine import start_deadline
 from notebook_launcher.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterKey", "Clusters", "clusters"]
 
+LOOK_EVERY = 0.1
+"""Seconds between two looks whether the deadline of a start is nearer now."""
 NUM_PINGS = 5
 """Pings that measure the clock of a node before its first launch."""
 
@@ -91,12 +94,12 @@ class Cluster:
 
     def _await_greetings(self, until: float) -> None:
         """Wait for all nodes, so that an error names each one that does not come up."""
-        down: dict[int, str] = {}
+        began, down = time.monotonic(), dict[int, str]()
         for node in self.nodes:
             if node.greeting is None and (greeting := self._await_greeting(node, until)) is None:
                 words = textwrap.indent(node.last_words(), "    ")
                 last_words = f"\nIts last words:\n{words}" if words else ""
-                reason = node.lost or f"no message arrived for {self._key.patience:g} s"
+                reason = node.lost or f"no message arrived for {time.monotonic() - began:.1f} s"
                 down[node.number] = f"node {node.number} did not come up: {reason}. {node.origin}{last_words}"
             elif node.greeting is None:
                 node.greeting = greeting
@@ -104,7 +107,7 @@ class Cluster:
             raise _down("\n".join(down.values()), down)
 
     def _await_greeting(self, node: Node, until: float) -> Greeting | None:
-        greeting: Greeting | None = node.reply(lambda record: isinstance(record, Greeting), until)
+        greeting: Greeting | None = _reply(node, Greeting, until)
         if greeting is None:
             return None
         if differs := version_difference(versions(), greeting.versions):
@@ -131,7 +134,7 @@ class Cluster:
         for node, network in zip(self.nodes, chosen, strict=True):
             if node.address == network.address:
                 continue
-            if node.reply(lambda record: isinstance(record, node_records.Joined), until) is None:
+            if _reply(node, node_records.Joined, until) is None:
                 raise _down(
                     f"{node} has greeted and then did not join: {node.lost or 'no answer'}. {node.last_words()}",
                     [node.number],
@@ -152,7 +155,7 @@ class Cluster:
                 if path is not None:
                     node.send(node_records.LookForFile(path))
             for node in asked if path is not None else ():
-                seen = node.reply(lambda record: isinstance(record, node_records.FileSeen), until)
+                seen = _reply(node, node_records.FileSeen, until)
                 node.has_folder = seen is None or seen.is_there
 
     def end_lost(self) -> None:
@@ -279,6 +282,14 @@ class Clusters:
         """End the agents of all sets of nodes that are meant, as `close` does."""
         for key in self.known(is_meant):
             self.close(key)
+
+
+def _reply(node: Node, kind: type[Any], until: float) -> Any:
+    """Wait for an answer of this kind and return it; None if the node is lost, or at the end of the time."""
+    while not node.lost and (now := time.monotonic()) < (end := min(until, start_deadline())):
+        if (answer := node.reply(lambda record: isinstance(record, kind), min(end, now + LOOK_EVERY))) is not None:
+            return answer
+    return node.reply(lambda record: isinstance(record, kind), 0.0)
 
 
 def _down(message: str, nodes: Iterable[int]) -> ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 from typing import TYPE_CHECKING, Protocol
 
@@ -91,9 +92,19 @@ class CommandConnection:
         return tail_of(self._errors)
 
     def end(self, patience: float) -> None:
-        """Wait for the command's end; after `patience` seconds kill it."""
-        end_process(self._process, patience)
+        """Wait for the command's end; after `patience` seconds kill it, with what it has started in its group."""
+        self._signal_all(signal.SIGCONT)  # An agent that is stopped ends its ranks by itself then.
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._signal_all(signal.SIGKILL)
+            self._process.wait()
         self._errors.close()
+
+    def _signal_all(self, signum: int) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signum)  # It leads a session.
 
 
 def end_process(process: subprocess.Popen[bytes], patience: float) -> None:

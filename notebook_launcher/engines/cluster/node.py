@@ -78,7 +78,7 @@ class Node:
         self._connection = connection
         self.read_fd = connection.read_fd
         """Descriptor at which the agent's records arrive."""
-        self._link = Link(connection.read_fd, connection.write_fd)
+        self._link = Link(connection.read_fd, connection.write_fd, math.inf)
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Records, parcels and, as None, the end."""
         self._urgent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -251,10 +251,13 @@ class Node:
 
     def close(self) -> None:
         """End the agent, its ranks and what carried the link, and release everything; idempotent."""
-        patience = 0.0 if self.lost else END_PATIENCE
+        patience = END_PATIENCE if self._has_greeted and not self.lost else 0.0
         self.lost = self.lost or "it was closed"
         self.send(None)
+        if not patience:
+            self._link.give_up()  # The agent may be stopped, and take nothing.
         self._connection.end(patience)
+        self._link.give_up()
         self._receiver.remove(self)
         for thread in self._threads:
             thread.join()

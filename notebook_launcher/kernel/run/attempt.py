@@ -207,8 +207,8 @@ class Attempt:
         asked_at = self.requests.stop_asked_at
         return self.ladder.started if asked_at is None and self.ladder is not None else asked_at
 
-    def stop(self, *, at_once: bool = False) -> None:
-        """Begin to stop; with `at_once` go to the last rung."""
+    def stop(self, *, at_once: bool = False, asked_at: float | None = None) -> None:
+        """Begin to stop, as was asked for at a time (None: now); with `at_once` go to the last rung."""
         now = self._clock()
         if self.ladder is None:
             self.tree.board.ask_to_stop(together=False)
@@ -218,7 +218,7 @@ class Attempt:
         elif at_once:
             self.ladder.climb_to(Rung.KILL, now)
             self._send_signal()
-        self._give_up_by(now + (AT_ONCE_BUDGET if at_once else STOP_BUDGET))
+        self._give_up_by((now if asked_at is None else asked_at) + (AT_ONCE_BUDGET if at_once else STOP_BUDGET))
 
     def note_change(self, changed: messages.Changed) -> None:
         """Stop the clocks while the ranks are paused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.display.questions import Answer
@@ -69,9 +70,10 @@ class CommandHandler:
         is_first = attempt.ladder is None
         if command.after_step and is_first and attempt.requests.ask_to_stop(attempt.state.unsettled):
             return
-        if is_first and not command.at_once and attempt.state.debugged is None:
+        kill_asked_at = self._data.commands.kill_asked_at
+        if is_first and attempt.state.debugged is None and math.isinf(kill_asked_at):
             self._show_waits(attempt)
-        attempt.stop(at_once=command.at_once)
+        attempt.stop(at_once=command.at_once, asked_at=kill_asked_at if command.at_once else None)
 
     def _show_waits(self, attempt: Attempt) -> None:
         """Show a notice about the ranks that wait in a collective, before a stop ends the wait."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from notebook_launcher.engines.this_machine import is_cold
 from notebook_launcher.errors import (
@@ -112,8 +112,8 @@ def describe_failure(data: RunData) -> str:
 def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float, folder: Path | None = None) -> RunOutcome:
     """Return the outcome of a run that failed by a fault of this package, or for lack of memory or processes."""
     error: Exception
-    if isinstance(fault, (ConfigError, ResourceError)):
-        # It is a ConfigError if a node that a restart needs does not come up.
+    if isinstance(fault, (ConfigError, ResourceError, RunTimeoutError, RunStoppedError)):
+        # The first if a node that a restart needs does not come up, the last two if the run ends meanwhile.
         error = fault
     else:
         error = InternalError(
@@ -122,7 +122,8 @@ def fault_of_ours(fault: BaseException, plan: Plan, *, seconds: float, folder: P
         )
         error.__cause__ = fault
     results = Results({}, num_processes=plan.num_processes, seconds=seconds, seed=plan.seed, folder=folder)
-    return RunOutcome(state="failed", results=results, error=error)
+    state: Literal["stopped", "failed"] = "stopped" if isinstance(error, RunStoppedError) else "failed"
+    return RunOutcome(state=state, results=results, error=error)
 
 
 def _rebuild(

@@ -45,6 +45,7 @@ class RunConduct:
         scope: The ranks that the call is for, its description, and how its run is shown.
         hosting: Destination of the run's output, values and questions.
         over: Latch of the run data, which is set when the run is over.
+        began: Time by `time.monotonic()` at which the launch began; None: now.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class RunConduct:
         scope: CallScope,
         hosting: Hosting,
         over: Latch[None],
+        began: float | None = None,
     ) -> None:
-        self.data = data = RunData.of_call(ranks.plan, scope, hosting, over, in_session=ranks.many_calls)
+        self.data = data = RunData.of_call(ranks.plan, scope, hosting, over, in_session=ranks.many_calls, began=began)
         """All that is known of the run."""
         self.ranks = ranks
         """The ranks that serve the run."""

@@ -90,9 +90,12 @@ class RunData:
         over: Latch[None],
         *,
         in_session: bool,
+        began: float | None = None,
     ) -> RunData:
-        """Return the data of a run that begins now; `scope` describes its call (`CallScope.describe`)."""
+        """Return the data of a run that began at this time, or begins now; `scope` as from `CallScope.describe`."""
         launched, started = time.monotonic(), time.time()
+        if began is not None:
+            launched, started = began, started - (launched - began)
         run_id = run_folders.new_id(scope.name, started)
         return cls(
             id=run_id,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.run.ladder import AT_ONCE_BUDGET, STOP_BUDGET
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.commands import CommandQueue
     from notebook_launcher.kernel.run.data import RunData
 
-__all__ = ["EXIT_BUDGET", "close_deadline", "end_ranks"]
+__all__ = ["EXIT_BUDGET", "close_ranks", "end_ranks"]
 
 EXIT_BUDGET = 5.0
 """Time limit in seconds of the ranks' exit handlers after a success."""
@@ -48,12 +47,18 @@ def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[E
         if not failed:
             text = f"rank {rank} was killed: {when} it was still running exit handlers or threads{hint}"
             data.output.notice(text, "stderr")
-    ranks.close(partial(close_deadline, data.commands, attempt))
+    close_ranks(data, ranks, attempt)
 
 
-def close_deadline(commands: CommandQueue, attempt: Attempt) -> float:
-    """Return the time at which processes that have not ended are given up; infinity if nobody stops the run."""
-    return min(attempt.gives_up_at, commands.stop_asked_at + STOP_BUDGET, commands.kill_asked_at + AT_ONCE_BUDGET)
+def close_ranks(data: RunData, ranks: Ranks, attempt: Attempt) -> None:
+    """Close the ranks of an attempt that is over; a stop of the run limits the wait for processes that do not end."""
+    commands, began = data.commands, time.monotonic()
+
+    def deadline() -> float:
+        asked_at = max(began, commands.stop_asked_at)
+        return min(attempt.gives_up_at, asked_at + STOP_BUDGET, commands.kill_asked_at + AT_ONCE_BUDGET)
+
+    ranks.close(deadline)
 
 
 def _deadline(commands: CommandQueue, began: float, *, failed: bool) -> float:

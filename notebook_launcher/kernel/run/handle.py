@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
@@ -26,6 +27,7 @@ from notebook_launcher.kernel.run.commands import StopCommand
 from notebook_launcher.kernel.run.conduct import RunConduct
 from notebook_launcher.kernel.run.steering_handle import SteeringHandle
 from notebook_launcher.kernel.run.thread import RunThread
+from notebook_launcher.kernel.run.time_limits import limited_start
 from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.travel.rank_function import RankFunction
 from notebook_launcher.wording.counts import plural
@@ -60,9 +62,21 @@ class Run(SteeringHandle, AnyRun):
 
     @classmethod
     def start(
-        cls, ranks: Ranks, fn: Any, args: Any, kwargs: Any, *, in_cell: bool, scope: CallScope = EVERYWHERE
+        cls,
+        ranks: Ranks,
+        fn: Any,
+        args: Any,
+        kwargs: Any,
+        *,
+        in_cell: bool,
+        scope: CallScope = EVERYWHERE,
+        began: float | None = None,
     ) -> Run:
-        """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts."""
+        """Check and pack the call, start ranks that are not up, and begin the run; raises before anything starts.
+
+        The run has taken time since `began`; None: since now.
+        """
+        began = time.monotonic() if began is None else began
         steps = setup_steps(ranks.plan.config)
         if isinstance(fn, RankFunction):  # A call of this package needs no check, which takes 0.1 ms of a cell's 4.
             call = travel.FunctionCall(fn, tuple(args), dict(kwargs or {}), steps)
@@ -75,14 +89,15 @@ class Run(SteeringHandle, AnyRun):
         over: Latch[None] = Latch()
         questions = Questions(over)
         try:
-            if ranks.inherits_call:
-                ranks.adapt_to_fork()
-                ranks.start(call)
-            else:
-                outgoing.pack(start=lambda: ranks.start(call))
+            with limited_start(ranks.plan.config.timeout, began):
+                if ranks.inherits_call:
+                    ranks.adapt_to_fork()
+                    ranks.start(call)
+                else:
+                    outgoing.pack(start=lambda: ranks.start(call))
             config = ranks.plan.config
             hosting = Hosting.of_kernel(call.fn, config, questions, in_cell=in_cell)
-            conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over)
+            conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over, began)
             conduct.announce()
         except BaseException:
             outgoing.close()

@@ -16,7 +16,7 @@ from notebook_launcher.kernel.inspection.profile_requests import ProfileRequests
 from notebook_launcher.kernel.run.attempt import Attempt
 from notebook_launcher.kernel.run.command_handler import CommandHandler
 from notebook_launcher.kernel.run.conclusion import describe_failure
-from notebook_launcher.kernel.run.exits import close_deadline, end_ranks
+from notebook_launcher.kernel.run.exits import close_ranks, end_ranks
 from notebook_launcher.kernel.run.live_values import LiveRecord, describe_change
 from notebook_launcher.kernel.run.mending import mend, replace_the_dead
 from notebook_launcher.kernel.run.periodic import Periodic
@@ -181,7 +181,7 @@ class RunLoop:
                 self._handle(event, attempt)
         self._ranks.comms.publish(None)
         if attempt.state.tree_lost:
-            self._ranks.close(partial(close_deadline, self._data.commands, attempt))
+            close_ranks(self._data, self._ranks, attempt)
         elif self._ranks.many_calls:
             mend(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
         else:

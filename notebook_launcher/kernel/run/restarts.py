@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_launcher.engines.engine import ReducibleEngine
-from notebook_launcher.errors import ConfigError
+from notebook_launcher.engines.engine import ReducibleEngine, starting_until
+from notebook_launcher.errors import ConfigError, RunStoppedError
 from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.kernel.run.time_limits import timeout_error
 from notebook_launcher.machine.node_allocation import ranks_by_node
 from notebook_launcher.wording.counts import plural
 
@@ -39,15 +42,23 @@ def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
     Raises:
         ConfigError: Nodes do not come up, and the run cannot continue without them.
         ResourceError: The machine cannot hold the ranks any more.
+        RunStoppedError: The user has stopped the run meanwhile.
+        RunTimeoutError: Its time is over meanwhile.
     """
     before, rest = ranks.plan, None
+    timeout = math.inf if before.config.timeout is None else before.config.timeout
     while True:
         try:
-            if rest is not None:
-                ranks.follow(rest.plan(before))
-            ranks.start(call)
+            with starting_until(lambda: min(data.launched + timeout, data.commands.stop_asked_at)):
+                if rest is not None:
+                    ranks.follow(rest.plan(before))
+                ranks.start(call)
             break
         except ConfigError as error:
+            if data.commands.asked_to_stop:
+                raise RunStoppedError(f"the run was stopped while it started again. {error}") from error
+            if time.monotonic() >= data.launched + timeout:
+                raise timeout_error(timeout, str(error)) from error
             rest = _rest_after(error, rest, ranks, before)
             ranks.move_to(rest.engine)
     if rest is not None:

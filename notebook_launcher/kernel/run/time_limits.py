@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from notebook_launcher.engines.engine import starting_until
+from notebook_launcher.errors import ConfigError, RunTimeoutError
 
-__all__ = ["TimeLimits"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["TimeLimits", "limited_start", "timeout_error"]
+
+
+@contextlib.contextmanager
+def limited_start(timeout: float | None, began: float) -> Iterator[None]:
+    """Let nodes that are started in this block come up within the time limit of a run that began at this time.
+
+    Raises:
+        RunTimeoutError: They did not.
+    """
+    if timeout is None:
+        yield
+        return
+    try:
+        with starting_until(lambda: began + timeout):
+            yield
+    except ConfigError as error:
+        if not error.nodes or time.monotonic() < began + timeout:
+            raise
+        raise timeout_error(timeout, str(error)) from error
+
+
+def timeout_error(timeout: float, why: str) -> RunTimeoutError:
+    """Return the error of a run that took too long to start, for this reason."""
+    return RunTimeoutError(f"the run was stopped: it had not ended after timeout={timeout:g} s. {why}")
 
 
 class TimeLimits:

@@ -66,7 +66,7 @@ class Ending:
             logs_at="run.logs(rank)",
         )
         self.data = RunData.of_call(make_plan(config), CallScope(), self.hosting, Latch(), in_session=False)
-        made: Any = SimpleNamespace(state=self.state, timed_out=False, went_idle=False, rung=None)
+        made: Any = SimpleNamespace(state=self.state, timed_out=False, gave_up=False, went_idle=False, rung=None)
         vars(made).update(attempt)
         self.data.attempt = made
 
@@ -174,6 +174,18 @@ def test_lost_supervisor_is_a_fault_of_the_launcher() -> None:
     ending.state.note_loss(SupervisorLost("killed"))
     with pytest.raises(InternalError, match=r"the supervisor of this run is gone \(killed\)"):
         raise ending.conclude().error or AssertionError
+
+
+def test_run_that_was_given_up_ends_with_what_is_known() -> None:
+    boom = Ending(returned(0), raised(1), gave_up=True)
+    boom.state.note_loss(SupervisorLost("it did not answer"))
+    assert isinstance(boom.conclude().error, KeyError)
+    stopped = Ending(gave_up=True)
+    stopped.data.commands.put(StopCommand(at_once=True, after_step=False))
+    stopped.state.note_loss(SupervisorLost("it did not answer"))
+    outcome = stopped.conclude()
+    assert outcome.state == "stopped"
+    assert "one of the launcher was stopped (SIGSTOP)" in str(outcome.error)
 
 
 LIMITS = {

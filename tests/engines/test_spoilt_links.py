@@ -1,0 +1,114 @@
+"""Agents whose stream to the kernel is spoilt, that are stopped, or that take too long to come up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from notebook_launcher import Commands, RunTimeoutError, launch, notebook_launch
+from notebook_launcher.engines.cluster.clusters import clusters
+from notebook_launcher.errors import NodeLostError
+from tests.engines.options import QUIET
+from tests.support.waiting import until
+from tests.support.warm_kernels import takes_less_than
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPOILER = """
+import os, struct, subprocess, sys, threading
+mode = sys.argv[1]
+agent = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+def carry(source, target, spoil, after):
+    size = 0
+    while data := os.read(source, 65536):
+        size += len(data)
+        os.write(target, spoil(data) if size > after else data)
+    os.close(target)
+
+def same(data): return data
+def noise(data): return os.urandom(len(data))
+def huge(data): return struct.pack("<Q", 2**62) + data
+
+up, down = {"random bytes": (same, noise), "a length of 2**62": (same, huge), "to the agent": (noise, same)}[mode]
+threading.Thread(target=carry, args=(0, agent.stdin.fileno(), up, 20_000), daemon=True).start()
+carry(agent.stdout.fileno(), 1, down, 3000)
+"""
+
+
+def sleep() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def below() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if "agent" in " ".join(process.cmdline())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["random bytes", "a length of 2**62", "to the agent"])
+def test_node_whose_stream_is_spoilt_is_lost(tmp_path: Path, mode: str) -> None:
+    spoiler = tmp_path / "spoiler.py"
+    spoiler.write_text(SPOILER)
+    with Commands([[], [sys.executable, str(spoiler), mode]]) as engine:
+        error = launch(sleep, 2, args=(), engine=engine, **QUIET).exception(60)
+        assert isinstance(error, NodeLostError)
+        assert error.rank == 1
+    until(lambda: not below())
+
+
+@pytest.mark.slow
+def test_stopped_agent_holds_up_neither_the_limit_nor_the_second_stop() -> None:
+    def attempt(**options: Any) -> float:
+        with Commands([[], []]) as engine:
+            notebook_launch(abs, 2, args=(1,), engine=engine, **QUIET)  # Imports torch.
+            run = launch(sleep, 2, engine=engine, **options, **QUIET)
+            until(lambda: run.wait(0) or all(rank.state == "running" for rank in run.ranks))
+            greeting = clusters().nodes_of(engine._key)[1].greeting
+            assert greeting is not None
+            os.kill(greeting.pid, signal.SIGSTOP)
+            began = run.snapshot().seconds
+            if not options:
+                run.stop(wait=False)
+                run.stop(at_once=True)
+            assert run.wait(60)
+            took = run.snapshot().seconds - options.get("timeout", began)
+        until(lambda: not below())
+        return took
+
+    assert takes_less_than(5, lambda: attempt(timeout=4.0))
+    assert takes_less_than(3, attempt)
+
+
+@pytest.mark.slow
+def test_stopped_fork_server_of_an_agent_ends_with_the_engine() -> None:
+    with Commands([[]]) as engine:
+        notebook_launch(abs, 1, args=(1,), engine=engine, **QUIET)
+        servers = [
+            server for agent in below() for server in agent.children() if "forkserver" in " ".join(server.cmdline())
+        ]
+        assert servers
+        for server in servers:
+            server.suspend()
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    assert not [server for server in servers if server.is_running() and server.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_start_of_a_node_counts_in_the_time_limit() -> None:
+    began = time.monotonic()
+    with (
+        Commands([["bash", "-c", "sleep 600"]]) as engine,
+        pytest.raises(
+            RunTimeoutError, match=r"timeout=0\.5 s\. node 0 did not come up: no message arrived for 0\.\d s"
+        ),
+    ):
+        notebook_launch(abs, 1, args=(1,), engine=engine, timeout=0.5, **QUIET)
+    assert time.monotonic() - began < 5
