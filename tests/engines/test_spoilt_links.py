@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -66,24 +66,24 @@ def test_node_whose_stream_is_spoilt_is_lost(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.slow
 def test_stopped_agent_holds_up_neither_the_limit_nor_the_second_stop() -> None:
-    def attempt(**options: Any) -> float:
+    def attempt(timeout: float | None = None) -> float:
         with Commands([[], []]) as engine:
             notebook_launch(abs, 2, args=(1,), engine=engine, **QUIET)  # Imports torch.
-            run = launch(sleep, 2, engine=engine, **options, **QUIET)
+            run = launch(sleep, 2, engine=engine, timeout=timeout, **QUIET)
             until(lambda: run.wait(0) or all(rank.state == "running" for rank in run.ranks))
             greeting = clusters().nodes_of(engine._key)[1].greeting
             assert greeting is not None
             os.kill(greeting.pid, signal.SIGSTOP)
             began = run.snapshot().seconds
-            if not options:
+            if timeout is None:
                 run.stop(wait=False)
                 run.stop(at_once=True)
             assert run.wait(60)
-            took = run.snapshot().seconds - options.get("timeout", began)
+            took = run.snapshot().seconds - (began if timeout is None else timeout)
         until(lambda: not below())
         return took
 
-    assert takes_less_than(5, lambda: attempt(timeout=4.0))
+    assert takes_less_than(5, lambda: attempt(4.0))
     assert takes_less_than(3, attempt)
 
 
