@@ -42,7 +42,7 @@ __all__ = ["Supervisor", "end_with", "lead", "main", "run_supervisor", "supervis
 PR_SET_CHILD_SUBREAPER = 36
 CLEANING = 1.0
 """Seconds for helpers of ranks that have ended to clean up; they take milliseconds."""
-LATE = 0.5
+LATE = 0.1
 """Seconds after the limit of a detached run until its host is continued: usually it has begun to stop the ranks."""
 CONTINUE_EVERY = 1.0
 """Seconds until it is continued again. A pause, or a question to the user, makes a run longer than its limit."""

@@ -99,7 +99,8 @@ class Cluster:
             if node.greeting is None and (greeting := self._await_greeting(node, until)) is None:
                 words = textwrap.indent(node.last_words(), "    ")
                 last_words = f"\nIts last words:\n{words}" if words else ""
-                reason = node.lost or f"no message arrived for {time.monotonic() - began:.1f} s"
+                waited = min(self._key.patience, time.monotonic() - began)
+                reason = node.lost or f"no message arrived for {waited:.2g} s"
                 down[node.number] = f"node {node.number} did not come up: {reason}. {node.origin}{last_words}"
             elif node.greeting is None:
                 node.greeting = greeting
