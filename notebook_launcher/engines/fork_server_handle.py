@@ -193,12 +193,9 @@ class ForkServer:
         reaped = _ReapedPipe(reaped_r, self)
 
         def signal_supervisor(signum: int) -> None:
-            if reaped.look():
-                pid, parent = reaped.pids
-                send_signal(pid, signum)
-                send_signal(parent, signal.SIGCONT)  # It reaps the supervisor.
-            elif reaped.has_ended:
-                pass
+            reaped.look()
+            if reaped.pids:
+                send_signal(reaped.pids[0], signum)
             elif signum == signal.SIGKILL:
                 self.stop()  # It has not forked the supervisor: it may still be importing torch.
             else:
@@ -296,16 +293,18 @@ class _ReapedPipe:
         self.has_ended = False
         """True once the supervisor is reaped, or its parent is gone."""
 
-    def look(self) -> bool:
-        """Return True if the supervisor was forked, and has not been reaped."""
+    def look(self) -> None:
+        """Take what was told."""
         with contextlib.suppress(BlockingIOError):
             while said := os.read(self._fd, messages.FORKED.size):
                 self.pids, self._server.is_cold = messages.FORKED.unpack(said), False
             self.has_ended = True
-        return bool(self.pids) and not self.has_ended
 
     def wait(self) -> None:
         """Wait until the supervisor is reaped, at most REAPING seconds."""
+        self.look()
+        if self.pids and not self.has_ended:
+            send_signal(self.pids[1], signal.SIGCONT)  # It may be stopped.
         end, until = select.poll(), time.monotonic() + REAPING
         end.register(self._fd, select.POLLIN)
         while not self.has_ended and (left := until - time.monotonic()) > 0:

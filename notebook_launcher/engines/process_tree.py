@@ -176,7 +176,7 @@ class ProcessTree:
             self._signal_supervisor(signal.SIGCONT)  # It may be stopped.
 
     def _signal_supervisor(self, signum: int) -> None:
-        if self._supervisor is not None:
+        if self._supervisor is not None and not self._supervisor_gone:
             self._supervisor.send_signal(signum)
 
     def kill_supervisor(self) -> None:

@@ -39,7 +39,8 @@ class SupervisorHandle:
     last_words: Callable[[], str]
     """Returns the end of its standard error."""
     send_signal: Callable[[int], None]
-    """Sends the process a signal, even if it has not come up yet: SIGCONT, in case it is stopped, or SIGKILL."""
+    """Sends the process, which has not ended, a signal, even if it has not come up yet: SIGCONT, in case it is stopped,
+    or SIGKILL."""
 
 
 def reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:
