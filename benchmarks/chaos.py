@@ -50,7 +50,7 @@ OPTIONS: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_proc
 
 
 class Case(NamedTuple):
-    """What is done to whom, and when."""
+    """A signal to one process of a run, at one moment."""
 
     victim: str
     moment: str

@@ -21,7 +21,7 @@ from notebook_launcher.messaging.links import Link, SilentError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["HostConnection", "HostSilentError", "SocketWatch", "greet", "listen", "peer_of"]
+__all__ = ["TIMEVAL", "HostConnection", "HostSilentError", "SocketWatch", "greet", "listen", "peer_of"]
 
 CREDENTIALS = struct.Struct("3i")
 TIMEVAL = struct.Struct("ll")
