@@ -43,7 +43,7 @@ AFTER_LIMIT, AFTER_KILL = 5.0, 3.0
 """Seconds in which a run must end after its limit, and after the second request to stop."""
 HUNG = 30.0
 """Seconds after which a run counts as one that does not end."""
-GOING = 3.0
+GOING = 10.0
 """Seconds for the last processes to go, after the end of a run and of what lasts longer."""
 PR_SET_CHILD_SUBREAPER = 36
 OPTIONS: dict[str, Any] = {"output": "none", "monitor": False, "threads_per_process": 1, "devices": "cpu"}
