@@ -123,6 +123,11 @@ class Attempt:
         return self._call.call_id
 
     @property
+    def limit(self) -> float:
+        """Time of the time limit; infinity: there is none."""
+        return self._limits.deadline
+
+    @property
     def settled(self) -> bool:
         """True once every rank has settled, or the tree is lost."""
         return (self.state.all_settled and not self._is_to_debug) or self.state.tree_lost

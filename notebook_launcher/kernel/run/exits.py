@@ -35,13 +35,15 @@ def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[E
         handle: Takes each event of the process tree that arrives meanwhile.
     """
     failed, began = attempt.state.failed, time.monotonic()
-    for events in ranks.finish(lambda: _deadline(data.commands, began, failed=failed)):
+    for events in ranks.finish(lambda: _deadline(data.commands, began, attempt.limit, failed=failed)):
         for event in events:
             handle(event)
         data.output.publish()
     when, hint = f"{EXIT_BUDGET:g} s after it returned", ". Finish such work in the function, a save for example"
     if data.commands.asked_to_stop:
         when, hint = "as the run was stopped", ""
+    elif time.monotonic() >= attempt.limit + STOP_BUDGET:
+        when, hint = "as its time was over", ""
     for rank in attempt.tree.pids:
         attempt.state.note_killed_at_exit(rank)
         if not failed:
@@ -56,13 +58,15 @@ def close_ranks(data: RunData, ranks: Ranks, attempt: Attempt) -> None:
 
     def deadline() -> float:
         asked_at = max(began, commands.stop_asked_at)
-        return min(attempt.gives_up_at, asked_at + STOP_BUDGET, commands.kill_asked_at + AT_ONCE_BUDGET)
+        by_limit = max(began + FAILED_EXIT_BUDGET, attempt.limit + STOP_BUDGET)
+        return min(attempt.gives_up_at, asked_at + STOP_BUDGET, commands.kill_asked_at + AT_ONCE_BUDGET, by_limit)
 
     ranks.close(deadline)
 
 
-def _deadline(commands: CommandQueue, began: float, *, failed: bool) -> float:
+def _deadline(commands: CommandQueue, began: float, limit: float, *, failed: bool) -> float:
     if math.isfinite(commands.kill_asked_at):
         return began
     usual = began + (FAILED_EXIT_BUDGET if failed else EXIT_BUDGET)
+    usual = min(usual, max(began + FAILED_EXIT_BUDGET, limit + STOP_BUDGET))
     return min(usual, max(began, commands.stop_asked_at) + FAILED_EXIT_BUDGET)
