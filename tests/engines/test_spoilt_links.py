@@ -79,7 +79,7 @@ def test_stopped_agent_holds_up_neither_the_limit_nor_the_second_stop() -> None:
                 run.stop(wait=False)
                 run.stop(at_once=True)
             assert run.wait(60)
-            took = run.snapshot().seconds - (began if timeout is None else timeout)
+            took: float = run.snapshot().seconds - (began if timeout is None else timeout)
         until(lambda: not below())
         return took
 
