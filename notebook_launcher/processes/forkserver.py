@@ -65,8 +65,12 @@ def main(fd: int) -> None:
     os.chdir("/")  # The kernel's folder may be deleted, and torch's modules cannot be imported in a deleted folder.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Otherwise the import of NumPy starts a pool of threads.
     rank_process.open_streams()
+    # The import takes seconds, on a busy machine a minute, in which the end of the channel would not be seen.
+    signal.signal(signal.SIGCONT, lambda *_: None if os.getppid() == kernel_pid else os._exit(0))
+    libraries.signal_at_parents_death(signal.SIGCONT)
     with garbage_left():
         _import_now()
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)
     _serve(Channel(socket.socket(fileno=fd)), kernel_pid)
     os._exit(0)  # The exit handlers of torch take 45 ms, and there is nothing to save.
 
