@@ -218,7 +218,8 @@ class LaunchConfig:
         `from_yaml` reads. On CPUs `accelerate launch` starts several processes only through mpirun.
 
         An engine goes into the comment, too: `accelerate launch` knows nothing of it, and starts the ranks on one
-        machine. `setup` is left out, because it is code.
+        machine. `setup` is left out, because it is code, and so are variables of `env` that look like secrets, which a
+        comment names. A file with other variables can be read by its owner alone.
 
         Raises:
             ConfigError: The file describes another kind of launch, or cannot be written, or Accelerate cannot do what

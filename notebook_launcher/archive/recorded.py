@@ -186,7 +186,7 @@ class RecordedRun:
         """Options as they were given, to launch with again.
 
         Options that this version does not know are left out. So are an engine and `setup`, of which the folder has only
-        a text, and variables of `env` that hold secrets, because secrets are not recorded.
+        a text, and most variables of `env`, of which it has the names alone, because their values may be secrets.
 
         Raises:
             ConfigError: This version does not accept the options.
@@ -197,7 +197,9 @@ class RecordedRun:
         if options is None:
             options = dict(self.snapshot().config)
         with self._blaming(run_folders.CONFIG):
-            return LaunchConfig(**{name: value for name, value in options.items() if name in known})
+            given = {name: value for name, value in options.items() if name in known}
+            given["env"] = {name: value for name, value in given.get("env", {}).items() if value is not None}
+            return LaunchConfig(**given)
 
     @contextlib.contextmanager
     def _blaming(self, name: str) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from notebook_launcher.diagnosis.diagnosis import Diagnosis
 from notebook_launcher.diagnosis.graphics import look_at_gpus
 from notebook_launcher.diagnosis.limits import look_at_limits
@@ -10,6 +12,7 @@ from notebook_launcher.diagnosis.process import look_at_process
 from notebook_launcher.diagnosis.software import look_at_software
 from notebook_launcher.diagnosis.trial import try_launch
 from notebook_launcher.kernel.calls.checks import check_not_in_rank
+from notebook_launcher.wording.secret_text import redact
 
 __all__ = ["doctor"]
 
@@ -34,4 +37,5 @@ def doctor(*, launch: bool = True) -> Diagnosis:
     looks = [look_at_software, look_at_gpus, look_at_limits, look_at_names, look_at_process]
     if launch:
         looks.append(try_launch)
-    return Diagnosis(tuple(finding for look in looks for finding in look()))
+    found = (finding for look in looks for finding in look())
+    return Diagnosis(tuple(dataclasses.replace(finding, fact=redact(finding.fact)) for finding in found))

@@ -13,7 +13,7 @@ from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.kernel.calls.fork_check import try_fork
 from notebook_launcher.kernel.launch import inherited_imports
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.value_text import is_secret
+from notebook_launcher.wording.secret_text import is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,6 +20,7 @@ from notebook_launcher.exporting.script_text import (
     launch_words,
     run_options,
     script_text,
+    secret_variables,
     torchrun_words,
 )
 from notebook_launcher.exporting.trying_out import try_out
@@ -93,7 +94,8 @@ def export(
         overwrite: Replace files that `export` has not written, too.
         options: Fields of `LaunchConfig` by name; they override `config`. The script holds those about the training,
             the seed, devices and variables; the command of `notebook-launcher launch` holds those about the run, such
-            as `timeout` and `name`.
+            as `timeout` and `name`. Variables that look like secrets are not written: the script asks for them. With
+            other variables, only its owner can read it.
 
     Returns:
         The files, and the commands that run them.
@@ -117,8 +119,11 @@ def export(
     needs.check_order()
     contents = _contents(needs, plan, script, function=name, arguments=arguments, sbatch=sbatch)
     _check_free(contents, script, overwrite=overwrite)
-    untried = try_out(contents, script, needs.registries)
+    untried = try_out(contents, script, needs.registries, plan.config.env)
     for file, content in contents.items():
+        if plan.config.env:  # Its values are nobody else's business.
+            file.touch(0o600)
+            file.chmod(0o600)
         file.write_bytes(content)
     return _exported(needs, plan, script, contents, untried)
 
@@ -171,7 +176,7 @@ def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path], 
         values=values if values in written else None,
         job=job if job in written else None,
         commands=tuple(commands),
-        notes=(*_notes(needs, script), *_left_out(plan), *filter(None, [untried])),
+        notes=(*_notes(needs, script), *_left_out(plan), *_to_set(plan), *filter(None, [untried])),
     )
 
 
@@ -243,6 +248,11 @@ def _left_out(plan: Plan) -> list[str]:
     if only_here := sorted(options.keys() - {"debug", "max_restarts"}):
         notes.append(f"torchrun has no {', '.join(only_here)}: `notebook-launcher launch` has")
     return notes
+
+
+def _to_set(plan: Plan) -> list[str]:
+    names = secret_variables(plan)
+    return [f"set {', '.join(names)} where the script runs: their values are secrets, and not written"] if names else []
 
 
 def _notes(needs: Needs, script: Path) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import changed_options
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
+from notebook_launcher.wording.secret_text import is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.notebook_code.needs import Needs
 
-__all__ = ["MARK", "job_text", "launch_words", "run_options", "script_text", "torchrun_words"]
+__all__ = ["MARK", "job_text", "launch_words", "run_options", "script_text", "secret_variables", "torchrun_words"]
 
 MARK = "# Written by notebook_launcher.export."
+REQUIRE = """\
+for _name in {names!r}:  # Secrets, whose values are not written here.
+    if _name not in os.environ:
+        sys.exit(f"set the variable {{_name}} before you start this script: its value is a secret")
+"""
 LOAD = """\
 with open(Path(__file__).with_name({name!r}), "rb") as _file:
     _VALUES = pickle.load(_file)
@@ -115,7 +121,7 @@ def script_text(needs: Needs, plan: Plan, *, function: str, arguments: str, valu
     parts = [
         f"{MARK}\n# {command}\n",
         "\n".join(sorted(imports)) + "\n",
-        "\n".join(f"os.environ.setdefault({name!r}, {text!r})" for name, text in _variables(plan).items()),
+        _set_variables(plan),
         "\n".join(sorted(needs.imports)) + "\n",
         "\n".join(f"{name} = {text}" for name, text in needs.constants.items()),
         *_in_order(definitions, _loaded(needs, values), values_last=needs.values_need_definitions),
@@ -133,6 +139,18 @@ def _loaded(needs: Needs, file: str) -> str:
         return ""
     lines = [f"{name} = _VALUES[{name!r}]" for name in needs.values if name.isidentifier()]
     return LOAD.format(name=file) + "\n".join(lines)
+
+
+def _set_variables(plan: Plan) -> str:
+    """Return the lines that set the variables, and that ask for those whose values are secrets."""
+    secret = secret_variables(plan)
+    lines = [f"os.environ.setdefault({n!r}, {text!r})" for n, text in _variables(plan).items() if n not in secret]
+    return "\n".join([*lines, REQUIRE.format(names=secret)] if secret else lines)
+
+
+def secret_variables(plan: Plan) -> tuple[str, ...]:
+    """Return the names of variables that whoever runs the script has to set, because their values are secrets."""
+    return tuple(name for name, value in plan.config.env.items() if is_secret(name, value))
 
 
 def _variables(plan: Plan) -> dict[str, str]:

@@ -35,13 +35,14 @@ if wrong:
 ENTRIES = "entries: "
 
 
-def try_out(contents: Mapping[Path, bytes], script: Path, registries: Mapping[str, int]) -> str:
+def try_out(contents: Mapping[Path, bytes], script: Path, registries: Mapping[str, int], env: Mapping[str, str]) -> str:
     """Run a script that is not written yet, without its main program; return a note if it took too long.
 
     Args:
         contents: The script and the files beside it.
         script: Path of the script.
         registries: Number of entries that collections of the script must have, by name.
+        env: Variables of the launch: the script asks for those that it does not hold.
 
     Raises:
         ConfigError: The script fails; the message names the line.
@@ -60,7 +61,7 @@ def try_out(contents: Mapping[Path, bytes], script: Path, registries: Mapping[st
                 cwd=script.parent,
                 stdin=subprocess.DEVNULL,
                 timeout=TIME_LIMIT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *filter(None, sys.path)])},
+                env={**os.environ, **env, "PYTHONPATH": os.pathsep.join([str(script.parent), *filter(None, sys.path)])},
             )
         except subprocess.TimeoutExpired:
             return f"not tried to the end: the definitions took more than {format_seconds(TIME_LIMIT)}"

@@ -26,6 +26,7 @@ from notebook_launcher.settings.accelerate_sections import (
     variables_of,
 )
 from notebook_launcher.settings.option_choices import CHOICES
+from notebook_launcher.wording.secret_text import is_secret
 from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     kept: Mapping[str, Any] = NEW_FILE
     if file.exists():
         kept = _mapping(file, file.read_text(encoding="utf-8"))
-    env = dict(options.get("env", {}))
+    env = {name: value for name, value in options.get("env", {}).items() if not is_secret(name, value)}
+    secret = sorted(options.get("env", {}).keys() - env.keys())
     section = compiler_section(env, kept)
     options = {**{name: value for name, value in options.items() if name != "env"}, **({"env": env} if env else {})}
     values, extras = _values(options, num_processes, use_gpu=use_gpu)
@@ -137,8 +139,10 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     text = yaml.safe_dump({**kept, **values})
     if extras:
         text = f"{MARK}{json.dumps(extras, sort_keys=True, default=dict)}\n{text}"
+    if secret:
+        text = f"# Not written, because their values are secrets: {', '.join(secret)}. Pass them as env=.\n{text}"
     try:
-        _replace(file, text)
+        _replace(file, text, mode=0o600 if env else 0o666)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
 
@@ -275,11 +279,12 @@ def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dic
     return values, extras
 
 
-def _replace(file: Path, text: str) -> None:
+def _replace(file: Path, text: str, *, mode: int) -> None:
     """Replace a file as a whole, or leave it as it is."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f".{file.name}-{os.getpid()}")
     try:
+        new.touch(mode)
         new.write_text(text, encoding="utf-8")
         new.replace(file)
     finally:

@@ -7,25 +7,23 @@ import enum
 import functools
 import itertools
 import numbers
-import re
 import reprlib
 import types
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.wording.secret_text import redact, without_secrets
 from notebook_launcher.wording.text import one_line, shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-__all__ = ["describe_value", "is_secret", "name_of", "without_secrets"]
+__all__ = ["describe_value", "name_of"]
 
-SECRET = re.compile(
-    r"(^|_)(access|api|auth|client|db|private|secret|ssh)?(auth|credentials?|keys?|passwd|passwords?|secrets?|token)(_|$)",
-    re.IGNORECASE,
-)
 MAX_TEXT = 80
 MAX_ITEMS = 6
+MAX_SEARCHED = 10_000
+"""Characters of a text in which secrets are looked for."""
 PLAIN_MODULES = ("torch", "datetime")
 """Modules with types whose values are one word each (`torch.bfloat16`) and have no `shape`."""
 
@@ -48,22 +46,15 @@ def name_of(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
-def is_secret(name: str) -> bool:
-    """Return True for names of variables and arguments whose values are kept out of files and notebooks."""
-    return SECRET.search(name) is not None
-
-
-def without_secrets(items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-    """Return the pairs whose names are not those of secrets."""
-    return ((name, value) for name, value in items if not is_secret(str(name)))
-
-
 class _Words(reprlib.Repr):
     """The standard library's short forms of strings, numbers and lists; for other objects the type and shape."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxstring = self.maxother = MAX_TEXT
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(redact(x[:MAX_SEARCHED]), level)
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
         # Unlike in the standard library, keys are not sorted: there may be millions of them.

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from notebook_launcher.wording.value_text import is_secret, without_secrets
+from notebook_launcher.wording.secret_text import is_secret, recordable_variables, redact, without_secrets
 
 SECRETS = (
+    "DATABASE_DSN",
+    "DB_PASS",
+    "GITHUB_PAT",
+    "HF_TOKENS",
+    "MYSQL_PWD",
+    "PGPASSWORD",
+    "SESSION_COOKIE",
+    "SSH_PASSPHRASE",
+    "aws-creds",
+    "hfToken",
     "APIKEY",
     "AWS_SECRET_ACCESS_KEY",
     "DBPASSWORD",
@@ -19,7 +29,21 @@ SECRETS = (
     "password",
     "private_key",
 )
-OTHERS = ("HF_HOME", "TOKENIZERS_PARALLELISM", "author", "keyboard", "lr", "monkey", "num_tokens", "tokens")
+OTHERS = (
+    "HF_HOME",
+    "MAX_TOKENS",
+    "OLDPWD",
+    "PATH",
+    "PWD",
+    "compass",
+    "TOKENIZERS_PARALLELISM",
+    "author",
+    "keyboard",
+    "lr",
+    "monkey",
+    "num_tokens",
+    "tokens",
+)
 
 
 @pytest.mark.parametrize("name", SECRETS)
@@ -31,3 +55,27 @@ def test_name_of_a_secret_is_recognised(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_names_stay_visible(name: str) -> None:
     assert not is_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgres://me:hunter2@db/x?y", "postgres://me:***@db/x?y"),
+        ("https://:pw@host", "https://:***@host"),
+        ("key hf_abcdefghijklmnopqrstuv.", "key ***."),
+        ("a ghp_0123456789abcdefghij b", "a *** b"),
+        ("sk-proj-0123456789abcdef", "***"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE", "***"),
+        ("https://host:8080/path and me@host", "https://host:8080/path and me@host"),
+        ("task-2026-11-27-of-the-long-run", "task-2026-11-27-of-the-long-run"),
+    ],
+)
+def test_secret_is_recognised_by_the_looks_of_its_value(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert is_secret("plain", text) == (text != shown)
+
+
+def test_variables_are_recorded_by_name_unless_they_change_a_launch() -> None:
+    env = {"ACCELERATE_DEBUG_MODE": "1", "NCCL_DEBUG": "INFO", "MY_FLAG": "1", "NCCL_TOKEN": "x"}
+    expected = {"ACCELERATE_DEBUG_MODE": "1", "NCCL_DEBUG": "INFO", "MY_FLAG": None, "NCCL_TOKEN": None}
+    assert recordable_variables(env) == expected

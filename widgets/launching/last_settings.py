@@ -22,7 +22,8 @@ from notebook_launcher.history.run_files import replace
 from notebook_launcher.widgets.launching.options import ADVANCED, ESSENTIAL
 from notebook_launcher.widgets.launching.parameters import MISSING
 from notebook_launcher.widgets.launching.typed import default_of
-from notebook_launcher.wording.value_text import is_secret, name_of
+from notebook_launcher.wording.secret_text import is_secret
+from notebook_launcher.wording.value_text import name_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +63,7 @@ def settings_of(state: LaunchState) -> Settings:
     arguments = {
         name: _encode(parameter, state.arguments[name])
         for name, parameter in state.parameters.items()
-        if name in state.arguments and not is_secret(name)
+        if name in state.arguments and not is_secret(name, state.arguments[name])
     }
     if "engine" in options:
         options["engine"] = engine_texts.write(options["engine"])

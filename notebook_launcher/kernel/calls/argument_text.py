@@ -7,7 +7,8 @@ import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.wording.value_text import describe_value, without_secrets
+from notebook_launcher.wording.secret_text import without_secrets
+from notebook_launcher.wording.value_text import describe_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

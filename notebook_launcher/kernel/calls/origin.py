@@ -18,7 +18,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.history.run_folders import CHANGES, ENVIRONMENT, SOURCE
 from notebook_launcher.kernel.calls.git import GitChanges, git_commit
 from notebook_launcher.notebook_code.needs import Needs
-from notebook_launcher.wording.value_text import is_secret
+from notebook_launcher.wording.secret_text import is_secret, redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,7 @@ class Origin:
         if patch is None:
             return {}
         self._environment["git"] |= {"dirty": bool(patch), "changed": CHANGED.findall(patch)}
-        return {ENVIRONMENT: self._encoded(), **({CHANGES: patch[:MAX_PATCH]} if patch else {})}
+        return {ENVIRONMENT: self._encoded(), **({CHANGES: redact(patch[:MAX_PATCH])} if patch else {})}
 
     def _encoded(self) -> str:
         return json.dumps(self._environment) + "\n"
@@ -75,7 +75,7 @@ class Origin:
 def describe_environment() -> dict[str, Any]:
     """Return versions, git commit, working directory and variables that change a launch; no secrets."""
     cwd = _cwd()
-    variables = {k: v for k, v in sorted(os.environ.items()) if VARIABLES.fullmatch(k) and not is_secret(k)}
+    variables = {k: v for k, v in sorted(os.environ.items()) if VARIABLES.fullmatch(k) and not is_secret(k, v)}
     return {
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -99,17 +99,18 @@ def source_with_needs(function: Any) -> str:
         function = function.func
     if getattr(function, "__module__", None) == "__main__":
         with contextlib.suppress(ConfigError, OSError, TypeError, AttributeError, SyntaxError):
-            return _with_helpers(function)
+            return redact(_with_helpers(function))
     with contextlib.suppress(OSError, TypeError):
-        return inspect.getsource(inspect.unwrap(function))
+        return redact(inspect.getsource(inspect.unwrap(function)))
     return ""
 
 
 def _with_helpers(function: Any) -> str:
     needs = Needs(vars(sys.modules["__main__"]))
     needs.add(function.__name__, function)
-    values = [f"# {name} is a value of the notebook, which is not kept here" for name in needs.values]
-    constants = [f"{name} = {text}" for name, text in needs.constants.items()]
+    secret = [name for name, text in needs.constants.items() if is_secret(name, text)]
+    values = [f"# {name} is a value of the notebook, which is not kept here" for name in (*needs.values, *secret)]
+    constants = [f"{name} = {text}" for name, text in needs.constants.items() if name not in secret]
     head = ["\n".join(lines) + "\n" for lines in (list(needs.imports), values + constants) if lines]
     return "\n\n".join([*head, *needs.definitions.values()])
 
