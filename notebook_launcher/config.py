@@ -13,7 +13,7 @@ from notebook_launcher.settings import accelerate_yaml, engine_choice, launch_en
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import TrainingSettings
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording.text import one_line, type_of
 
 if TYPE_CHECKING:
     import os
@@ -39,6 +39,8 @@ __all__ = [
     "load_accelerate_file",
 ]
 
+MAX_ERROR = 1_000
+"""Characters of an error about a settings file, whose values may be long."""
 _OWN_RENDEZVOUS = "The launcher binds a port of its own, so none of Accelerate's settings for it are needed."
 HINTS = {
     "function": "It is called fn here.",
@@ -266,7 +268,7 @@ def load_accelerate_file(path: str | os.PathLike[str] | None = None) -> tuple[La
     try:
         return LaunchConfig.build(None, file.options), file
     except ConfigError as error:
-        raise ConfigError(f"{file.path}: {error}", field=error.field) from None
+        raise ConfigError(f"{file.path}: {one_line(error, MAX_ERROR)}", field=error.field) from None
 
 
 def _rebuild(fields: dict[str, Any]) -> LaunchConfig:

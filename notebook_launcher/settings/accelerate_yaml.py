@@ -27,7 +27,7 @@ from notebook_launcher.settings.accelerate_sections import (
 )
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.wording.secret_text import is_secret
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording.text import one_line, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +57,15 @@ HARMLESS_KEYS = (
 NEW_FILE = {"compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "num_machines": 1}
 
 
+MAX_LENGTH = 100_000
+"""Characters of a settings file that is read; `accelerate config` writes about 1,000."""
+MAX_SCALAR = 1_000
+"""Characters of one value, of which messages may quote the whole."""
+MAX_ALIASES = 8
+"""Uses of anchors: each may double what a file stands for."""
+MAX_DEPTH = 16
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AccelerateFile:
     """Contents of a settings file."""
@@ -84,11 +93,7 @@ def read(path: str | os.PathLike[str] | None = None) -> AccelerateFile:
             notebook: several machines, a TPU, Megatron-LM.
     """
     file = _given_or_default(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        hint = " `notebook-launcher config` writes one." if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.{hint}") from error
+    text = _text(file)
     values = _mapping(file, text)
     _check_kind(file, values)
     options = {**_options(file, values), **_extras(file, text, values)}
@@ -125,7 +130,7 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
 
     kept: Mapping[str, Any] = NEW_FILE
     if file.exists():
-        kept = _mapping(file, file.read_text(encoding="utf-8"))
+        kept = _mapping(file, _text(file))
     env = {name: value for name, value in options.get("env", {}).items() if not is_secret(name, value)}
     secret = sorted(options.get("env", {}).keys() - env.keys())
     section = compiler_section(env, kept)
@@ -157,13 +162,31 @@ def _given_or_default(path: str | os.PathLike[str] | None) -> Path:
     return Path(path).expanduser()
 
 
+def _text(file: Path) -> str:
+    try:
+        with file.open(encoding="utf-8") as opened:
+            text = opened.read(MAX_LENGTH + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        hint = " `notebook-launcher config` writes one." if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}.{hint}") from error
+    if len(text) > MAX_LENGTH:
+        raise ConfigError(
+            f"{file} is longer than {MAX_LENGTH:,} characters, so it is not a settings file of Accelerate."
+        )
+    return text
+
+
 def _mapping(file: Path, text: str) -> dict[str, Any]:
     import yaml
 
     try:
+        _check_bounds(file, text)
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    except ConfigError:
+        raise
+    # A number of many digits and a date that does not exist are ValueErrors.
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{file} is not YAML: {one_line(error)}") from error
     if not isinstance(values, dict) or "distributed_type" not in values:
         raise ConfigError(
             f"{file} has no distributed_type, so it is not a settings file of Accelerate. `notebook-launcher config` "
@@ -174,16 +197,37 @@ def _mapping(file: Path, text: str) -> dict[str, Any]:
     return values
 
 
+def _check_bounds(file: Path, text: str) -> None:
+    """Refuse a file of a few lines that stands for gigabytes, before anything is made of it."""
+    import yaml
+
+    depth = num_aliases = 0
+    for event in yaml.parse(text):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        num_aliases += isinstance(event, yaml.AliasEvent)
+        is_long = isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_SCALAR
+        if depth > MAX_DEPTH or num_aliases > MAX_ALIASES or is_long:
+            what = (
+                f"a value of more than {MAX_SCALAR:,} characters"
+                if is_long
+                else f"more than {MAX_ALIASES} aliases"
+                if num_aliases > MAX_ALIASES
+                else f"more than {MAX_DEPTH} levels"
+            )
+            line = event.start_mark.line + 1
+            raise ConfigError(f"{file}, line {line}: {what}; no settings file of Accelerate has that. Write it out.")
+
+
 def _check_kind(file: Path, values: Mapping[str, Any]) -> None:
     kind = str(values["distributed_type"])
     machines, where = values.get("num_machines", 1), values.get("compute_environment", "LOCAL_MACHINE")
     why = ""
     if where != "LOCAL_MACHINE":
-        why = f"compute_environment: {where}, but a notebook does not launch in a cloud"
+        why = f"compute_environment: {one_line(where)}, but a notebook does not launch in a cloud"
     elif machines not in (None, 1):
-        why = f"num_machines: {machines}, but a launch reaches other machines by engine= alone"
+        why = f"num_machines: {one_line(machines)}, but a launch reaches other machines by engine= alone"
     elif kind not in SUPPORTED:
-        why = f"distributed_type: {kind}, and {INSTEAD.get(kind, 'ranks run on CPUs or NVIDIA GPUs')}"
+        why = f"distributed_type: {one_line(kind)}, and {INSTEAD.get(kind, 'ranks run on CPUs or NVIDIA GPUs')}"
     elif values.get("mixed_precision") == "fp8":
         why = f"mixed_precision: fp8, and it can be {', '.join(CHOICES['mixed_precision'].words)}"
     if why:
@@ -216,7 +260,8 @@ def _devices(file: Path, gpu_ids: Any) -> tuple[int, ...] | None:
     try:
         return tuple(int(item) for item in str(gpu_ids).split(","))
     except ValueError:
-        raise ConfigError(f"{file}: gpu_ids: {gpu_ids!r} must be 'all' or indices such as '0,1'.") from None
+        shown = one_line(repr(gpu_ids))
+        raise ConfigError(f"{file}: gpu_ids: {shown} must be 'all' or indices such as '0,1'.") from None
 
 
 def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,10 +271,12 @@ def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     try:
         extras = json.loads(line.removeprefix(MARK))
-    except ValueError as error:
-        raise ConfigError(f"{file}: the line {line!r} is not JSON: {error}. Correct it, or remove it.") from error
+    except (ValueError, RecursionError) as error:
+        shown = one_line(line)
+        raise ConfigError(f"{file}: the line {shown!r} is not JSON: {error}. Correct it, or remove it.") from error
     if not isinstance(extras, dict):
-        raise ConfigError(f"{file}: the line {line!r} must hold options by name. Correct it, or remove it.")
+        shown = one_line(line)
+        raise ConfigError(f"{file}: the line {shown!r} must hold options by name. Correct it, or remove it.")
     written = extras.pop("written", {})
     if any(values.get(key) != value for key, value in written.items()):
         for key in ("devices", "num_processes"):
@@ -245,7 +292,7 @@ def _ignored(values: Mapping[str, Any]) -> tuple[str, ...]:
     asked |= {
         key: value for key, value in compiler_of(values).items() if key not in COMPILER_KEYS and value != "default"
     }
-    return tuple(f"{key}: {value}" for key, value in asked.items() if value)
+    return tuple(one_line(f"{key}: {value}") for key, value in asked.items() if value)
 
 
 def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dict[str, Any], dict[str, Any]]:
