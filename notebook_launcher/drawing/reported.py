@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import RunPicture
 
-__all__ = ["TABLE", "read_rows", "reported_html"]
+__all__ = ["TABLE", "read_rows", "reported_html", "without_formulas"]
 
 TABLE = "text/csv"
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of cells that a spreadsheet carries out."""
 MAX_PICTURES = 8
 MAX_COLUMNS = 24
 MAX_BYTES = 400_000
@@ -48,6 +50,25 @@ def read_rows(table: RunPicture, limit: int) -> list[list[str]]:
             rows.append([one_line(cell, 200) for cell in row[:MAX_COLUMNS]])
     width = max(map(len, rows), default=0)
     return [row + [""] * (width - len(row)) for row in rows]
+
+
+def without_formulas(data: bytes) -> bytes:
+    """Return CSV with `'` before cells that a spreadsheet would take for a formula; numbers stay as they are."""
+    text, safe = data.decode("utf-8", "replace"), io.StringIO()
+    writer = csv.writer(safe, lineterminator="\n")
+    with contextlib.suppress(csv.Error):
+        writer.writerows([_inert(cell) for cell in row] for row in csv.reader(io.StringIO(text)))
+    return safe.getvalue().encode()
+
+
+def _inert(cell: str) -> str:
+    if not cell.startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def _table(table: RunPicture) -> str:

@@ -235,12 +235,12 @@ def test_a_few_kilobytes_do_not_fill_the_axis_of_memory(tab):
 
 
 def test_points_and_charts_are_downloaded(tab):
-    tab.deliver(reset(curves=[curve('a "b", c', 0, [1.0, None])]))
+    tab.deliver(reset(curves=[curve('a "b", c', 0, [1.0, None]), curve("=1+1", 0, [1.0])]))
     with tab.page.expect_download() as csv:
         tab.page.get_by_role("button", name="CSV").click()
     assert csv.value.suggested_filename == "20261121-142501-train-3f9c.csv"
     head = "metric,rank,step,seconds,value\n"
-    assert csv.value.path().read_text() == head + '"a ""b"", c",0,0,0,1\n"a ""b"", c",0,1,0.1,nan\n'
+    assert csv.value.path().read_text() == head + '"a ""b"", c",0,0,0,1\n"a ""b"", c",0,1,0.1,nan\n\'=1+1,0,0,0,1\n'
     with tab.page.expect_download() as png:
         tab.page.get_by_role("button", name="as PNG").click()
     assert png.value.path().read_bytes().startswith(b"\x89PNG")

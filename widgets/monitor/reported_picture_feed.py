@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS
-from notebook_launcher.drawing.reported import TABLE, read_rows
+from notebook_launcher.drawing.reported import TABLE, read_rows, without_formulas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,10 +56,12 @@ def _items(pictures: Sequence[RunPicture], room: int) -> list[Item]:
 
 
 def _item(picture: RunPicture) -> Item:
+    is_table = picture.mime == TABLE
+    data = without_formulas(picture.data) if is_table else picture.data
     return {
         "name": picture.name,
         "rank": picture.rank,
         "step": picture.step,
-        "rows": read_rows(picture, MAX_ROWS) if picture.mime == TABLE else [],
-        "source": f"data:{picture.mime};base64,{base64.b64encode(picture.data).decode()}",
+        "rows": read_rows(picture, MAX_ROWS) if is_table else [],
+        "source": f"data:{picture.mime};base64,{base64.b64encode(data).decode()}",
     }

@@ -25,7 +25,8 @@ function offer(blob, name) {
 export function csvOf(metrics) {
   const lines = ["metric,rank,step,seconds,value"];
   for (const { name, ranks } of metrics) {
-    const quoted = /[",\n]/.test(name) ? `"${name.replaceAll('"', '""')}"` : name;
+    const inert = /^[=+\-@\t\r]/.test(name) ? `'${name}` : name; // A spreadsheet would carry it out.
+    const quoted = /[",\n\r]/.test(inert) ? `"${inert.replaceAll('"', '""')}"` : inert;
     for (const [rank, { steps, times, values }] of ranks) {
       steps.forEach((step, at) => lines.push(`${quoted},${rank},${step},${times[at]},${values[at] ?? "nan"}`));
     }

@@ -81,6 +81,8 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def _parse(values: dict[str, Any]) -> Manifest:
     files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
+    if outside := [name for name in files if name.startswith("/") or ".." in name.split("/") or "\0" in name]:
+        raise ValueError(f"{outside[0]!r} is outside the folder")
     objects = {str(what): int(number) for what, number in values["objects"].items()}
     return Manifest(**{**values, "num_processes": int(values["num_processes"]), "files": files, "objects": objects})
 
