@@ -16,6 +16,7 @@ from notebook_launcher.detached.host_questions import HostQuestions
 from notebook_launcher.detached.journal import Journal
 from notebook_launcher.detached.kept_output import write_output
 from notebook_launcher.detached.requests import Answered, AnswerQuestion, Ask, Follow, RequestRefused, TakeResults
+from notebook_launcher.detached.session_folders import listen_or_remove, no_folder
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history.host_files import SOCKET
 from notebook_launcher.kernel.calls.origin import Origin, describe_environment
@@ -85,10 +86,14 @@ class HostedRun:
         thread = RunThread(conduct)
         thread.data.output.use_picture_from(0.0)  # The last line goes to the clients, beside the outcome.
         self._questions.connect(self._journal.asked, thread.command, thread.waits_for)
-        self.folder = thread.make_folder()
-        """The run's folder, with the socket."""
+        try:
+            self.folder = thread.make_folder()
+            """The run's folder, with the socket."""
+            listener = listen_or_remove(self.folder, SOCKET)
+        except OSError as error:
+            raise no_folder(ranks.plan.config, error) from None
         self._kept = KeptParcels(self.folder)
-        self._clients = Clients(host_socket.listen(self.folder), self._answer)
+        self._clients = Clients(listener, self._answer)
         self._socket_watch = host_socket.SocketWatch(self.folder)
         thread.begin()
         self.run = Run(thread)

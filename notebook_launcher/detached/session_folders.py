@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.detached import host_socket
-from notebook_launcher.errors import ConfigError
+from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
 from notebook_launcher.history.folder_files import read_json
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.history.schema import RunSnapshot
 
-__all__ = ["check_name_is_free", "live_sessions", "make", "session_name_of", "write_summary"]
+__all__ = [
+    "check_name_is_free",
+    "listen_or_remove",
+    "live_sessions",
+    "make",
+    "no_folder",
+    "session_name_of",
+    "write_summary",
+]
 
 UNNAMED = "session"
 """Name in `runs()` of sessions without a name, of which there may be any number."""
@@ -73,9 +81,27 @@ def make(config: LaunchConfig, snapshot: Callable[[], RunSnapshot]) -> tuple[Pat
         check_name_is_free(home, config)
         folder = home / run_folders.new_id(session_name_of(config), time.time())
         folder.mkdir(mode=0o700)
-        sock = host_socket.listen(folder, SESSION_SOCKET)
+        sock = listen_or_remove(folder, SESSION_SOCKET)
         write_summary(folder, snapshot())
     return folder, sock
+
+
+def listen_or_remove(folder: Path, socket_name: str) -> socket.socket:
+    """Return a listening socket in a new folder; where there is no room for it, remove the folder and raise OSError."""
+    try:
+        return host_socket.listen(folder, socket_name)
+    except OSError:
+        run_folders.remove(folder)
+        raise
+
+
+def no_folder(config: LaunchConfig, error: OSError) -> ResourceError:
+    """Return the error of a launch whose folder cannot be made."""
+    home = run_folders.find_home(config.runs_folder)
+    return ResourceError(
+        f"the folder of a detached run or session cannot be made in {home}: {error.strerror or error}. attach() finds "
+        "the run by this folder, so make room there, or name a folder on another disk: runs_folder='a/folder'."
+    )
 
 
 def write_summary(folder: Path, snapshot: RunSnapshot) -> None:

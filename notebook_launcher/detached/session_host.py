@@ -80,7 +80,10 @@ class SessionHost:
         """Threads that see calls to their ends."""
         self._gpus = GpuMeter(order.plan.gpus)
         self._started = time.time()
-        self.folder, sock = session_folders.make(order.plan.config, self._snapshot)
+        try:
+            self.folder, sock = session_folders.make(order.plan.config, self._snapshot)
+        except OSError as error:
+            raise session_folders.no_folder(order.plan.config, error) from None
         self._clients = Clients(sock, self._answer)
         self._socket_watch = host_socket.SocketWatch(self.folder, SESSION_SOCKET)
         try:

@@ -97,7 +97,11 @@ class Recorder:
         The files that take some time come after FIRST_AFTER seconds. A shorter run that goes well does without them.
         """
         self._is_early = True
-        return self._write_state().path
+        try:
+            return self._write_state().path
+        except OSError:
+            self._drop_unless_it_has_a_summary()
+            raise
 
     def reserve_folder(self) -> Path:
         """Make an empty folder now, and fill it when the run is found worth recording; raises `OSError`."""
@@ -133,9 +137,11 @@ class Recorder:
         reported metrics or wrote much.
         """
         has_new = self._schedule.has_new
-        if self._open is None and self._is_on and (has_new and self._is_worth_it() if is_brief else failed or has_new):
+        is_worth_it = has_new and self._is_worth_it() if is_brief else failed or has_new
+        if self._open is None and self._home is not None and is_worth_it:
+            # After a failed write, too: the disk may have room again.
             with self._forgiving():
-                self._opened(self._reader.snapshot())
+                self._opened(self._reader.snapshot()) if self._is_on else self._write_state()
         return self.folder
 
     def finish(self) -> None:
@@ -151,6 +157,7 @@ class Recorder:
             # A write has failed, perhaps because the disk is full. The final summary is small, so try once more.
             with contextlib.suppress(Exception):
                 opened.write_summary(self._reader.snapshot())
+            self._drop_unless_it_has_a_summary()
         if not (self._is_early and self._is_short_success()):
             with contextlib.suppress(Exception):  # Even after failed writes: it ends the process of git.
                 opened.write_late(wait=True)
@@ -185,7 +192,7 @@ class Recorder:
         if self._open is None:
             assert self._home is not None
             path = self._home.take_folder(snapshot.id)
-            # Kept before anything is written: where this write fails, the end of the run may still find room.
+            # Kept before anything is written, so that it is removed if this write fails.
             self._open = OpenFolder(path, self._reader, snapshot.num_processes)
             self._open.write_origin(snapshot, self._origin)
         return self._open
@@ -195,11 +202,21 @@ class Recorder:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - neither a full disk nor an error of this package may fail the run
-            self._is_on = False
+            was_on, self._is_on = self._is_on, False
             reason = error.strerror or error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             where = f" in {self.folder or self._home.path}" if self._home is not None else ""
-            with contextlib.suppress(Exception):
-                self._say(f"recording of the run ended{where}: {reason}")
+            self._drop_unless_it_has_a_summary()
+            if was_on or self._home is None:
+                with contextlib.suppress(Exception):
+                    self._say(f"recording of the run ended{where}: {reason}")
+
+    def _drop_unless_it_has_a_summary(self) -> None:
+        """Remove a folder that shows nothing of the run: a list would have it as starting, and then as lost."""
+        if self._home is None or self._home.is_reserved or self._open is None:  # A host has its socket there.
+            return
+        if not (self._open.path / run_folders.SUMMARY).exists():
+            run_folders.remove(self._open.path)
+            self._open = None
 
 
 class _RunsHome:
@@ -213,6 +230,11 @@ class _RunsHome:
         self.path = path
         self._reserved: Path | None = None
         """The run's folder, if it was made before anything is recorded."""
+
+    @property
+    def is_reserved(self) -> bool:
+        """True if the folder was made before anything is recorded."""
+        return self._reserved is not None
 
     def reserve_folder(self, run_id: str) -> Path:
         """Make the run's folder now, for later; raises `OSError`."""

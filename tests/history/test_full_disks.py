@@ -60,3 +60,47 @@ def test_end_of_a_run_is_kept_though_the_disk_is_full(kind: str, end: str, said:
     environ = {**os.environ, "NOTEBOOK_LAUNCHER_RUNS": str(home), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
     assert re.fullmatch(rf"{said}\[\]\n", done.stdout), done.stdout + done.stderr
+
+
+BARRED = """
+import os, pathlib
+from notebook_launcher import launch, report, runs
+
+def work():
+    report(step=1, loss=0.5)
+    return 7
+
+plain = launch(work, 1, output="none")
+print(plain.result(100)[0])
+try:
+    launch(work, 1, output="none", detached=True)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+print(runs())
+print([path.name for path in pathlib.Path(os.environ["NOTEBOOK_LAUNCHER_RUNS"]).iterdir() if path.is_dir()])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("mount -o remount,ro {home}", "Read-only file system"),
+        ("dd if=/dev/zero of={home}/rest bs=4k status=none || true", "No space left on device"),
+    ],
+    ids=["read-only", "full"],
+)
+def test_launch_without_room_for_its_folder_leaves_none(change: str, reason: str, tmp_path: Path) -> None:
+    program, home = tmp_path / "program.py", tmp_path / "runs"
+    program.write_text(BARRED)
+    home.mkdir()
+    shell = f'mount -t tmpfs -o size=64k none "{home}" && {{ {change.format(home=home)} 2>&-; }} && exec "$@"'
+    command = ["unshare", "--mount", "bash", "-c", shell, "bash", sys.executable, str(program)]
+    environ = {**os.environ, "NOTEBOOK_LAUNCHER_RUNS": str(home), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
+    expected = (
+        f"7\nResourceError: the folder of a detached run or session cannot be made in {home}: {reason}. attach() finds "
+        "the run by this folder, so make room there, or name a folder on another disk: runs_folder='a/folder'.\n"
+        f"no runs in {home}\n[]\n"
+    )
+    assert done.stdout == expected, done.stderr

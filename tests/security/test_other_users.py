@@ -210,3 +210,10 @@ def test_changed_bit_of_a_result_is_an_error_that_names_the_file(recorded_folder
     path.write_bytes(path.read_bytes().replace(b"done", b"dome"))
     with pytest.raises(RunFolderError, match=rf"{path} is damaged: .* checksum"):
         attach(folder, show=False).result(30)
+
+
+def test_folder_of_a_run_is_closed_to_others(recorded_folder: Path) -> None:
+    assert recorded_folder.stat().st_mode & 0o777 == 0o700
+    # The test wrote that table itself.
+    ours = [path for path in recorded_folder.iterdir() if path.name != "picture-99.csv"]
+    assert {path.stat().st_mode & 0o077 for path in ours} == {0}
