@@ -16,7 +16,7 @@ from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import synchronisation
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
-from notebook_launcher.training.argument_checks import check_instance, check_switch
+from notebook_launcher.training.argument_checks import check_instance, check_keywords, check_switch
 from notebook_launcher.training.checkpoints.models.model_files import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
@@ -56,6 +56,14 @@ if TYPE_CHECKING:
     from notebook_launcher.training.plugins import DistributedType
 
 __all__ = ["Accelerator"]
+
+SAVE_KEYWORDS = ("tag", "client_state", "save_latest", "exclude_frozen_parameters")
+"""What Accelerate's `save_state` passes on to DeepSpeed's `save_checkpoint`."""
+LOAD_KEYWORDS = (
+    *("strict", "assign", "map_location", "tag", "custom_load_fn"),
+    *("load_module_strict", "load_optimizer_states", "load_lr_scheduler_states", "load_module_only"),
+)
+"""What `load_state` takes for `load_state_dict`, and what Accelerate's passes on to DeepSpeed's `load_checkpoint`."""
 
 HANDLERS = (
     AutocastKwargs,
@@ -843,7 +851,7 @@ class Accelerator:
         safe_serialization: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
         *,
         state_dict_type: str | None = None,
-        **save_model_func_kwargs: Any,  # noqa: ARG002
+        **save_model_func_kwargs: Any,
     ) -> Any:
         """Write everything that training needs to continue; a crash at any moment leaves a whole checkpoint.
 
@@ -855,11 +863,16 @@ class Accelerator:
             state_dict_type: Layout of sharded models and their optimizers: `"FULL_STATE_DICT"`, whole tensors that
                 pass through rank 0 one at a time, or `"SHARDED_STATE_DICT"`, a file for each rank. Both load with any
                 number of ranks. None: the layout of `fsdp_plugin`, else whole up to 10 GB.
-            save_model_func_kwargs: Accepted and without effect.
+            save_model_func_kwargs: Those of DeepSpeed's `save_checkpoint`, accepted and without effect.
 
         Returns:
             The folder.
+
+        Raises:
+            TypeError: An argument is unknown.
         """
+        own = ("output_dir", "safe_serialization", "state_dict_type")
+        check_keywords("save_state()", save_model_func_kwargs, (*own, *SAVE_KEYWORDS))
         return self._checkpointer.save_state(output_dir, safe=safe_serialization, state_dict_type=state_dict_type)
 
     def load_state(
@@ -880,7 +893,11 @@ class Accelerator:
 
         Returns:
             The folder; None if nothing was to be loaded.
+
+        Raises:
+            TypeError: An argument is unknown.
         """
+        check_keywords("load_state()", load_model_func_kwargs, ("input_dir", "load_kwargs", *LOAD_KEYWORDS))
         return self._checkpointer.load_state(input_dir, load_kwargs, load_model_func_kwargs)
 
     def register_for_checkpointing(self, *objects: Any) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.whole_numbers import whole_number
+from notebook_launcher.wording.choices import did_you_mean
 from notebook_launcher.wording.text import type_of
 
-__all__ = ["check_fields", "check_instance", "check_limit", "check_number", "check_switch"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["check_fields", "check_instance", "check_keywords", "check_limit", "check_number", "check_switch"]
 
 
 def check_instance(name: str, value: Any, kind: type, write: str) -> None:
@@ -31,6 +35,21 @@ def check_instance(name: str, value: Any, kind: type, write: str) -> None:
         )
     article = "an" if kind.__name__[0] in "AEIO" else "a"
     raise TypeError(f"{name}={value!r} is not {article} {kind.__name__}. Pass {write}.")
+
+
+def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword that is not known, with the nearest one.
+
+    Args:
+        call: What was called, as code: `save_state()`.
+        given: The keywords that were given besides those of the signature.
+        known: All keywords, those of the signature included.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"It takes {', '.join(known)}."
+            raise TypeError(f"{call} has no argument {name}=. {hint}")
 
 
 def check_switch(name: str, value: Any, *, or_none: bool = False) -> None:

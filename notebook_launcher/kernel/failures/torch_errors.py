@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["advice_on"]
 
 _RESHAPED = (
@@ -26,6 +28,10 @@ _ADVICE = {
     "Attempted to flatten unevenly sharded dimension": _RESHAPED,  # torch 2.8, 2.10 and 2.11
     "Sharding propagation failed for Op(op=aten.view.default": _RESHAPED,  # torch 2.9
     "operations that require placement changes": _RESHAPED,
+    "'_OpNamespace' '": (
+        "The rank does not know this operator. Import the library that has it in the function, or define it in a cell "
+        "by torch.library.custom_op and call it by torch.ops in the function's own code."
+    ),
     "FSDP does not support deepcopy": (
         "A sharded model cannot be copied, as AveragedModel does for a moving average. Keep the average of "
         "accelerator.get_state_dict(model) on rank 0, or train with whole models."
@@ -34,6 +40,17 @@ _ADVICE = {
 """Code to write instead, by a part of torch's text."""
 
 
+_ONLY_FORWARD = (
+    "Gradients are synchronised only through the call of the wrapper itself, so a method whose result is trained on "
+    "has to be called in the model's forward()."
+)
+_WRAPPED = re.compile(r"'(?:SyncedModel|DistributedDataParallel)' object has no attribute '(\w+)'")
+"""The error of a model on several ranks, of which the user knows the model inside."""
+
+
 def advice_on(text: str) -> list[str]:
     """Return the advice on an error with this text: one line, or none."""
+    if wrapped := _WRAPPED.search(text):
+        reached = f"accelerator.unwrap_model(model).{wrapped[1]}"
+        return [f"On several ranks prepare() wraps the model: write {reached}. {_ONLY_FORWARD}"]
     return [advice for part, advice in _ADVICE.items() if part in text][:1]

@@ -65,6 +65,11 @@ def _refusal(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if context is None or context.pid != os.getpid():
             return function(fn, *args, **kwargs)
         own = getattr(fn, "__name__", "fn")
+        if str(getattr(fn, "__module__", "")).startswith(("pytorch_lightning.", "lightning.", "lightning_fabric.")):
+            raise CallOrderError(
+                f"Lightning began to start processes in rank {context.rank}, which the launch has started: a strategy "
+                'such as strategy="ddp_notebook" or "ddp_spawn" does. Write strategy="ddp" in the function.'
+            )
         raise CallOrderError(
             f"{name} was called in rank {context.rank}: the processes that it would start are up, started by the "
             f"launch. Call {own}(rank, ...) here, with the rank from torch.distributed.get_rank(); or launch {own} "

@@ -61,6 +61,16 @@ def factorise() -> None:
     optimizer.step()
 
 
+class Encoder(torch.nn.Linear):
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+
+def call_method() -> None:
+    model: Any = Accelerator(cpu=True).prepare(Encoder(2, 2))
+    model.encode(torch.ones(1, 2))
+
+
 def average() -> None:
     _, model, _ = make()
     torch.optim.swa_utils.AveragedModel(model)
@@ -69,6 +79,7 @@ def average() -> None:
 @pytest.mark.parametrize(
     ("train", "shard", "advice"),
     [
+        (call_method, None, "write accelerator.unwrap_model(model).encode. Gradients"),
         (freeze_late, None, "pass DistributedDataParallelKwargs(find_unused_parameters=True)"),
         (repeat_a_part, None, "pass DistributedDataParallelKwargs(static_graph=True)"),
         pytest.param(penalise, 2, "sum over parameter.full_tensor() on every rank", marks=shards_on_cpus),
@@ -78,7 +89,7 @@ def average() -> None:
     ],
 )
 def test_failure_adds_the_advice_that_torch_omits(train: Callable[[], None], shard: int | None, advice: str) -> None:
-    with pytest.raises((RuntimeError, AssertionError)) as failure:
+    with pytest.raises((RuntimeError, AssertionError, AttributeError)) as failure:
         notebook_launch(train, 2, shard=shard, output="none")
     shown: Any = vars(failure.value)["_render_traceback_"]
     assert advice in "\n".join(shown())

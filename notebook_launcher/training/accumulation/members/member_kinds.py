@@ -106,12 +106,13 @@ class ShardedModel(PlainModel):
         drop_held(self._groups)
 
     def explain_unsynced(self) -> str:
-        """Return the two ways in which the gradients of a sharded model stay unsynchronised."""
+        """Return the ways in which the gradients of a sharded model stay unsynchronised."""
         return (
             "Its backward ran under no_sync(), or after set_requires_gradient_sync(False): FSDP2 decides at the "
             "backward. Put the last micro-batch outside, or write `with accelerator.accumulate(model):` around forward "
             "and backward. A part of the model that the last micro-batch did not use keeps its sum, too: pass "
-            "DistributedDataParallelKwargs(find_unused_parameters=True)."
+            "DistributedDataParallelKwargs(find_unused_parameters=True). With activation checkpointing write "
+            "checkpoint(..., use_reentrant=False): FSDP2 loses gradients behind a reentrant one in a second forward."
         )
 
 

@@ -205,6 +205,16 @@ def test_names_of_weights_may_differ_if_asked(tmp_path):
     assert torch.equal(loaded.weight, saved.weight)
 
 
+def test_unknown_keywords_are_refused_and_deepspeeds_are_not(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"save_state\(\) has no argument safe_serialisation=\. Did you mean safe_s"):
+        accelerator.save_state(tmp_path / "a", safe_serialisation=False)
+    accelerator.save_state(tmp_path / "a", exclude_frozen_parameters=True)
+    with pytest.raises(TypeError, match=r"load_state\(\) has no argument stricht=\. Did you mean strict"):
+        accelerator.load_state(tmp_path / "a", stricht=False)
+
+
 def test_unknown_map_location_is_refused(saved, training):
     with pytest.raises(ValueError, match=r"map_location='moon' is unknown. It can be 'cpu', 'on_device'"):
         training.accelerator.load_state(saved, map_location="moon")
