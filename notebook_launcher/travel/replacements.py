@@ -229,10 +229,18 @@ def _path_of(root: object, imported: tuple[str, tuple[str, ...]] | None) -> tupl
             inner = ".".join((module, *steps))
             return (inner, ()) if inner in sys.modules else (module, steps)
     if isinstance(root, type) and root.__module__ != "__main__":
-        place = Place(root.__module__, tuple(root.__qualname__.split(".")))
-        if _value(_owner(place), place.steps[-1]) is root:
-            return place.module, place.steps
+        return _own_place(root) or (None, ())
     return None, ()
+
+
+def _own_place(cls: type) -> Place | None:
+    """Return the place of a class under its own name; None if it is not there."""
+    steps = cls.__qualname__.split(".")
+    found: Any = sys.modules.get(cls.__module__)
+    for step in steps:
+        # Not by getattr: modules of transformers import a model when they are asked for a name.
+        found = getattr(found, "__dict__", {}).get(step)
+    return Place(cls.__module__, tuple(steps)) if found is cls else None
 
 
 def _owner(place: Place) -> Any:
@@ -330,8 +338,7 @@ def _scan() -> list[Place]:
     while seen < len(scan.classes):  # Classes inside of classes are added meanwhile.
         for cls, place in list(scan.classes.items())[seen:]:
             seen += 1
-            own = Place(cls.__module__, tuple(cls.__qualname__.split(".")))
-            scan.look(*(own if _value(_owner(own), own.steps[-1]) is cls else place), cls.__dict__)
+            scan.look(*(_own_place(cls) or place), cls.__dict__)
     return scan.found
 
 
