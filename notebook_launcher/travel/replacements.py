@@ -328,7 +328,7 @@ def _may_keep(root: str, given: str) -> bool:
 def _scan() -> list[Place]:
     """Return the places in all loaded modules, and in their classes, that hold functions or classes of the notebook.
 
-    It takes 60 ms for 3,700 modules with 310,000 attributes.
+    It takes 160 ms of processor time for 3,760 modules with 310,000 attributes, measured beside other work.
     """
     scan = _Scan()
     for name, module in list(sys.modules.items()):
@@ -350,15 +350,17 @@ class _Scan:
         self._is_looked_at: dict[type, bool] = dict.fromkeys(WRAPPERS, True)
 
     def look(self, module: str, steps: tuple[Step, ...], attributes: Mapping[str, Any]) -> None:
+        main, kinds = self._main, self._is_looked_at
         for name, value in list(attributes.items()):
             kind = type(value)
             if kind is types.FunctionType:  # Most of them are: no call for these.
-                if value.__globals__ is self._main:
+                if value.__globals__ is main:
                     self.found.append(Place(module, (*steps, name)))
                 continue
-            if kind not in self._is_looked_at:
-                self._is_looked_at[kind] = issubclass(kind, type)
-            if not self._is_looked_at[kind]:
+            is_looked_at = kinds.get(kind)
+            if is_looked_at is None:
+                is_looked_at = kinds[kind] = issubclass(kind, type)
+            if not is_looked_at:
                 continue
             if _is_notebooks(value):
                 self.found.append(Place(module, (*steps, name)))
