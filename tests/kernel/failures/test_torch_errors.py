@@ -63,7 +63,7 @@ def factorise() -> None:
 
 class Encoder(torch.nn.Linear):
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        return self(x)
+        return self.forward(x)
 
 
 def call_method() -> None:
