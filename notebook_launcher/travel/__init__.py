@@ -20,7 +20,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
-from notebook_launcher.travel.changed_modules import stale_modules
+from notebook_launcher.travel.changed_modules import importers_of, stale_modules
 from notebook_launcher.travel.function_call import FunctionCall
 from notebook_launcher.travel.generators import describe_generators
 from notebook_launcher.travel.namespace import (
@@ -61,7 +61,7 @@ from notebook_launcher.travel.setup_steps import SetupStep, SetupSteps
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.messaging.channel import AnonymousFile
 
@@ -146,6 +146,7 @@ def _pickle_call(
         pickler.dump([tuple(replacement.place) for replacement in replacements])
         pickler.dump([tuple(replacement)[1:] for replacement in replacements])
         dump_with_definitions(call[:3])
+        pickler.dump(importers_of(pickler.modules))
         new = replaced.untold(each.place for each in replacements if not replaced.is_registered(each.place))
         return Notes(tuple(sorted(pickler.modules)), tuple(map(str, new)), left)
     except ResourceError:
@@ -221,6 +222,7 @@ def unpack_call(
     _replace(replacer or Replacer(), unpickler, parcel.notes)
     call = FunctionCall(*unpickler.load())
     unpack_definitions(unpickler.load())
+    _import_for_effect(unpickler.load())
     return call, overwritten.names()
 
 
@@ -230,11 +232,14 @@ def _replace(replacer: Replacer, unpickler: pickle.Unpickler, notes: Notes) -> N
     values = unpickler.load()
     if not places:
         return
-    for module in notes.modules:
-        # Imported now, as in the kernel, so that what they import by value is the original.
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+    _import_for_effect(notes.modules)  # Now, as in the kernel, so that what they import by value is the original.
     replacer.replace(Replacement(place, *value) for place, value in zip(places, values, strict=True))
+
+
+def _import_for_effect(names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # The function may do without it.
+            importlib.import_module(name)
 
 
 def pack_value(value: object, what: str = "return value") -> int:

@@ -27,9 +27,9 @@ from notebook_launcher.travel.parcel import read_notes
 from notebook_launcher.travel.replacements import replaced_attributes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["is_local", "is_of_installation", "stale_modules"]
+__all__ = ["importers_of", "is_local", "is_of_installation", "stale_modules"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -50,8 +50,12 @@ def _local_modules(fd: int | None) -> list[types.ModuleType]:
     Args:
         fd: As for `stale_modules`.
     """
+    return _local_among(list(sys.modules) if fd is None else list(read_notes(fd).modules))
+
+
+def _local_among(names: list[str]) -> list[types.ModuleType]:
+    """Return the local modules among these names, and those that they use, directly or not."""
     seen: dict[str, types.ModuleType] = {}
-    names = list(sys.modules) if fd is None else list(read_notes(fd).modules)
     installed = _installed_folders()
     while names:
         name = names.pop()
@@ -60,6 +64,19 @@ def _local_modules(fd: int | None) -> list[types.ModuleType]:
             seen[name] = module
             names += _modules_used_by(module)
     return list(seen.values())
+
+
+def importers_of(names: Iterable[str]) -> list[str]:
+    """Return the notebook's other local modules that refer to a local one among these: `plug`, which fills `reg`.
+
+    At their import they may have registered something there, which a rank that imports `reg` alone would not have.
+    """
+    used = {module.__name__ for module in _local_among(list(names))}
+    if not used:
+        return []
+    imported = dict.fromkeys(_modules_used_by(sys.modules["__main__"]))
+    modules = [module for name in imported if name not in used and (module := sys.modules.get(name)) is not None]
+    return [each.__name__ for each in modules if is_local(each) and used.intersection(_modules_used_by(each))]
 
 
 @functools.lru_cache(maxsize=1)

@@ -29,10 +29,11 @@ class Target: pass
 def accessor(name):
     def put(cls): setattr(Target, name, Box(cls)); return cls
     return put
-"""
+""",
+    "plug.py": "import library; library.register('plug', dict)",
 }
 KERNEL_CODE = """
-import codecs, copyreg, os, torch, library
+import codecs, copyreg, os, torch, library, plug
 from notebook_launcher import Commands, Session, notebook_launch
 
 class A: pass
@@ -152,3 +153,8 @@ def test_classes_registered_with_transformers_are_known_in_ranks(module_kernel: 
         "list(notebook_launch(build, 2, output='none'))"
     )
     assert outcome.result == "['MyModel', 'MyModel']", outcome.traceback
+
+
+def test_module_that_registers_at_its_import_is_imported_with_the_module_that_it_fills(kernel: Kernel) -> None:
+    outcome = kernel.execute("notebook_launch(lambda: library.build('plug'), 2, output='none')[1]")
+    assert outcome.result == "{}"
