@@ -26,7 +26,7 @@ ALONE = frozenset({"image", "deaths", "forking", "hangs", "leaks", "monitor", "p
 """Test files that need the machine alone: they measure time, or look at processes and memory of the whole machine."""
 FAILED = 1
 """Exit status of pytest if it ran all tests and some of them failed."""
-MAX_AGAIN = 3
+MAX_AGAIN = 8
 """Failed tests that run again; more than these are no chance."""
 
 

@@ -358,13 +358,17 @@ class _Server:
 
     @contextlib.contextmanager
     def _reaping(self) -> Iterator[None]:
-        """Reap the supervisors that exit inside this block, because the kernel waits for that."""
+        """Reap the supervisors that exit inside this block, because the kernel waits for that; end with the kernel."""
+        parent = os.getppid()
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        # The deputy may be gone, too, and the end of the channel would be seen only after seconds of imports.
+        signal.signal(signal.SIGCONT, lambda *_: None if os.getppid() == parent else os._exit(0))
         try:
             self._reap()
             yield
         finally:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
     def _become_deputy(self, server: _ServerAtWork) -> None:
         libraries.signal_at_parents_death(signal.SIGCONT)

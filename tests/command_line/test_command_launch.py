@@ -324,7 +324,7 @@ def test_settings_file_that_cannot_be_launched_names_the_way_around(tmp_path, mo
 
 def test_every_field_of_a_launch_is_an_option_in_both_spellings():
     parser = make_parser()
-    for field in LaunchConfig.__dataclass_fields__.keys() - {"engine"}:
+    for field in LaunchConfig.__dataclass_fields__.keys() - {"engine", "setup"}:
         for name in {field, field.replace("_", "-"), *OTHER_NAMES.get(field, ())}:
             flag = field == "check_ranks"
             words = ["launch", f"--{name}", *([] if flag else ["1"]), "x.py"]
