@@ -214,7 +214,9 @@ class Recorder:
         """Remove a folder that shows nothing of the run: a list would have it as starting, and then as lost."""
         if self._home is None or self._home.is_reserved or self._open is None:  # A host has its socket there.
             return
-        if not (self._open.path / run_folders.SUMMARY).exists():
+        if not self._open.path.exists():  # Somebody has deleted it while the run went on: it is not made again.
+            self._home = None
+        elif not (self._open.path / run_folders.SUMMARY).exists():
             run_folders.remove(self._open.path)
             self._open = None
 

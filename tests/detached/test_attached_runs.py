@@ -25,6 +25,7 @@ from notebook_launcher import (
     ConfigError,
     LaunchConfig,
     RankFailedError,
+    ResourceError,
     Results,
     ReturnValueError,
     Run,
@@ -361,7 +362,7 @@ def test_recording_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_folder_that_cannot_be_made_fails_the_launch(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match=r"Not a directory: .*/file/runs"):
+    with pytest.raises(ResourceError, match=r"cannot be made in .*/file/runs: Not a directory"):
         launch(fail, 1, detached=True, runs_folder=tmp_path / "file" / "runs")
 
 

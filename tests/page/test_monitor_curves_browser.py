@@ -242,7 +242,7 @@ def test_points_and_charts_are_downloaded(tab):
     head = "metric,rank,step,seconds,value\n"
     assert csv.value.path().read_text() == head + '"a ""b"", c",0,0,0,1\n"a ""b"", c",0,1,0.1,nan\n\'=1+1,0,0,0,1\n'
     with tab.page.expect_download() as png:
-        tab.page.get_by_role("button", name="as PNG").click()
+        tab.page.get_by_role("button", name="as PNG").first.click()
     assert png.value.path().read_bytes().startswith(b"\x89PNG")
 
 
