@@ -165,13 +165,18 @@ class _Server:
 
     def _due(self) -> float | None:
         """Return the seconds without a request until there is something to do; None: there is nothing."""
-        if self._server is None and self._has_chores and self._expects_launches:
+        if self._may_do_chores:
             return CHORES_AFTER
         due = self._spares.due()
         return due if self._server is None else min(LOOK_EVERY, LOOK_EVERY if due is None else due)
 
+    @property
+    def _may_do_chores(self) -> bool:
+        """True if this is the server, not its deputy or a predecessor, with chores left and a launch to expect."""
+        return self._server is None and not self._is_retired and self._has_chores and self._expects_launches
+
     def _on_calm(self) -> None:
-        if self._server is None and self._has_chores and self._expects_launches:
+        if self._may_do_chores:
             self._import(self._image.chores(), [])
             return
         if self._server is not None and self._image.seconds_at_name() > MAX_IMPORT:

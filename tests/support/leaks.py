@@ -235,12 +235,10 @@ def _is_fork_server(process: psutil.Process) -> bool:
 
 
 def _owner(process: psutil.Process) -> psutil.Process | None:
-    """Return the parent of a fork server, and for its deputy the parent of the server, whose session it is in."""
-    parent = process.parent()
-    with contextlib.suppress(ProcessLookupError):
-        if parent is not None and os.getsid(process.pid) == parent.pid:
-            return parent.parent()
-    return parent
+    """Return the parent of a fork server; its session holds its deputy, too, and what either has just forked."""
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        return psutil.Process(os.getsid(process.pid)).parent()
+    return process.parent()
 
 
 def _runs_fork_server(process: psutil.Process) -> bool:
