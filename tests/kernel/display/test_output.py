@@ -23,7 +23,8 @@ KERNEL_CODE = DEFINITIONS + "def rank(): return int(os.environ['RANK'])"
 
 def test_every_line_is_whole_labelled_and_in_order(kernel: Kernel) -> None:
     outcome = kernel.execute(
-        "def talk():\n    for i in range(1000): print('a', rank(), i)\nnotebook_launch(talk, 4, monitor=False)", timeout=60
+        "def talk():\n    for i in range(1000): print('a', rank(), i)\nnotebook_launch(talk, 4, monitor=False)",
+        timeout=60,
     )
     assert outcome.error is None
     lines = [re.fullmatch(r"\[rank (\d)\] a (\d) (\d+)", line) for line in outcome.stdout.splitlines()[1:-1]]
