@@ -237,7 +237,8 @@ def _is_fork_server(process: psutil.Process) -> bool:
 def _owner(process: psutil.Process) -> psutil.Process | None:
     """Return the parent of a fork server; its session holds its deputy, too, and what either has just forked."""
     with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-        return psutil.Process(os.getsid(process.pid)).parent()
+        leader = psutil.Process(os.getsid(process.pid))
+        return leader.parent() if _runs_fork_server(leader) else process.parent()
     return process.parent()
 
 
