@@ -12,6 +12,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.ipython_shell import FRONT_END
 from notebook_launcher.messaging import messages
 from notebook_launcher.travel.changed_modules import is_local, is_of_installation
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelImports", "modules_needed"]
 
-LEFT_TO_THE_KERNEL = ("notebook_launcher", "IPython", "ipykernel", "ipywidgets", "anywidget", "psygnal", "comm", "zmq",
-                      "tornado", "debugpy", "pydev", "_pydev", "jupyter_client", "jupyter_core", "traitlets",
+LEFT_TO_THE_KERNEL = (*FRONT_END, "notebook_launcher", "anywidget", "psygnal", "pydev", "_pydev", "jupyter_core",
                       "prompt_toolkit", "nest_asyncio", "google.colab", "marimo")  # fmt: skip
 """Packages of the front end, by the begin of their names, and this one: the fork server has of them what ranks need."""
 COMPILER = "torch._dynamo"

@@ -18,6 +18,8 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from notebook_launcher.ipython_shell import FRONT_END
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -29,7 +31,7 @@ MAX_REFERRERS = 200
 """Objects of one level that are followed; what more objects refer to is no entry of a registry."""
 NEVER = frozenset(
     {"__main__", "__mp_main__", "notebook_launcher", "builtins", "sys", "gc", "typing", "abc", "weakref", "inspect"}
-    | {"IPython", "ipykernel", "ipywidgets", "jupyter_client", "traitlets", "zmq", "tornado", "comm", "debugpy"}
+    | {*FRONT_END}
     | {
         "asyncio",
         "concurrent",

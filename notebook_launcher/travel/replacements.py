@@ -20,7 +20,7 @@ from functools import _lru_cache_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from notebook_launcher.ipython_shell import running_shell
+from notebook_launcher.ipython_shell import FRONT_END, running_shell
 from notebook_launcher.travel import namespace
 from notebook_launcher.travel.cell_code import ANYTHING, Code, Step, Store, read_code
 from notebook_launcher.travel.registrations import Member, Overload, find_registrations
@@ -43,8 +43,6 @@ AfterImport: TypeAlias = "Callable[[Mapping[str, Callable[[types.ModuleType], No
 
 MISSING = object()
 
-FRONT_END = ("IPython", "ipykernel", "ipywidgets", "jupyter_client", "traitlets", "zmq", "tornado", "comm", "debugpy")
-"""Libraries of the kernel itself: what a notebook changes in them is about its cells."""
 NEVER = frozenset({"__main__", "__mp_main__", "sys", "notebook_launcher", *FRONT_END})
 """Top-level modules whose attributes stay in the kernel. Those of `sys` belong to the process."""
 WRAPPERS = (functools.partial, property, staticmethod, classmethod, types.MethodType, _lru_cache_wrapper)
