@@ -17,7 +17,7 @@ from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.folder_files import belongs_to_another, load_json, open_folder, read_bytes, read_json
 from notebook_launcher.history.log_order_file import read_log_order
 from notebook_launcher.history.picture_files import read_pictures
-from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
+from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunSnapshot
 from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.counts import plural
@@ -240,9 +240,9 @@ class RecordedRun:
             return stand_in if run_folders.is_live(self._folder, None) else _lost(stand_in)
 
     @property
-    def metrics(self) -> tuple[MetricPoint, ...]:
+    def metrics(self) -> RunMetrics:
         """Metrics that the ranks have reported, in the order of arrival; if there are very many, not all of them."""
-        return tuple(self.metrics_since(0)[0])
+        return RunMetrics(self.metrics_since(0)[0])
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics after a position, and the next position. The first position is 0."""

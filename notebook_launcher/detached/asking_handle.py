@@ -9,7 +9,7 @@ from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.detached.host_socket import HostConnection, HostSilentError
 from notebook_launcher.detached.requests import Ask
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.history.schema import RunReader
+from notebook_launcher.history.schema import RunMetrics, RunReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,10 +99,9 @@ class AskingHandle(RunReader):
         return answer
 
     @property
-    def metrics(self) -> tuple[MetricPoint, ...]:
+    def metrics(self) -> RunMetrics:
         """Metrics that the ranks have reported so far, in the order of arrival."""
-        answer: tuple[MetricPoint, ...] = self._ask("metrics")
-        return answer
+        return RunMetrics(self._ask("metrics"))
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics reported after a position, and the next position; start with 0."""

@@ -6,7 +6,13 @@ A live run, a run that is over and a run from a folder all return these records,
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import math
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.units import NAME_LENGTH, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +28,7 @@ __all__ = [
     "RankUsage",
     "RunChange",
     "RunKind",
+    "RunMetrics",
     "RunPicture",
     "RunReader",
     "RunSetting",
@@ -51,6 +58,57 @@ class MetricPoint:
     time: float
     """Seconds since the launch."""
     values: dict[str, float]
+
+
+MAX_NAMES = 8
+"""Metrics that the text of `RunMetrics` names: it should fit under a cell."""
+
+
+class RunMetrics(tuple[MetricPoint, ...]):
+    """What the ranks of a run have reported: a tuple of points in the order of arrival, which prints a summary."""
+
+    __slots__ = ()
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each point: `rank`, `step`, `time`, and a column for each metric.
+
+        A metric has NaN in the rows of points that are without it. A metric that is itself named `rank`, `step` or
+        `time` gets the column `rank_`, `step_` or `time_`.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            pd: Any = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ImportError("run.metrics.to_pandas() needs pandas. Type %pip install pandas.") from error
+        taken = ("rank", "step", "time")
+        rows = [
+            {"rank": point.rank, "step": point.step, "time": point.time}
+            | {f"{name}_" if name in taken else name: value for name, value in point.values.items()}
+            for point in self
+        ]
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(taken))
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no metrics: ranks send them by report(loss=loss) or accelerator.log({'loss': loss})"
+        series: dict[str, list[float]] = {}
+        for point in self:
+            for name, value in point.values.items():
+                series.setdefault(name, []).append(value)
+        num_ranks = len({point.rank for point in self})
+        steps = [point.step for point in self]
+        head = f"{plural(len(self), 'point')} of {plural(num_ranks, 'rank')}, step {min(steps):,} to {max(steps):,}"
+        lines = [f"{head}; a table: .to_pandas()"]
+        for name, values in list(series.items())[:MAX_NAMES]:
+            finite = [value for value in values if math.isfinite(value)]
+            text = f"  {one_line(name, NAME_LENGTH)}: {format_number(values[0])} → {format_number(values[-1])}"
+            text += f", from {format_number(min(finite))} to {format_number(max(finite))}" if finite else ""
+            odd = len(values) - len(finite)
+            lines.append(f"{text}, {odd:,} not finite" if odd else text)
+        more = len(series) - MAX_NAMES
+        return "\n".join(lines + [f"  {more} more"] * (more > 0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ def test_incomplete_last_line_is_not_read(end, original, copy):
     with (copy.folder / run_folders.METRICS).open("ab") as file:
         file.write(end)
     assert copy.metrics == original.metrics
+    assert "a table: .to_pandas()" in repr(copy.metrics) == repr(original.metrics)
 
 
 def test_lines_that_are_not_metrics_are_skipped(original, copy):

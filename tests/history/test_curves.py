@@ -10,7 +10,14 @@ import time
 import pytest
 
 from notebook_launcher.history.curves import MAX_CURVES, MAX_POINTS, Curve, Curves
-from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases, RankSnapshot, RunSnapshot
+from notebook_launcher.history.schema import (
+    MetricPoint,
+    PhaseSpan,
+    RankPhases,
+    RankSnapshot,
+    RunMetrics,
+    RunSnapshot,
+)
 
 SLACK = 8
 """Points that a curve may hold beyond `MAX_POINTS`: the extremes of what has not been put away yet."""
@@ -114,6 +121,27 @@ def test_values_beyond_the_most_curves_are_counted_and_left_out():
     assert curves.num_left_out == 10
     curves.fold([point(0, 1, **{"metric 0": 2.0})])
     assert curves["metric 0"][0].count == 2
+
+
+def test_metrics_print_a_few_lines_and_become_a_table():
+    points = [point(step % 2, step, loss=1 / (step + 1)) for step in range(1500)]
+    odd = MetricPoint(rank=0, step=1500, time=0.0, values={"acc": math.nan, "step": 3.0})
+    metrics = RunMetrics([*points, odd, *(point(m=0.0, **{f"m{at}": 1.0}) for at in range(9))])
+    assert repr(metrics).splitlines() == [
+        "1,510 points of 2 ranks, step 0 to 1,500; a table: .to_pandas()",
+        "  loss: 1 → 6.667e-4, from 6.667e-4 to 1",
+        "  acc: NaN → NaN, 1 not finite",
+        "  step: 3 → 3, from 3 to 3",
+        "  m: 0 → 0, from 0 to 0",
+        *(f"  m{at}: 1 → 1, from 1 to 1" for at in range(4)),
+        "  5 more",
+    ]
+    assert "report(loss=loss)" in repr(RunMetrics())
+    pytest.importorskip("pandas")
+    table = metrics.to_pandas()
+    assert (len(table), list(table)[:6]) == (1510, ["rank", "step", "time", "loss", "acc", "step_"])
+    assert (table["loss"][1], table["step"][1500], table["step_"][1500]) == (0.5, 1500, 3.0)
+    assert list(RunMetrics().to_pandas()) == ["rank", "step", "time"]
 
 
 def test_snapshots_are_frozen():

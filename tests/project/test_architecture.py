@@ -176,7 +176,8 @@ RULES = [
     ),
     Rule(
         who=(f"{PACKAGE}.history",),
-        only=(*STANDARD_LIBRARY, *(f"{PACKAGE}.{name}" for name in ("errors", "history", "wording"))),
+        # pandas: `RunMetrics.to_pandas`, when it is called.
+        only=(*STANDARD_LIBRARY, "pandas", *(f"{PACKAGE}.{name}" for name in ("errors", "history", "wording"))),
         reason="records and folders of runs are plain data; who draws them reads them",
     ),
     Rule(

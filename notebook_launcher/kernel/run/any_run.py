@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.history.schema import MetricPoint, RankPhases, RankSnapshot, RunChange, RunPicture, RunState
+    from notebook_launcher.history.schema import (
+        RankPhases,
+        RankSnapshot,
+        RunChange,
+        RunMetrics,
+        RunPicture,
+        RunState,
+    )
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.samples import Samples
     from notebook_launcher.kernel.inspection.stacks import Stacks
@@ -60,7 +67,7 @@ class AnyRun(RunReader, Protocol):
         """Present state of each rank."""
 
     @property
-    def metrics(self) -> tuple[MetricPoint, ...]:
+    def metrics(self) -> RunMetrics:
         """Metrics that the ranks have reported so far."""
 
     @property

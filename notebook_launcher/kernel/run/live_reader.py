@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.history.schema import RunReader
+from notebook_launcher.history.schema import RunMetrics, RunReader
 from notebook_launcher.kernel.run import snapshots
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class LiveRunReader(RunReader):
         return snapshots.take_rank_snapshots(self._data)
 
     @property
-    def metrics(self) -> tuple[MetricPoint, ...]:
+    def metrics(self) -> RunMetrics:
         """Metrics that the ranks have reported so far, in the order of arrival."""
-        return tuple(self._data.live.metrics)
+        return RunMetrics(self._data.live.metrics)
 
     @property
     def pictures(self) -> tuple[RunPicture, ...]:
