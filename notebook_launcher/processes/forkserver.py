@@ -3,10 +3,10 @@
 The fork server has imported torch and runs none of the user's code. A process forked from it therefore has no
 OpenMP pool, no CUDA context and no other thread, whatever the kernel did before. The server exits with the kernel.
 
-After a moment without a launch, if another one is likely, the server does its chores, which take seconds: it imports
-what the kernel has imported (`image.py`), and collapses its heap. It first forks a deputy, which serves launches in its
-place until the chores are done. A launch waits only for imports that its own ranks need. If the chores go wrong, the
-deputy becomes the server.
+After a moment without a launch, or some seconds of launches in a row, the server does its chores, which take seconds,
+if another launch is likely: it imports what the kernel has imported (`image.py`), and collapses its heap. It first
+forks a deputy, which serves launches in its place until the chores are done. A launch waits only for imports that its
+own ranks need. If the chores go wrong, the deputy becomes the server.
 
 For a minute after a detached launch the server keeps a spare host, which serves the next one. After a launch that
 another one of its kind is likely to follow it keeps, for as long, spare ranks that have joined their group; so does the
@@ -21,9 +21,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import selectors
 import signal
 import socket
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,8 @@ __all__ = ["main"]
 CHORES_AFTER = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
 row that each make an optimizer took 13 s with 2 s here, because every rank imported torch's compiler, and take 3 s."""
+CHORES_AT_LAST = 5.0
+"""Seconds after which the chores begin although launches follow one another, as in a cell that launches in a loop."""
 MAX_IMPORT = 60.0
 """Seconds after which the import of one module counts as hanging. The slowest of 37 packages took 4 s in all."""
 LOOK_EVERY = 5.0
@@ -112,6 +116,8 @@ class _Server:
         self._image = Image()
         self._has_chores = True
         """True if the image lacks something, or the heap is not collapsed."""
+        self._chores_at_last: float | None = None
+        """When the chores begin even without a pause between launches; None while there are none to begin."""
         self._queue: deque[Request] = deque()
         """Requests that have been received, and are to be served next."""
         self._has_launched = False
@@ -166,7 +172,10 @@ class _Server:
     def _due(self) -> float | None:
         """Return the seconds without a request until there is something to do; None: there is nothing."""
         if self._may_do_chores:
-            return CHORES_AFTER
+            now = time.monotonic()
+            if self._chores_at_last is None:
+                self._chores_at_last = now + CHORES_AT_LAST
+            return min(CHORES_AFTER, max(0.0, self._chores_at_last - now))
         due = self._spares.due()
         return due if self._server is None else min(LOOK_EVERY, LOOK_EVERY if due is None else due)
 
@@ -237,6 +246,11 @@ class _Server:
             with contextlib.suppress(BrokenPipeError):  # The kernel is gone.
                 os.write(reaped_fd, messages.FORKED.pack(pid, os.getpid()))
             self._spares.note_launch(pid, request)
+
+    def _is_kernel_gone(self) -> bool:
+        if self._kernel_pidfd < 0:
+            return self._channel.is_at_end()
+        return bool(select.select([self._kernel_pidfd], [], [], 0)[0])
 
     def _on_kernel_gone(self) -> None:
         if self._server is not None:
@@ -320,6 +334,7 @@ class _Server:
             waiting: Requests that wait for them; empty: nobody waits, so that launches go first.
         """
         self._queue.clear()
+        self._chores_at_last = None
         self._spares.renew()
         self._image.note_progress(0)
         ours, theirs = channel_pair()
@@ -356,6 +371,7 @@ class _Server:
             waiting.append(held)
         ours.close()
         self._launches.rest()
+        self._launches.renew_courtesy()
         self._channel.send_if_room(made)
         self._queue.extend(waiting)
         if not waiting:
@@ -364,10 +380,10 @@ class _Server:
     @contextlib.contextmanager
     def _reaping(self) -> Iterator[None]:
         """Reap the supervisors that exit inside this block, because the kernel waits for that; end with the kernel."""
-        parent = os.getppid()
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
-        # The deputy may be gone, too, and the end of the channel would be seen only after seconds of imports.
-        signal.signal(signal.SIGCONT, lambda *_: None if os.getppid() == parent else os._exit(0))
+        # The deputy may be gone, too, and the end of the channel would be seen only after seconds of imports. The
+        # parent may be a retired predecessor, whose end means nothing.
+        signal.signal(signal.SIGCONT, lambda *_: os._exit(0) if self._is_kernel_gone() else None)
         try:
             self._reap()
             yield
@@ -403,6 +419,7 @@ class _Server:
     def _take_over(self, server: _ServerAtWork, failure: NotCleanError | None) -> None:
         self._image.note_failure(server.names, failure)
         self._has_chores = True
+        self._chores_at_last = time.monotonic()  # Not once more after some seconds.
         self._launches.rest()
         self._channel.send_if_room(self._image.report())
         self._queue.extend([*server.waiting, *server.held])

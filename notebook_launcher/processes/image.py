@@ -48,7 +48,8 @@ COURTESY = 0.1
 """Seconds for which imports wait after a launch has begun: on two cores, two ranks take 60 ms to start, and 90 to
 103 ms beside an import."""
 MAX_COURTESY = 5.0
-"""Seconds for which imports wait in all, so that the image is also made if launches never stop."""
+"""Seconds for which imports wait in all, tries that go wrong included, so that the image is also made if launches never
+stop."""
 HARMLESS_THREADS = ("jemalloc_bg_thd",)
 """Threads of libraries with which a fork works. jemalloc's (pyarrow, pandas) only return free memory to the system, and
 its own fork handlers start them again. Other threads are tried, by `_a_fork_works`."""
@@ -336,6 +337,17 @@ class LaunchClock:
         (newest,) = struct.unpack_from("d", self._memory)
         return float(time.monotonic() - newest)
 
+    def courtesy(self) -> float:
+        """Return for how many seconds imports had better wait for the ranks of the newest launch; counted up."""
+        (waited,) = struct.unpack_from("d", self._memory, 16)
+        wait = max(0.0, min(COURTESY - self.seconds_since(), MAX_COURTESY - waited))
+        struct.pack_into("d", self._memory, 16, waited + wait)
+        return wait
+
+    def renew_courtesy(self) -> None:
+        """Count from 0 again, after imports that went well."""
+        struct.pack_into("d", self._memory, 16, 0.0)
+
     def hurry(self) -> None:
         """Note that a launch waits for the imports."""
         struct.pack_into("?", self._memory, 8, True)
@@ -355,14 +367,11 @@ class _CourteousFinder:
 
     def __init__(self, launches: LaunchClock) -> None:
         self._launches = launches
-        self._left = MAX_COURTESY
 
     def find_spec(self, *_: object) -> None:
         """Wait for at most `COURTESY` seconds after a launch."""
-        wait = min(COURTESY - self._launches.seconds_since(), self._left)
-        if wait > 0 and not self._launches.is_waiting:
-            self._left -= wait
-            time.sleep(wait)
+        if not self._launches.is_waiting:
+            time.sleep(self._launches.courtesy())
 
 
 @contextlib.contextmanager
