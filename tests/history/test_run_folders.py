@@ -147,11 +147,13 @@ def test_short_run_that_fails_is_recorded(home):
 
 def test_short_silent_run_leaves_no_folder(home):
     with Session(2, output="none") as session:
+        session.run(int)  # It may wait for the import of torch, and is not short then.
+        num_earlier = len(runs())
         session.run(int)
-        assert len(runs()) == 0
+        assert len(runs()) == num_earlier
         session.run(speak)
         session.run(speak)
-    assert [run.name for run in runs()] == ["speak", "speak"]
+    assert [run.name for run in runs()].count("speak") == 2
 
 
 def test_no_folder_is_left_when_recording_is_off(home):

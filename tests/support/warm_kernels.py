@@ -42,6 +42,8 @@ def _look():
             return " ".join(process.cmdline())
         except psutil.ZombieProcess:
             return "zombie"
+        except psutil.NoSuchProcess:
+            return "gone"
     def session(process):
         try:
             return os.getsid(process.pid)
@@ -49,11 +51,14 @@ def _look():
             return None
     servers = [p for p in mine.children() if "processes.forkserver" in command(p)]
     # A server's deputy is in the server's session, and is gone once the server's chores are done.
-    theirs = {os.getsid(p.pid) for p in servers}
+    theirs = {session(p) for p in servers}
     # Ranks and a host that a server keeps ready for the next launch come and go, and show this name.
     spares = {f"spare {p.pid}" for p in servers}
     def lasts(process):
-        return session(process) not in theirs and process.name() not in spares
+        try:
+            return session(process) not in theirs and process.name() not in spares
+        except psutil.NoSuchProcess:
+            return False
     below = [f"{p.pid} {command(p)}" for p in mine.children(recursive=True) if lasts(p)]
     ours = {mine.pid, *(p.pid for p in mine.children(recursive=True))}
     def may_be_ours(name):

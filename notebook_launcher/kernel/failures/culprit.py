@@ -55,6 +55,8 @@ STOPPED = "stopped"
 """The summary of a rank that ended because the run was stopped."""
 INTERRUPTS = ("KeyboardInterrupt", "notebook_launcher.context.RunStopped")
 LAST_LINES = 10
+LEAVING = 1.0
+"""Seconds after a rank has lost a peer in which the peer still returns: it closes its connections a little before."""
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """The signals at which faulthandler writes the stacks of all threads, as a process's last words."""
 DUMP = "Fatal Python error: "
@@ -149,7 +151,10 @@ def _left_waiting(failures: list[Failure], failed: list[RankOutcome], returned: 
         for outcome in failed
         if outcome.raised is not None and not outcome.after_stop and lost_its_peer(outcome.raised.report)
     }
-    gone = {outcome.rank: tuple(sorted(r for r, time in returned.items() if time < outcome.time)) for outcome in failed}
+    gone = {
+        outcome.rank: tuple(sorted(r for r, time in returned.items() if time < outcome.time + LEAVING))
+        for outcome in failed
+    }
 
     def tell(failure: Failure) -> Failure:
         rank, left_by = failure.rank, gone[failure.rank]
