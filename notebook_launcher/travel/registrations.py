@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import inspect
 import sys
 import types
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -55,7 +56,7 @@ OPAQUE: tuple[type, ...] = (
 )
 OPAQUE += (types.BuiltinFunctionType, types.ModuleType)  # What a module has lies in its dictionary.
 CONTAINERS = (dict, list, set, tuple, frozenset)
-PARTS = (types.CellType, types.GetSetDescriptorType, types.MemberDescriptorType)
+PARTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 """Objects that belong to a class or function itself."""
 
 
@@ -137,7 +138,7 @@ class _Search:
             if id(each) in self._modules or _is_importable(each):
                 self._roots.append(id(each))
             # 3: the variable, the argument and the notebook's name for the object, of which nobody else knows.
-            elif isinstance(each, type | types.FunctionType) or (
+            elif (isinstance(each, type | types.FunctionType) and not _is_wrapper(each)) or (
                 sys.getrefcount(each) <= 3 and id(each) in self._variables()
             ):
                 continue
@@ -246,6 +247,13 @@ def _is_importable(value: Any) -> bool:
     for part in value.__qualname__.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     return found is value
+
+
+def _is_wrapper(value: type | types.FunctionType) -> bool:
+    """Return True for a function that a library has made around another, such as OmegaConf's around a resolver."""
+    if not isinstance(value, types.FunctionType) or value.__globals__ is vars(sys.modules["__main__"]):
+        return False
+    return bool(value.__code__.co_flags & inspect.CO_NESTED)  # functools.wraps copies all names.
 
 
 def _is_dispatcher(value: Any) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import gc
 import importlib
 import sys
 import types
@@ -167,11 +168,14 @@ class ReplacedAttributes:
     def _registered_by(self, code: Code) -> list[Any]:
         """Return the notebook's definitions that code gives to what may register them."""
         given: dict[str, None] = {}
+        lambdas: list[Any] = []
         for part in code.executed(self._functions):
             registers = any("register" in name for name in part.calls)
             given.update((name, None) for root, name in part.handed if registers or _may_keep(root, name))
+            if registers and not lambdas and any(name == ANYTHING for _, name in part.handed):
+                lambdas = [each for each in gc.get_objects() if _is_lambda(each)]
         main = namespace.main_globals()
-        return [main[name] for name in given if isinstance(main.get(name), type | types.FunctionType)]
+        return [main[name] for name in given if isinstance(main.get(name), type | types.FunctionType)] + lambdas
 
     def _place_of(self, store: Store, imports: dict[str, tuple[str, tuple[str, ...]]]) -> Place | None:
         module, steps = _path_of(
@@ -303,6 +307,10 @@ def _is_notebooks(value: Any) -> bool:  # noqa: PLR0911 - a table
             return _is_notebooks(value.__wrapped__)
         case _:
             return False
+
+
+def _is_lambda(value: Any) -> bool:
+    return type(value) is types.FunctionType and value.__name__ == "<lambda>" and _is_notebooks(value)
 
 
 def _may_keep(root: str, given: str) -> bool:

@@ -26,6 +26,13 @@ STORE = Store()
 @functools.singledispatch
 def encode(value): return "plain"
 class Target: pass
+def resolver(name, function):
+    def wrapper(*args): return function(*args)
+    TABLE[name] = wrapper
+def register_new(name, function):
+    @functools.wraps(function)
+    def wrapper(*args): return function(*args)
+    TABLE[name] = wrapper
 def accessor(name):
     def put(cls): setattr(Target, name, Box(cls)); return cls
     return put
@@ -51,6 +58,8 @@ library.group("new", "g", g)
 library.STORE.register(C, f)
 library.encode.register(Money, money)
 copyreg.pickle(Money, lambda value: (Money, ()))
+library.resolver("wrapped", f)
+library.register_new("lambda", lambda number: number // 2)
 
 @library.accessor("geo")
 class Geo: pass
@@ -64,6 +73,8 @@ def look():
         "list": library.LIST == [B],
         "set": library.SET == {B},
         "group": library.GROUPS.get("new", {}).get("g", int)() == "g",
+        "wrapped": library.TABLE.get("wrapped", int)() == "f",
+        "lambda": "lambda" in library.TABLE and library.TABLE["lambda"](8) == 4,
         "object": C in library.STORE._extra and library.STORE._extra[C].value() == "f",
         "singledispatch": library.encode(Money()) == "money",
         "copyreg": Money in copyreg.dispatch_table,
