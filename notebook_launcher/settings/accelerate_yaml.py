@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,10 @@ MAX_SCALAR = 1_000
 MAX_ALIASES = 8
 """Uses of anchors: each may double what a file stands for."""
 MAX_DEPTH = 16
+MAX_VALUES = 2_000
+"""Keys and values of a file; `accelerate config` writes about 100. PyYAML takes 0.1 ms for each."""
+MAX_IGNORED = 40
+"""Ignored settings that are listed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +169,8 @@ def _given_or_default(path: str | os.PathLike[str] | None) -> Path:
 
 def _text(file: Path) -> str:
     try:
+        if stat.S_ISFIFO(file.stat().st_mode):  # To open one waits for a writer, who may never come.
+            raise ConfigError(f"{file} is a named pipe. Pass the path of a file.")
         with file.open(encoding="utf-8") as opened:
             text = opened.read(MAX_LENGTH + 1)
     except (OSError, UnicodeDecodeError) as error:
@@ -194,6 +201,14 @@ def _mapping(file: Path, text: str) -> dict[str, Any]:
         )
     if values["distributed_type"] is False:
         values["distributed_type"] = "NO"  # YAML reads a bare NO as false
+    for name, section in {
+        "": values,
+        **{name: values.get(name) or {} for name in (*SECTIONS, SECTION, COMPILER_KEYS[0])},
+    }.items():
+        if not isinstance(section, dict):
+            raise ConfigError(f"{file}: {name}: {one_line(section)} must hold settings by name.")
+        if odd := [key for key in section if not isinstance(key, str)]:
+            raise ConfigError(f"{file}: the key {one_line(repr(odd[0]))} is no name. Correct it, or remove it.")
     return values
 
 
@@ -201,17 +216,20 @@ def _check_bounds(file: Path, text: str) -> None:
     """Refuse a file of a few lines that stands for gigabytes, before anything is made of it."""
     import yaml
 
-    depth = num_aliases = 0
+    depth = num_aliases = num_values = 0
     for event in yaml.parse(text):
+        num_values += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         num_aliases += isinstance(event, yaml.AliasEvent)
         is_long = isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_SCALAR
-        if depth > MAX_DEPTH or num_aliases > MAX_ALIASES or is_long:
+        if depth > MAX_DEPTH or num_aliases > MAX_ALIASES or num_values > MAX_VALUES or is_long:
             what = (
                 f"a value of more than {MAX_SCALAR:,} characters"
                 if is_long
                 else f"more than {MAX_ALIASES} aliases"
                 if num_aliases > MAX_ALIASES
+                else f"more than {MAX_VALUES:,} keys and values"
+                if num_values > MAX_VALUES
                 else f"more than {MAX_DEPTH} levels"
             )
             line = event.start_mark.line + 1
@@ -277,8 +295,13 @@ def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(extras, dict):
         shown = one_line(line)
         raise ConfigError(f"{file}: the line {shown!r} must hold options by name. Correct it, or remove it.")
+    if "setup" in extras:
+        raise ConfigError(
+            f"{file}: setup is code, and settings files hold none. Remove it from the line {one_line(line)!r}, and pass "
+            "setup= to the launch."
+        )
     written = extras.pop("written", {})
-    if any(values.get(key) != value for key, value in written.items()):
+    if not isinstance(written, dict) or any(values.get(key) != value for key, value in written.items()):
         for key in ("devices", "num_processes"):
             extras.pop(key, None)
     return extras
@@ -292,7 +315,9 @@ def _ignored(values: Mapping[str, Any]) -> tuple[str, ...]:
     asked |= {
         key: value for key, value in compiler_of(values).items() if key not in COMPILER_KEYS and value != "default"
     }
-    return tuple(one_line(f"{key}: {value}") for key, value in asked.items() if value)
+    ignored = [one_line(f"{key}: {value}") for key, value in asked.items() if value]
+    more = len(ignored) - MAX_IGNORED
+    return (*ignored[:MAX_IGNORED], *([f"and {more} more"] if more > 0 else []))
 
 
 def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from typing import TYPE_CHECKING
@@ -19,13 +20,17 @@ LONG = "9" * 50_000
 FILES = {
     "aliases": (f"a0: &a0 [x]\n{LEVELS}distributed_type: *a9\n", "more than 8 aliases"),
     "aliases in a key": (f"a0: &a0 [x]\n{LEVELS}{KIND}num_machines: *a9\n", "more than 8 aliases"),
+    "code": (f'# notebook-launcher: {{"setup": "import os"}}\n{KIND}', "setup is code"),
     "comment": (f"# notebook-launcher: {'[' * 50_000}\n{KIND}", "is not JSON"),
     "comment of options": (f'# notebook-launcher: {{"timeout": "{LONG}"}}\n{KIND}', "timeout='9999"),
     "date": (f"{KIND}day: 2026-99-99\n", "is not YAML"),
     "depth": (f"{KIND}deep: {'[' * 50_000}", "more than 16 levels"),
     "length": (KIND + f"x: {LONG}\n" * 300, "is longer than 100,000 characters"),
+    "key of a section": (f"{KIND}fsdp_config: {{1: 2}}\n", "the key 1 is no name"),
+    "many values": (f"{KIND}x: [{'0,' * 45_000}]\n", "more than 2,000 keys and values"),
     "number": (f"{KIND}num_processes: {LONG}\n", "a value of more than 1,000 characters"),
-    "several devices": (f"{KIND[:-4]}GPU\ngpu_ids: [{'0, ' * 3_000}0]\n", "gpu_ids"),
+    "section": (f"{KIND}deepspeed_config: 5\n", "deepspeed_config: 5 must hold settings by name"),
+    "several devices": (f"{KIND[:-4]}GPU\ngpu_ids: [{'0, ' * 1_500}0]\n", "gpu_ids"),
     "tag": (f"{KIND}x: !{'y' * 50_000} 1\n", "is not YAML"),
     "value": (f"{KIND}mixed_precision: {LONG}\n", "a value of more than 1,000 characters"),
 }
@@ -41,3 +46,16 @@ def test_file_that_stands_for_much_is_refused_at_once(text: str, reason: str, tm
     assert len(str(caught.value)) < 1500
     assert time.process_time() - began < 10  # It takes 20 s and 2 GB where aliases are followed.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 200_000
+
+
+def test_named_pipe_is_refused_without_a_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "settings.yaml")
+    with pytest.raises(ConfigError, match="is a named pipe"):
+        LaunchConfig.from_yaml(tmp_path / "settings.yaml")
+
+
+def test_few_of_many_ignored_settings_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(KIND + "".join(f"k{number}: 1\n" for number in range(500)))
+    with pytest.warns(UserWarning, match="k39: 1, and 460 more"):
+        LaunchConfig.from_yaml(path)
