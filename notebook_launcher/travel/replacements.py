@@ -322,7 +322,7 @@ def _may_keep(root: str, given: str) -> bool:
     """
     main = namespace.main_globals()
     called = main.get(root, getattr(builtins, root, None))
-    if called in (setattr, delattr, exec, eval):
+    if any(called is each for each in (setattr, delattr, exec, eval)):  # Not `in`: a table has an `==` of its own.
         return True
     of = called if isinstance(called, type | types.FunctionType | types.BuiltinFunctionType) else type(called)
     module = called.__name__ if isinstance(called, types.ModuleType) else getattr(of, "__module__", None)

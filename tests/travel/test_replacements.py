@@ -138,3 +138,9 @@ def test_ranks_have_what_cells_have_replaced(replaced: Kernel, way: str) -> None
 
 def test_ranks_of_a_session_follow_the_kernel(replaced: Kernel) -> None:
     assert evaluate(replaced, "[session.run(look)[0] == after for _ in range(2)]") == [True, True]
+
+
+def test_method_of_a_table_is_called_before_a_launch(module_kernel: Kernel) -> None:
+    run_cell(module_kernel, "import numpy, pandas\ntable, array = pandas.DataFrame({'a': [1, 2]}), numpy.ones(2)")
+    run_cell(module_kernel, "table.merge(table); array.dot(array)")
+    assert evaluate(module_kernel, "notebook_launch(lambda: 1, 2, output='none')[:]") == [1, 1]
