@@ -69,7 +69,7 @@ class Ending:
         unsent: dict[int, str | Exception] = {**results.unsent}
         for rank, kept in results.returned.items():
             try:
-                values[rank] = travel.unpack_value(open_kept(folder, kept.file, kept.checksum))
+                values[rank] = travel.unpack_value(open_kept(folder, kept.file, kept.checksum, kept.size))
             except (OSError, ReturnValueError) as error:  # noqa: PERF203 - the file may be gone, its classes too
                 unsent[rank] = without_locals(error)
         results.fill(values, unsent, folder)

@@ -44,9 +44,11 @@ def read_own_pickle(folder: Path, name: str) -> Any:
     """
     path = folder / name
     with open(open_file(folder, name), "rb") as file:
-        head, data = file.read(HEADER.size), file.read()
-    if not head.startswith(MAGIC):
-        raise RunFolderError(f"the end of {folder.name} cannot be read: {path} has no checksum. {VERSION}")
+        head = file.read(HEADER.size)
+        if not head.startswith(MAGIC):
+            raise RunFolderError(f"the end of {folder.name} cannot be read: {path} has no checksum. {VERSION}")
+        size = HEADER.unpack(head)[1] if len(head) == HEADER.size else 0
+        data = file.read(min(size, os.fstat(file.fileno()).st_size) + 1)  # Not all of a file that has grown.
     _check(path, is_whole=head == HEADER.pack(MAGIC, len(data), zlib.crc32(data)))
     try:
         return pickle.loads(data)
@@ -55,8 +57,8 @@ def read_own_pickle(folder: Path, name: str) -> Any:
         raise RunFolderError(f"the end of {folder.name} cannot be read: {reason}. {VERSION}") from error
 
 
-def open_kept(folder: Path, name: str, checksum: int) -> int:
-    """Return a descriptor of a file whose contents have the checksum.
+def open_kept(folder: Path, name: str, checksum: int, size: int | None = None) -> int:
+    """Return a descriptor of a file whose contents have the checksum, and the size if it is known.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -64,7 +66,8 @@ def open_kept(folder: Path, name: str, checksum: int) -> int:
     """
     fd = open_file(folder, name)
     try:
-        _check(folder / name, is_whole=checksum_of(fd) == checksum)
+        has_size = size in (None, os.fstat(fd).st_size)
+        _check(folder / name, is_whole=has_size and checksum_of(fd) == checksum)
     except BaseException:
         os.close(fd)
         raise

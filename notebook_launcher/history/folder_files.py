@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["belongs_to_another", "load_json", "open_file", "open_folder", "read_bytes", "read_json", "socket_path"]
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-MAX_JSON = 64_000_000
-"""Bytes of a JSON file that is read. The summary of a run of a thousand ranks has about 1 MB."""
+MAX_JSON = 8_000_000
+"""Bytes of a JSON file that is read: its objects may take twenty times as much memory. The summary of a run of a
+thousand ranks has about 1 MB."""
+MAX_TEXT = 100_000_000
+"""Bytes of another file that are read at once. Metrics and logs stop at 64 MB and little more."""
 
 
 def belongs_to_another(folder: Path) -> bool:
@@ -92,14 +95,16 @@ def socket_path(folder: Path, name: str) -> Iterator[str]:
 
 
 def read_bytes(folder: Path, name: str, start: int = 0) -> bytes:
-    """Return the contents of a file from a position on; empty if there is no file. Raises as `open_file`."""
+    """Return the contents of a file from a position on; empty if there is no file.
+
+    Raises:
+        RunFolderError: As `open_file`; or the file is longer than any that a run writes.
+    """
     try:
         fd = open_file(folder, name)
     except FileNotFoundError:
         return b""
-    with _named(folder / name), open(fd, "rb") as file:
-        file.seek(start)
-        return file.read()
+    return _read(fd, folder / name, start, MAX_TEXT)
 
 
 def load_json(folder: Path, name: str) -> dict[str, Any] | None:
@@ -113,10 +118,7 @@ def load_json(folder: Path, name: str) -> dict[str, Any] | None:
         fd = open_file(folder, name)
     except FileNotFoundError:
         return None
-    with _named(path), open(fd, "rb") as file:
-        if (size := os.fstat(fd).st_size) > MAX_JSON:
-            raise RunFolderError(f"{path} has {size:,} bytes, and no run writes more than {MAX_JSON:,}.")
-        text = file.read()
+    text = _read(fd, path, 0, MAX_JSON)
     try:
         data = json.loads(text)
         if b"\\ud" in text:  # JSON can hold half of a character, which no page and no terminal takes.
@@ -134,6 +136,15 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     with contextlib.suppress(OSError):
         return load_json(folder, name)
     return None
+
+
+def _read(fd: int, path: Path, start: int, limit: int) -> bytes:
+    with _named(path), open(fd, "rb") as file:
+        # A file of gigabytes takes no room on the disk if it has holes.
+        if (size := os.fstat(fd).st_size) - start > limit:
+            raise RunFolderError(f"{path} has {size:,} bytes, and no run writes more than {limit:,}.")
+        file.seek(start)
+        return file.read(limit)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,9 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from notebook_launcher.errors import RunFolderError
 from notebook_launcher.history.encoding import encode, is_place
-from notebook_launcher.history.folder_files import open_file, read_bytes
+from notebook_launcher.history.folder_files import read_bytes
 from notebook_launcher.history.run_files import append
 from notebook_launcher.history.run_folders import PICTURES
 from notebook_launcher.history.schema import RunPicture
@@ -58,9 +59,19 @@ class PictureFiles:
 
 
 def read_pictures(folder: Path, start: int = 0) -> list[RunPicture]:
-    """Return the pictures in a run's folder, from a position on; what was removed is left out."""
-    lines = read_bytes(folder, PICTURES).splitlines()[start:]
-    return [picture for line in lines if (picture := _read(folder, line)) is not None]
+    """Return the pictures in a run's folder, from a position on; what was removed is left out.
+
+    Raises:
+        RunFolderError: The list names more than any run writes.
+    """
+    pictures, size = [], 0
+    for line in read_bytes(folder, PICTURES).splitlines()[start:]:
+        if (picture := _read(folder, line)) is not None:
+            pictures.append(picture)
+            size += len(picture.data)
+        if size > MAX_PICTURE_BYTES:  # Many lines may name one file.
+            raise RunFolderError(f"{folder / PICTURES} names more than {MAX_PICTURE_BYTES:,} bytes of pictures.")
+    return pictures
 
 
 def _read(folder: Path, line: bytes) -> RunPicture | None:
@@ -70,8 +81,8 @@ def _read(folder: Path, line: bytes) -> RunPicture | None:
         mime = next(mime for mime, suffix in SUFFIXES.items() if file.endswith(suffix))
         if "/" in file or not is_place(rank, step):  # Another program changed the list.
             return None
-        with open(open_file(folder, file), "rb") as opened:
-            data = opened.read()
+        if not (data := read_bytes(folder, file)):
+            return None
         return RunPicture(
             rank=rank, step=step, time=float(fields["time"]), name=str(fields["name"]), mime=mime, data=data
         )

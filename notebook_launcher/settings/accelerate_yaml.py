@@ -297,7 +297,7 @@ def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{file}: the line {shown!r} must hold options by name. Correct it, or remove it.")
     if "setup" in extras:
         raise ConfigError(
-            f"{file}: setup is code, and settings files hold none. Remove it from the line {one_line(line)!r}, and pass "
+            f"{file}: setup is code, and settings files hold none. Remove it from {one_line(line)!r}, and pass "
             "setup= to the launch."
         )
     written = extras.pop("written", {})

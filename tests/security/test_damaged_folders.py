@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_launcher import ConfigError, ReturnValueError, RunFolderError, open_run
+from notebook_launcher import ConfigError, ReturnValueError, RunFolderError, attach, open_run
 from tests.security.recorded import READINGS
 
 if TYPE_CHECKING:
@@ -96,6 +96,16 @@ def damage(data: bytes, how: str, at: int, new: Any) -> bytes:
 def test_folder_that_is_whole_is_read(files: dict[str, bytes], folder: Path) -> None:
     write(folder, files)
     assert read_all(folder) == []
+
+
+def test_file_with_holes_that_is_longer_than_any_is_refused(files: dict[str, bytes], folder: Path) -> None:
+    for name in ("rank-0.log", "metrics.jsonl", "pictures.jsonl", "function.py", "summary.json", "value-0.parcel"):
+        write(folder, files)
+        os.truncate(folder / name, 1 << 40)
+        assert read_all(folder) or name == "value-0.parcel"
+        assert attach(folder, show=False).result(30)[1]["name"] == "fine"
+    write(folder, {**files, "pictures.jsonl": files["pictures.jsonl"] * 100_000})
+    assert "pictures" in read_all(folder)
 
 
 def test_damaged_file_gives_one_kind_of_error(files: dict[str, bytes], folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.curves import Curves
+from notebook_launcher.history.folder_files import read_bytes
 from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.results import Results
 from notebook_launcher.wording.text import one_line
@@ -71,10 +73,10 @@ def _beginning(folder: Path | None) -> dict[str, str]:
 
 
 def _digest(folder: Path, name: str) -> str:
-    try:
-        return hashlib.sha256((Path(folder) / name).read_bytes()).hexdigest()[:8]
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError):
+        if data := read_bytes(Path(folder), name):
+            return hashlib.sha256(data).hexdigest()[:8]
+    return ""
 
 
 def _no_run(run: Any, place: int) -> str:

@@ -15,6 +15,7 @@ __all__ = [
     "count_objects",
     "custom_object",
     "is_checkpoint_file",
+    "leaves_folder",
     "loader",
     "model",
     "model_shards",
@@ -50,6 +51,11 @@ FORMS = (
     r"leaves\.bin",
 )
 """Names of all files of a checkpoint without manifest: Accelerate's, or this package's with the manifest lost."""
+
+
+def leaves_folder(name: object) -> bool:
+    """Return True for what a list of a folder's files may not name: a path that leads out of the folder, or no text."""
+    return not isinstance(name, str) or name.startswith("/") or ".." in name.split("/") or "\0" in name
 
 
 def model(index: int, *, safe: bool) -> str:

@@ -12,6 +12,7 @@ import torch
 from notebook_launcher.installed import version_of
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest, measure, write_text
+from notebook_launcher.training.checkpoints.folders.file_names import leaves_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def _parse(values: dict[str, Any]) -> Manifest:
     files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
-    if outside := [name for name in files if name.startswith("/") or ".." in name.split("/") or "\0" in name]:
+    if outside := [name for name in files if leaves_folder(name)]:
         raise ValueError(f"{outside[0]!r} is outside the folder")
     objects = {str(what): int(number) for what, number in values["objects"].items()}
     return Manifest(**{**values, "num_processes": int(values["num_processes"]), "files": files, "objects": objects})

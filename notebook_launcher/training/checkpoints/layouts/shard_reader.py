@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from notebook_launcher.training.checkpoints.folders.file_names import METADATA
+from notebook_launcher.training.checkpoints.folders.file_names import METADATA, leaves_folder
 
 __all__ = ["ShardReader"]
 
@@ -34,6 +34,9 @@ class ShardReader(dcp.FileSystemReader):
         """Return the index of the folder."""
         with (self.path / METADATA).open("rb") as file:  # type: ignore[operator]
             metadata = _IndexUnpickler(file).load()
+        for stored in (metadata.storage_data or {}).values():
+            if leaves_folder(stored.relative_path):
+                raise pickle.UnpicklingError(f"{stored.relative_path!r} is outside the folder")
         if metadata.storage_meta is None:
             metadata.storage_meta = dcp.metadata.StorageMeta()
         metadata.storage_meta.load_id = self.load_id

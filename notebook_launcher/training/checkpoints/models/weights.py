@@ -12,6 +12,7 @@ import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
 from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest, write_object, write_tensors
+from notebook_launcher.training.checkpoints.folders.file_names import leaves_folder
 from notebook_launcher.training.checkpoints.folders.manifest import ADVICE
 from notebook_launcher.training.checkpoints.layouts.distributed_files import read_outline, read_shards
 from notebook_launcher.training.checkpoints.layouts.sharded import has_spread
@@ -127,12 +128,14 @@ def read_index(path: Path) -> list[Path]:
     """Return the files that an index names.
 
     Raises:
-        CheckpointError: The index does not parse.
+        CheckpointError: The index does not parse, or names a file outside its folder.
     """
     try:
         names = set(json.loads(path.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: it does not parse ({error!r}). Save the model again.") from error
+    if outside := [name for name in names if leaves_folder(name)]:
+        raise CheckpointError(f"{path} is damaged: {outside[0]!r} is outside the folder. Save the model again.")
     return [path.parent / name for name in sorted(names)]
 
 
