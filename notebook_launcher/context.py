@@ -68,6 +68,7 @@ class RankSafepoint(Protocol):
     """The part of a safepoint that is used here; the class is in `training.requests.safepoint`."""
 
     num_backwards: int
+    num_updates: int
 
     def is_past_stop(self) -> bool:
         """Return True if updates were made after the update at which all ranks should have stopped."""

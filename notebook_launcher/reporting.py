@@ -47,7 +47,8 @@ def report(*, step: int | None = None, **metrics: Any) -> None:
     Numbers are in `run.metrics`, pictures in `run.pictures`; the monitor shows both.
 
     Args:
-        step: The step that the metrics belong to, an integer or a tensor of one; None: the run counts.
+        step: The step that the metrics belong to, an integer or a tensor of one; None: the number of updates that the
+            rank's Accelerator has made, or before the first update the number of reports so far.
         metrics: Anything that `float()` takes; a tensor must have one element. A picture is an image of Pillow, a
             figure of matplotlib, a `histogram(...)`, or an array or tensor of shape (H, W, C) or (C, H, W) with 1, 3
             or 4 channels, in bytes or in floats from 0 to 1; a larger one than 1024 pixels on a side is made smaller.
@@ -69,6 +70,7 @@ def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None
         return
     from notebook_launcher.messaging import messages
 
+    step = _step_or_updates(context, step)
     _send_pictures(context, drawn, step)
     if numbers or not drawn:
         context.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
@@ -108,9 +110,14 @@ def encode_pictures(values: Mapping[str, Any], *, call: str) -> dict[str, tuple[
 def _send_pictures(context: RankContext, pictures: Mapping[str, tuple[str, bytes]], step: int | None) -> None:
     from notebook_launcher.messaging import messages
 
-    now = time.monotonic()
+    now, step = time.monotonic(), _step_or_updates(context, step)
     for name, (mime, data) in pictures.items():
         context.send(messages.ReportedPicture(time=now, step=step, name=name, mime=mime, data=data))
+
+
+def _step_or_updates(context: RankContext, step: int | None) -> int | None:
+    """Return the step; if none is given the number of updates, or None before the first one."""
+    return context.safepoint.num_updates if step is None and context.safepoint is not None else step
 
 
 def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = None) -> None:

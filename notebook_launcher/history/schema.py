@@ -55,6 +55,7 @@ class MetricPoint:
 
     rank: int
     step: int
+    """The given step; else the number of updates, or before the first update of earlier reports."""
     time: float
     """Seconds since the launch."""
     values: dict[str, float]
@@ -206,7 +207,8 @@ class RankSnapshot:
     """Items per second over the last seconds: of that loop or, while it is shorter than a second, also of those before.
     """
     step: int | None = None
-    """Step of its last metrics; without metrics, the number of updates that its Accelerator has made."""
+    """Step of its last metrics, which is the number of updates unless the code gives another; without metrics, the
+    number of updates. None if it has reported neither."""
     samples_per_second: float | None = None
     """Samples of all ranks per second of elapsed time, counted by this rank's Accelerator: over the last seconds; after
     the run, over its whole training."""

@@ -40,10 +40,10 @@ def describe_value(value: Any) -> str:
 
 
 def name_of(function: Any) -> str:
-    """Return the function's name as the user knows it."""
+    """Return the function's name as the user knows it: `train` for `outer.<locals>.train`."""
     while isinstance(function, functools.partial):
         function = function.func
-    return getattr(function, "__qualname__", None) or type(function).__name__
+    return (getattr(function, "__qualname__", None) or type(function).__name__).rpartition("<locals>.")[2]
 
 
 class _Words(reprlib.Repr):

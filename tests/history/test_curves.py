@@ -126,7 +126,8 @@ def test_values_beyond_the_most_curves_are_counted_and_left_out():
 def test_metrics_print_a_few_lines_and_become_a_table():
     points = [point(step % 2, step, loss=1 / (step + 1)) for step in range(1500)]
     odd = MetricPoint(rank=0, step=1500, time=0.0, values={"acc": math.nan, "step": 3.0})
-    metrics = RunMetrics([*points, odd, *(point(m=0.0, **{f"m{at}": 1.0}) for at in range(9))])
+    more = [MetricPoint(rank=0, step=0, time=0.0, values={"m": 0.0, f"m{at}": 1.0}) for at in range(9)]
+    metrics = RunMetrics([*points, odd, *more])
     assert repr(metrics).splitlines() == [
         "1,510 points of 2 ranks, step 0 to 1,500; a table: .to_pandas()",
         "  loss: 1 → 6.667e-4, from 6.667e-4 to 1",

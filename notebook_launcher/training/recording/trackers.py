@@ -239,7 +239,8 @@ class Trackers:
 
         Args:
             values: By name; numbers, tensors of one element, strings, or what else a tracker takes.
-            step: The step they belong to, an integer or a tensor of one.
+            step: The step they belong to, an integer or a tensor of one. None: in the live run, the number of updates;
+                trackers count as they do by themselves.
             log_kwargs: More arguments of `log`, by the tracker's name.
 
         Raises:

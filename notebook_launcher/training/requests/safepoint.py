@@ -63,7 +63,7 @@ class Safepoint:
         """Backwards so far: a rank that makes no more of them stops without waiting for the others' update."""
         self.is_due = False
         """True if `act` has something to do."""
-        self._num_updates = 0
+        self.num_updates = 0
         """Updates that this Accelerator has made."""
         self._fence = fence
         """Keeps this rank from running ahead of its peers' view of the board."""
@@ -100,7 +100,7 @@ class Safepoint:
         self.num_backwards += 1
         if not updated:
             return
-        self._num_updates += 1
+        self.num_updates += 1
         if self._fence.waits:
             self._fence.pass_update()
         context = self._context
@@ -136,23 +136,23 @@ class Safepoint:
         return True
 
     def _agree_to_save(self, asked: int) -> None:
-        request, at = self._saves_agreed.poll(asked, self._num_updates)
-        if at == self._num_updates:
+        request, at = self._saves_agreed.poll(asked, self.num_updates)
+        if at == self.num_updates:
             self._seen, self._saves, self.is_due = request, True, True
 
     def _agree_to_stop(self) -> None:
-        _, at = self._stop_agreed.poll(1, self._num_updates)
+        _, at = self._stop_agreed.poll(1, self.num_updates)
         self._stop_at = at or None
-        self.is_due = self.is_due or at == self._num_updates
+        self.is_due = self.is_due or at == self.num_updates
 
     def _agree_to_change(self, asked: int) -> None:
-        request, at = self._changes_agreed.poll(asked, self._num_updates)
-        if at == self._num_updates:
+        request, at = self._changes_agreed.poll(asked, self.num_updates)
+        if at == self.num_updates:
             self._changes_due, self.is_due = request, True
 
     def is_past_stop(self) -> bool:
         """Return True if updates were made after the one at which all ranks were to stop: nothing calls `act` then."""
-        return self._stop_at is not None and self._num_updates > self._stop_at
+        return self._stop_at is not None and self.num_updates > self._stop_at
 
     def act(self) -> None:
         """Save, change settings or stop, if this is the moment; called between two micro-batches.
@@ -161,7 +161,7 @@ class Safepoint:
             KeyboardInterrupt: All ranks stop after this update.
         """
         self.is_due = False
-        if self._profile is not None and self._num_updates >= self._profile.end:
+        if self._profile is not None and self.num_updates >= self._profile.end:
             self._end_profile()
         if self._saves:
             self._saves = False
@@ -169,7 +169,7 @@ class Safepoint:
         if self._changes_due > self._num_changes:
             self._change()
         self.is_due = self.is_due or self._profile is not None
-        if self._stop_at == self._num_updates:
+        if self._stop_at == self.num_updates:
             self._stop_at = None  # A session's next run may use this Accelerator again.
             raise RunStopped
 
@@ -196,13 +196,13 @@ class Safepoint:
         values = steering.change(change.values)
         if change.profile is not None and self._context.rank in change.profile.ranks:
             self._end_profile()
-            self._profile = UpdateProfile(self._context.rank, change.profile, self._num_updates)
-            if self._profile.end == self._num_updates:  # It could not begin.
+            self._profile = UpdateProfile(self._context.rank, change.profile, self.num_updates)
+            if self._profile.end == self.num_updates:  # It could not begin.
                 self._end_profile()
         if self._context.rank == 0:
             now = time.monotonic()
             record = messages.Changed(
-                time=now, update=self._num_updates, action=change.action, values=values, source=change.source
+                time=now, update=self.num_updates, action=change.action, values=values, source=change.source
             )
             self._context.send(record)
         if change.action == "save":
@@ -213,7 +213,7 @@ class Safepoint:
     def _end_profile(self) -> None:
         profile, self._profile = self._profile, None
         if profile is not None:
-            self._context.send(profile.finish(self._num_updates))
+            self._context.send(profile.finish(self.num_updates))
 
     def close(self) -> None:
         """End the profile that is under way; called when the function has ended."""
@@ -227,7 +227,7 @@ class Safepoint:
     def _save(self) -> None:
         save = self._save_update()
         if save is not None:
-            notify(f"saved {save(self._num_updates)}, after update {self._num_updates}")
+            notify(f"saved {save(self.num_updates)}, after update {self.num_updates}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.

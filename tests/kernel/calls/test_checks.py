@@ -191,6 +191,11 @@ def test_every_kind_of_callable_passes(function: Any, args: tuple[Any, ...]) -> 
 def test_name_of_a_callable_is_the_one_that_the_user_knows() -> None:
     assert name_of(functools.partial(functools.partial(train, 1))) == "train"
     assert name_of(Model().fit) == "Model.fit"
+
+    def nested():
+        pass
+
+    assert name_of(nested) == "nested"
     assert name_of(Model()) == "Model"
 
 

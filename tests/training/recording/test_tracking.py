@@ -341,6 +341,36 @@ def test_log_adds_learning_rate_and_gradient_norm(session: Session, tmp_path: Pa
     assert [line["values"] for line in lines_of(tmp_path / "run")] == list(logged)  # Trackers get what was logged.
 
 
+def train_four_updates(every: int, *, logs: bool) -> None:
+    import torch
+
+    from notebook_launcher import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=every)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for number in range(4 * every):
+        loss = model(torch.full((1, 1), float(accelerator.process_index)))
+        if every > 1:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss.sum())
+                optimizer.step()
+        else:
+            accelerator.backward(loss.sum())
+            optimizer.step()
+        if logs and number % 2:
+            accelerator.log({"loss": loss})
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_step_is_the_number_of_updates(session: Session, every: int, logs: bool) -> None:  # noqa: FBT001
+    run = session.launch(train_four_updates, args=(every,), kwargs={"logs": logs})
+    run.result()
+    assert [rank.step for rank in run.ranks] == [4, 4]
+    assert [point.step for point in run.metrics if point.rank == 1] == ([2, 4] if every == 1 else [1, 2, 3, 4]) * logs
+
+
 def log_until_stopped(folder: str) -> None:
     import itertools
 

@@ -11,7 +11,7 @@ const ACTIONS = [
   { type: "stop", label: "Stop after this step", title: "Each rank finishes its step, then the run ends" },
   { type: "interrupt", label: "Interrupt", title: "Stop every rank now, wherever it is" },
   { type: "stacks", label: "Dump stacks", title: "Show what every rank is executing now" },
-  { type: "save", label: "Save now", title: "All ranks save a checkpoint at the same step" },
+  { type: "save", label: "Save now", title: "All ranks save a checkpoint after the same update" },
 ];
 
 /** State, name and age of the run, the buttons that act on it, and hints about them. */

@@ -180,9 +180,10 @@ class MicroBatches:
         else:
             factor = self._weighing.count_and_weigh(window, weight, reduction)
             ends = self._gradient_state.sync_gradients
-        if not ends or self._num_processes == 1:
-            return factor, ends, False
-        return factor, ends, waits_for_ranks(window, self._members)
+        syncs = ends and self._num_processes > 1 and waits_for_ranks(window, self._members)
+        if window is None and self._clock is not None and (syncs or self._num_processes == 1):
+            self._clock.note_window((1, 0.0))  # An update without `accumulate` is a window of its own.
+        return factor, ends, syncs
 
     def _act_between_updates(self) -> None:
         """Save, change settings or stop where neither a block nor a loader begins the next micro-batch."""
