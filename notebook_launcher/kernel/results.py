@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["RankSummary", "Results"]
 
 SHORT = 60
+MAX_ROWS = 16
+"""Ranks that have a row each. Of more ranks, those with equal values share a row, and further rows are counted."""
 COLUMNS = ("rank", "returned", "last metrics")
 
 
@@ -230,8 +232,7 @@ class Results(Sequence[Any]):
         if self._is_empty():
             return f"{self._headline()}: {'None' if len(self) == 1 else 'all returned None'}"
         rows = [
-            f"  {row.rank}: {self._short(row.rank)}" + (f"  ({format_metrics(row.metrics)})" if row.metrics else "")
-            for row in self._rows()
+            f"  {ranks}: {value}" + (f"  ({metrics})" if metrics else "") for ranks, value, metrics in self._table()
         ]
         return "\n".join([self._headline(), *rows])
 
@@ -239,7 +240,7 @@ class Results(Sequence[Any]):
         """Return a table of the values; the states of the ranks are in the picture of the run."""
         if self._is_empty():
             return None
-        rows = [self._cells(row) for row in self._rows()]
+        rows = self._table()
         num_columns = len(COLUMNS) if any(row[-1] for row in rows) else len(COLUMNS) - 1
         head = "".join(f"<th>{name}</th>" for name in COLUMNS[:num_columns])
         body = "".join(
@@ -271,8 +272,17 @@ class Results(Sequence[Any]):
             RankSummary(rank=rank, state="unknown", seconds=None, peak_memory=None) for rank in self._called_ranks
         ]
 
-    def _cells(self, row: RankSummary) -> tuple[str, ...]:
-        return str(row.rank), self._short(row.rank), format_metrics(row.metrics)
+    def _table(self) -> list[tuple[str, str, str]]:
+        """Return rows: the ranks, what they returned, and their last metrics."""
+        cells = [(row.rank, self._short(row.rank), format_metrics(row.metrics)) for row in self._rows()]
+        if len(cells) <= MAX_ROWS:
+            return [(str(rank), value, metrics) for rank, value, metrics in cells]
+        groups: dict[tuple[str, str], list[int]] = {}
+        for rank, *texts in cells:
+            groups.setdefault((texts[0], texts[1]), []).append(rank)
+        table = [(rank_list(ranks).partition(" ")[2], *texts) for texts, ranks in groups.items()]
+        more = sum(len(ranks) for ranks in list(groups.values())[MAX_ROWS:])
+        return [*table[:MAX_ROWS], *([("...", f"{plural(more, 'more rank')}: results[rank]", "")] if more else [])]
 
     def _short(self, rank: int) -> str:
         return self.short(rank) or self._why_missing(rank)

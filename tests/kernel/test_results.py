@@ -254,3 +254,12 @@ def test_value_that_cannot_be_rebuilt_keeps_the_exception_and_its_line() -> None
     with pytest.raises(ReturnValueError, match=words) as refusal:
         again[1]
     assert refusal.value.__cause__ is None
+
+
+def test_many_ranks_share_rows_or_are_counted():
+    alike = Results(dict.fromkeys(range(64), 1.5) | {7: 2}, num_processes=64)
+    assert repr(alike).splitlines() == ["Results of 64 ranks", "  0-6, 8-63: 1.5", "  7: 2"]
+    different = Results({rank: rank for rank in range(64)}, num_processes=64)
+    lines = repr(different).splitlines()
+    assert (len(lines), lines[16], lines[17]) == (18, "  15: 15", "  ...: 48 more ranks: results[rank]")
+    assert (different._repr_html_() or "").count("<tr>") == 18

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import Stream
     from notebook_launcher.messaging import messages
 
-__all__ = ["CellSink", "answering", "current_message"]
+__all__ = ["CellSink", "answering", "current_message", "is_repeated"]
 
 CLOSE_BUDGET = 5.0
 """Longest wait in seconds until all output is sent."""
@@ -50,6 +50,23 @@ def answering(message: Any) -> Iterator[None]:
         yield
     finally:
         _ANSWERED.reset(token)
+
+
+class _Latest:
+    line: tuple[str, str] = "", ""
+    """The cell and the first line of the latest launch that a running cell has made."""
+
+
+def is_repeated(message: Any, line: str) -> bool:
+    """Return True if the latest launch of the running cell had the same first line, and remember the line.
+
+    A loop of launches, as Optuna makes it, shows its line once. `message` is the one that started the cell; a launch
+    into another cell, such as a click's into its panel's, is not a repetition.
+    """
+    if message is None or message is not current_message():
+        return False
+    latest, _Latest.line = _Latest.line, (message.get("header", {}).get("msg_id", ""), line)
+    return latest == _Latest.line
 
 
 class CellSink:

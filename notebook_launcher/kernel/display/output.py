@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.events import Output
+from notebook_launcher.kernel.display.cell import is_repeated
 from notebook_launcher.kernel.display.console import Console, Status, Text
 from notebook_launcher.messaging import messages
 
@@ -129,8 +130,13 @@ class RunOutput:
         self.publish(force=True)
 
     def headline(self, text: str) -> None:
-        """Add one of the run's first lines, unless output is off."""
+        """Add one of the run's first or last lines, unless output is off."""
         if self._has_headlines:
+            self._console.notice(text)
+
+    def first_line(self, text: str) -> None:
+        """Add the run's first line, unless output is off or the launch before, in the same cell, had the same."""
+        if self._has_headlines and not is_repeated(self._sink.message, text):
             self._console.notice(text)
 
     def end(self, text: str) -> None:

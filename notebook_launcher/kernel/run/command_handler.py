@@ -81,10 +81,10 @@ class CommandHandler:
         if not any(stack.waiting_in for stack in stacks):
             return
         data.stopped_in = stacks.past_verdict
-        data.output.notice(stacks.in_past_tense)
+        data.output.headline(stacks.in_past_tense)
         plan = data.plan
         if hint := suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend):
-            data.output.notice(hint)
+            data.output.headline(hint)
 
     def _read_stacks(self, attempt: Attempt) -> Stacks:
         stacks = self._inspector.read_stacks(attempt)

@@ -80,7 +80,7 @@ class RunConduct:
         """Show the run's first lines: ranks and devices, and notices about what the call takes along."""
         data, call = self.data, self._call
         if self.ranks.announce_once():
-            data.output.headline(f"{data.name}: {data.plan.summary}")
+            data.output.first_line(f"{data.name}: {data.plan.summary}")
         if data.plan.num_processes > 1 and (notice := call.describe_generators()):
             data.output.headline(notice)
         replaced, left = call.describe_replacements()

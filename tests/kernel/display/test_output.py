@@ -34,6 +34,27 @@ def test_every_line_is_whole_labelled_and_in_order(kernel: Kernel) -> None:
         assert [int(line[3]) for line in lines if line and line[1] == line[2] == rank] == list(range(1000))
 
 
+def test_loop_of_equal_launches_shows_its_first_line_once(kernel: Kernel) -> None:
+    code = "def objective(num):\n    def train(): pass\n    notebook_launch(train, num)\nobjective(2)"
+    for _ in range(2):
+        outcome = kernel.execute(f"{code}; objective(2); objective(1); objective(2)")
+        lines = outcome.stdout.splitlines()
+        heads = [line.partition(" CPU")[0] for line in lines if "CPU rank" in line]
+        assert heads == ["train: 2", "train: 1", "train: 2"], outcome.stdout
+        assert sum(line.startswith("train: done in ") for line in lines) == 4
+
+
+def test_stop_shows_no_stacks_without_output(kernel: Kernel) -> None:
+    outcome = kernel.execute(
+        "def stuck():\n    import torch.distributed as dist\n    rank() or time.sleep(60)\n    dist.barrier()\n"
+        "run = launch(stuck, 2, output='none')\n"
+        "while not any(stack.waiting_in for stack in run.stacks()): time.sleep(0.01)\n"
+        "run.stop(); run.snapshot().waiting"
+    )
+    assert outcome.stdout == ""
+    assert "rank 1 was in barrier" in (outcome.result or "")
+
+
 def test_million_lines_do_not_stall_the_run(kernel: Kernel) -> None:
     began = time.monotonic()
     outcome = kernel.execute(
