@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import launch
-from notebook_launcher.history.recorder import FIRST_AFTER, WRITE_EVERY, Recorder
+from notebook_launcher.history.recorder import FIRST_AFTER, MAX_SHARE, Recorder
 from tests.support.toy_runs import speak
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class SlowReader:
 
 
 @pytest.mark.parametrize("part", ["snapshot", "metrics_since"])
-@pytest.mark.parametrize(("seconds", "num_writes"), [(0.0, 2), (0.1, 1)])
+@pytest.mark.parametrize(("seconds", "num_writes"), [(0.0, 2), (0.3, 1)])
 def test_slow_writes_become_rare(run: Run, part: str, seconds: float, num_writes: int, tmp_path: Path) -> None:
     reader = SlowReader(run, part, seconds)
     recorder = Recorder(reader, tmp_path, time.monotonic() - FIRST_AFTER, say=print)
-    for passed in (0.0, 1.1 * WRITE_EVERY):
+    for passed in (0.0, 0.8 * 0.3 / MAX_SHARE):
         recorder.note()
         recorder.tick(time.monotonic() + passed)
     assert reader.num_reads[part] == num_writes

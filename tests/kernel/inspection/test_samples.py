@@ -38,11 +38,12 @@ def uneven() -> None:
 
 
 def sampled_at_work(run: Run) -> Samples:
-    """Return samples of a time at which rank 0 waited in the barrier, and rank 1 worked."""
+    """Return samples of a time at which rank 0 waited in the barrier, and rank 1 worked, on a busy machine too."""
     while True:
         samples = run.sample(0.2)
         drawn = flame_svg(samples[:1]), flame_svg(samples[1:])
-        if "barrier: " in drawn[0] and "spin, line" in drawn[1] and samples[0].wait_share == 1:
+        is_at_work = samples[1].num_samples > 2 and samples[1].wait_share == 0
+        if "barrier: " in drawn[0] and "spin, line" in drawn[1] and samples[0].wait_share == 1 and is_at_work:
             return samples
 
 
@@ -52,8 +53,6 @@ def test_samples_separate_work_from_waits(tmp_path: Path) -> None:
     run.stop()
     waiting, working = samples
     assert str(waiting) != str(working)
-    assert working.wait_share == 0
-    assert working.num_samples > 2
     assert ", 100 % of them waits for other ranks\n" in str(samples)
     assert re.search(rf"rank 1: \d+ samples\n  [\d.]+ % {re.escape(__file__)}, line 2\d", str(samples))
     samples.save(tmp_path / "flame.svg")
