@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.detached.host_socket import HostConnection
+from notebook_launcher.detached.host_socket import HostConnection, HostSilentError
 from notebook_launcher.detached.kept_output import read_output
 from notebook_launcher.detached.requests import Follow
 from notebook_launcher.errors import CallOrderError
@@ -146,10 +146,7 @@ def follow(
 
     What the ranks ask goes to `questions`.
     """
-    with (
-        contextlib.suppress(OSError, CallOrderError),
-        contextlib.closing(HostConnection(folder, socket_name)) as connection,
-    ):
+    with contextlib.suppress(OSError, CallOrderError), contextlib.closing(_connect(folder, socket_name)) as connection:
         while True:
             request = Follow(
                 position=position, patience=PATIENCE, asked=questions.keys, can_answer=questions.can_answer
@@ -160,3 +157,10 @@ def follow(
             if news.is_over:
                 return
             position = max(position, news.position)
+
+
+def _connect(folder: Path, socket_name: str) -> HostConnection:
+    """Connect to a host, however long it is silent: it is not dead, and its run's limit or a user lets it go on."""
+    while True:
+        with contextlib.suppress(HostSilentError):
+            return HostConnection(folder, socket_name)
