@@ -25,6 +25,11 @@ class KeptFailure:
     def __init__(self) -> None:
         self._error: BaseException | None = None
 
+    @property
+    def is_kept(self) -> bool:
+        """True if there is an exception to look into."""
+        return self._error is not None
+
     def keep(self, error: BaseException) -> None:
         """Keep an exception, without the frames of the launcher around the function."""
         with contextlib.suppress(Exception):  # The exception may be frozen.

@@ -156,8 +156,7 @@ class _RankProcess:
                 case messages.RunCall() as call, fds:
                     self._run(call, fds)
                 case messages.LeaveGroup(), _:
-                    with contextlib.suppress(Exception):
-                        self._rendezvous.leave()
+                    self._leave_group()
                 case messages.DebugFailure(), _:
                     self._debug()
                 case messages.ForgetFailure(), _:
@@ -169,6 +168,14 @@ class _RankProcess:
                     pass  # It belongs to a request that was interrupted, or to a call that has ended.
                 case unknown, _:
                     raise TypeError(f"rank {self._number} got an unknown message: {unknown!r}")
+
+    def _leave_group(self) -> None:
+        """Release peers that wait for this rank; a debugger in the kept frames still finds the group's rank and size."""
+        with contextlib.suppress(Exception):
+            if self._failure is not None and self._failure.is_kept:
+                self._rendezvous.hang_up()
+            else:
+                self._rendezvous.leave()
 
     def _run(self, call: messages.RunCall, fds: list[int]) -> None:
         self._inbox.can_ask = call.can_ask

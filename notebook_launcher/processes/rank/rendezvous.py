@@ -152,6 +152,17 @@ class Rendezvous:
             yield
         self._sockets |= open_sockets().keys() - before.keys()
 
+    def hang_up(self) -> None:
+        """End the group's connections, so that peers that wait in it get an error; its rank and size stay readable.
+
+        With NCCL the group is left, because its communicators are not ended by a closed connection.
+        """
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        if c10d is None or not c10d.is_initialized() or "nccl" in c10d.get_backend():
+            self.leave()
+        else:
+            hang_up(self._sockets)
+
     def leave(self) -> None:
         """Shut down the default group and those within it; peers that wait in one of them get an error."""
         c10d = sys.modules.get("torch.distributed.distributed_c10d")

@@ -88,13 +88,21 @@ def test_debug_opens_the_frames_of_the_culprit(session: Kernel) -> None:
     failed = session.execute("session.run(train)")
     assert failed.error == "ValueError: bad batch"
     assert "session.debug() opens a debugger where rank 1 failed. Its frames hold 4 MB of tensors" in failed.traceback
-    outcome, prompts = answered(session, "session.debug()", "p factor", "up", "p weights.shape", "list", "q")
+    outcome, prompts = answered(
+        session, "session.debug()", "p factor", "up", "p weights.shape", "list", "p dist.get_rank()", "q"
+    )
     assert outcome.error is None, outcome.traceback
-    assert prompts == ["(rank 1 pdb) "] * 5
+    assert prompts == ["(rank 1 pdb) "] * 6
     assert outcome.stdout.startswith("> Cell In[")
     assert "10\n" in outcome.stdout
     assert "torch.Size([1000, 1000])" in outcome.stdout
     assert "    scale(7)" in outcome.stdout
+    assert outcome.stdout.rstrip().endswith("1"), outcome.stdout
+    waited, _ = answered(
+        session, "session.debug(0)", "p dist.is_initialized(), dist.get_world_size()", "dist.barrier()", "q"
+    )
+    assert "(True, 2)" in waited.stdout
+    assert "Connection closed by peer" in waited.stdout, waited.stdout
     assert session.execute("print(session.run(pid)[:] != [])").stdout == "True\n"
 
 
