@@ -11,7 +11,7 @@ pair that the kernel made (`messaging/channel.py`); descriptors travel beside th
                              CommMessage, Finish
     rank -> kernel           RankReady, CallStarted, Returned, Raised, Display, ClearOutput,
                              InputRequest, Metrics, ReportedPicture, Progress, Phases, Notice, CheckpointSaved,
-                             Offered, Changed, CommMessage, CommHandled, Profiled, DebugEnded
+                             Offered, TrainerMade, Changed, CommMessage, CommHandled, Profiled, DebugEnded
 
 A rank's standard output and error are pipes, not records. So output of C code, and the last lines before
 a crash, arrive in the same way as `print`.
@@ -78,6 +78,7 @@ __all__ = [
     "StartHost",
     "StartRank",
     "StartSupervisor",
+    "TrainerMade",
     "Unreadable",
 ]
 
@@ -610,6 +611,14 @@ class Offered:
 
     name: str
     value: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerMade:
+    """The function has made a trainer of another library, which makes updates of its own."""
+
+    name: str
+    """As in `transformers' Trainer`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,11 @@ def apply_change(before: float, wanted: Wanted) -> float:
 def _check_tunable(name: str, wanted: object, tunables: Mapping[str, float]) -> Wanted:
     if name not in tunables:
         offered = ", ".join([*ACCELERATOR_SETTINGS, *sorted(tunables)])
-        raise for_caller(ValueError(f"{name}={wanted!r}: this run offers {offered}."))
+        msg = (
+            f"{name}={wanted!r}: this run offers {offered}. To offer {name}, write tunable({name!r}, default) where "
+            "the function uses it."
+        )
+        raise for_caller(ValueError(msg))
     number, offered_as = _number_in(wanted), type(tunables[name])
     if offered_as is bool:
         fits, words = isinstance(wanted, (int, float)) and wanted in (0, 1), "True or False"

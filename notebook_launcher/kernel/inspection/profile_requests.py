@@ -58,8 +58,8 @@ class ProfileRequests:
         self._recorder = recorder
         self._pending: _PendingProfile | None = None
 
-    def begin(self, command: ProfileCommand, requests: RankRequests) -> None:
-        """Ask the ranks for a profile, or answer why there will be none."""
+    def begin(self, command: ProfileCommand, requests: RankRequests, trainer: str) -> None:
+        """Ask the ranks for a profile, or answer why there will be none; `trainer`: as for `no_update_yet`."""
         if self._pending is not None:
             command.answer.set(
                 "this run is being profiled already. Wait for that profile, then call run.profile() again."
@@ -76,6 +76,7 @@ class ProfileRequests:
             no_update_yet(
                 "there is nothing to profile",
                 "and try again after the first update; run.sample(seconds) shows where the time of any function goes",
+                trainer,
             )
         )
 

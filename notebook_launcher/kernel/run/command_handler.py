@@ -62,7 +62,7 @@ class CommandHandler:
             case EndSamplingCommand(starts):
                 command.answer.set(attempt.tree.stacks.read(starts))
             case ProfileCommand():
-                self._profiles.begin(command, attempt.requests)
+                self._profiles.begin(command, attempt.requests, self._data.live.settings.trainer)
             case Answer():
                 self._answer(command, attempt)
 

@@ -23,6 +23,12 @@ class LiveSettings:
         """By name: the settings of the Accelerator that carries changes out; empty until it made an update."""
         self.tunables: dict[str, float] = {}
         """By name: the settings that the function offers."""
+        self.trainer = ""
+        """The trainer of another library that makes the updates, such as `transformers' Trainer`; empty: none."""
+
+    def note_trainer(self, name: str) -> None:
+        """Note a trainer of another library; the first one counts, because trainers make others for a part."""
+        self.trainer = self.trainer or name
 
     def take_reported(self, settings: Mapping[str, float | None]) -> None:
         """Take the Accelerator's settings from a record of phases."""
@@ -41,7 +47,7 @@ class LiveSettings:
 
     def forget(self) -> None:
         """Forget what ranks of an earlier attempt offered."""
-        self.of_accelerator, self.tunables = {}, {}
+        self.of_accelerator, self.tunables, self.trainer = {}, {}, ""
 
     def present(self) -> tuple[RunSetting, ...]:
         """Return all settings with their last known values."""

@@ -223,7 +223,7 @@ class RunLoop:
         self._has_live = True
         self._recorder.note()
 
-    def _show_or_note(self, rank: int, record: object, attempt: Attempt) -> None:
+    def _show_or_note(self, rank: int, record: object, attempt: Attempt) -> None:  # noqa: C901 - one branch a message
         """Show, pass on or note a record of a rank that is not about the call itself.
 
         Raises:
@@ -244,6 +244,8 @@ class RunLoop:
                 data.note_checkpoint(folder)
             case messages.Offered(name=name, value=value):
                 data.live.settings.offer(name, value)
+            case messages.TrainerMade(name=name):
+                data.live.settings.note_trainer(name)
             case messages.Changed():
                 self._note_change(record, attempt)
             case messages.Profiled():

@@ -117,7 +117,8 @@ class SteeringHandle(LiveRunReader):
         """
         self._check_goes_on("there is nothing left to save")
         if not self._ask(SaveCommand()):
-            raise CallOrderError(no_update_yet("it cannot be saved", "or save in the function itself"))
+            trainer = self._data.live.settings.trainer
+            raise CallOrderError(no_update_yet("it cannot be saved", "or save in the function itself", trainer, "save"))
 
     def set(self, **settings: float | str | None) -> None:
         """Change settings during the training, on all ranks after the same update.
@@ -164,7 +165,8 @@ class SteeringHandle(LiveRunReader):
     def _change(self, action: ChangeAction, values: dict[str, Wanted], source: ChangeSource = "code") -> None:
         self._check_goes_on("there is nothing left to change")
         if not self._ask(ChangeCommand(action, values, source)):
-            raise CallOrderError(no_update_yet("nothing can be changed", "and try again after the first update"))
+            consequence, advice = "nothing can be changed", "and try again after the first update"
+            raise CallOrderError(no_update_yet(consequence, advice, self._data.live.settings.trainer, "change"))
 
     def _check_change(self, name: str, wanted: object) -> Wanted:
         known = self._data.live.settings

@@ -7,7 +7,8 @@ group already. In a rank, the existing group gets the timeout. Accelerate's barr
 rank, which does not exist if ranks share GPUs; then the barrier names no GPU. A version of these libraries without the
 functions that are replaced here is left as it is.
 
-Settings of the launch that another library's trainer does not take are named as soon as it is made. Accelerate's state,
+Settings of the launch that another library's trainer does not take are named as soon as it is made, and the kernel is
+told of it, because `run.set` and its like reach our own Accelerator alone. Accelerate's state,
 which the first Accelerator of a process makes for all later ones, begins anew with the first one of a session's call.
 """
 
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from notebook_launcher.context import call_id, current, notify
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.group_timeout import set_group_timeout
+from notebook_launcher.messaging import messages
 from notebook_launcher.processes.afterimport import after_import
 
 if TYPE_CHECKING:
@@ -249,6 +251,8 @@ class _OwnSettings:
         if context is None or context.pid != os.getpid():
             return
         context.settings_are_read = True
+        if context.rank == 0:
+            context.send(messages.TrainerMade(name=maker.name))
         uses = maker.uses(trainer)
         unused = {name: value for name, value in context.settings.asked_for().items() if uses.get(name) != value}
         words = [

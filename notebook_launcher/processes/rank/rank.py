@@ -170,7 +170,7 @@ class _RankProcess:
                     raise TypeError(f"rank {self._number} got an unknown message: {unknown!r}")
 
     def _leave_group(self) -> None:
-        """Release peers that wait for this rank; a debugger in the kept frames still finds the group's rank and size."""
+        """Release peers that wait for this rank; a debugger in kept frames still finds the group's rank and size."""
         with contextlib.suppress(Exception):
             if self._failure is not None and self._failure.is_kept:
                 self._rendezvous.hang_up()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher.kernel.no_update_yet import OTHERS
 from tests.support.first_cell import FORKED, START_METHODS
 from tests.support.warm_kernels import evaluate, run_cell
 
@@ -155,6 +156,41 @@ def test_settings_that_another_trainer_does_not_take_are_named_with_what_to_writ
     for outcome in (run, in_session):
         assert outcome.stdout.count("had no effect") == 1, outcome.stdout
         assert ADVICE[maker] in outcome.stdout
+
+
+ASKED = """
+def train():
+    make()
+    from notebook_launcher import track
+    for _ in track(range(10**9)):
+        time.sleep(0.001)
+run = launch(train, 2, devices="cpu", output="none")
+while not run.snapshot().ranks[0].done and run.state != "failed":
+    time.sleep(0.01)
+for ask in (run.save, run.pause, run.profile, lambda: run.set(lr=0.1)):
+    try:
+        ask()
+    except CallOrderError as error:
+        print(error)
+run.stop()
+"""
+
+
+@pytest.mark.parametrize(
+    "maker", [next(iter(MAKERS)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*MAKERS][1:])]
+)
+def test_requests_to_a_run_name_the_trainer_that_makes_its_updates(kernel: Kernel, maker: str) -> None:
+    """Only our own Accelerator takes requests; each library's way to save and to change is named."""
+    asked = run_cell(kernel, f"def make():\n    {MAKERS[maker]}\n{ASKED}").stdout.splitlines()
+    whose = f"{maker} makes the updates here, and it takes no requests"
+    assert [line.count(whose) for line in asked] == [1] * 4, asked
+    save, change = OTHERS[maker]
+    assert [(save in line, change in line) for line in asked] == [
+        (True, False),
+        (False, True),
+        (False, False),
+        (False, True),
+    ]
 
 
 def test_partial_state_finds_the_ranks_however_it_is_made(kernel: Kernel) -> None:
