@@ -21,6 +21,7 @@ from notebook_launcher.training.parallelism.unit_changes import (
     checkpoint_units,
     keep_in_float32,
     merge_tied,
+    return_own_tensors,
 )
 from notebook_launcher.training.parallelism.unused_parameters import reduce_unused
 from notebook_launcher.training.parallelism.wrapping import find_ignored, find_units
@@ -159,6 +160,8 @@ class Sharding:
         for parameter in ignored.intersection(tensors):
             parameter.data = parameter.data.to(self.device)
         check_dtypes(group, ignored)
+        for unit in group:
+            return_own_tensors(unit)
         fully_shard(list(group) if len(group) > 1 else group[0], **options)
         if self.device.type == "cpu":
             reduce_by_sums(group[0])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.training.parallelism.unit_changes import return_own_tensors
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.wording.text import type_of
 
@@ -72,6 +73,7 @@ def apply_plan(
         made = _make_style(style) if isinstance(style, str) else style
         if made is not None:
             parallelize_module(module, mesh, made)
+            return_own_tensors(module)
     _tie_again(tied)
 
 

@@ -1,17 +1,18 @@
-"""Changes to a model before its units are sharded: tied units, activation checkpointing, precision of weights."""
+"""Changes to a model before its units are sharded: tied units, checkpointing, precision of weights, outputs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-__all__ = ["check_dtypes", "checkpoint_units", "keep_in_float32", "merge_tied"]
+__all__ = ["check_dtypes", "checkpoint_units", "keep_in_float32", "merge_tied", "return_own_tensors"]
 
 Units = list[list[torch.nn.Module]]
 """Modules that are sharded together, inner ones first."""
@@ -111,3 +112,22 @@ def keep_in_float32(model: torch.nn.Module) -> None:
             "are kept in float32, and each unit computes in mixed_precision; to train in half precision alone, use "
             "mixed_precision='no'."
         )
+
+
+def return_own_tensors(module: torch.nn.Module) -> None:
+    """Let a unit, or a layer that is cut over ranks, return copies of views, so that they can be changed in place.
+
+    `x = block(x); x += residual` trains a whole model. FSDP2 hangs a hook at what a unit returns, and a change in place
+    of a view drops it: the backward fails, or finds no weights. What torch returns of a cut layer is a view as well.
+    """
+    module.register_forward_hook(_copy_views)
+
+
+def _copy_views(_module: torch.nn.Module, _args: Any, output: Any) -> Any:
+    if not torch.is_grad_enabled() or not any(map(_is_trained_view, tree_leaves(output))):
+        return None
+    return tree_map_only(_is_trained_view, torch.clone, output)
+
+
+def _is_trained_view(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value._is_view()  # noqa: SLF001 - torch has no other way to ask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,7 @@ class Net(torch.nn.Module):
 
 
 def config(sizes: tuple[int, int, int]) -> ParallelismConfig:
-    return ParallelismConfig(*sizes, tp_plan=PLAN)
+    return ParallelismConfig(*sizes, tp_plan=PLAN if sizes[-1] > 1 else None)
 
 
 def whole(tensors: list[Any]) -> list[torch.Tensor]:
@@ -171,6 +172,45 @@ def test_updates_equal_those_of_whole_models_and_metrics_count_each_sample_once(
         drawn = [number for _, _, number in results]
         for first in range(0, 4, sizes[-1]):
             assert len(set(drawn[first : first + sizes[-1]])) == 1, "a group draws the same random numbers"
+
+
+class InPlace(Net):
+    """Changes what cut layers and units return, views among it, in place."""
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        for layer in self.layers:
+            outputs = layer(inputs)
+            outputs += inputs
+            inputs = outputs
+        return self.head(inputs)
+
+
+class Bare(Block):
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.down(torch.relu_(self.up(self.norm(inputs)))).view(-1, 3)
+
+
+def test_outputs_may_be_changed_in_place_as_in_a_whole_model(ranks):
+    def gradients(sizes: tuple[int, int, int] | None) -> tuple[list[torch.Tensor], list[str]]:
+        from notebook_launcher import Accelerator
+
+        net: Any = InPlace()
+        for layer in net.layers:
+            layer.__class__ = Bare
+        inputs, targets = make_data(8)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            accelerator = Accelerator(cpu=True, parallelism_config=None if sizes is None else config(sizes))
+            net = accelerator.prepare(net)
+            accelerator.backward(torch.nn.functional.mse_loss(net(inputs), targets))
+        views = [text for warning in told if "view" in (text := str(warning.message))]
+        return whole([parameter.grad for parameter in net.parameters()]), views
+
+    expected, _ = ranks.run(4, gradients, None)[0]
+    for sizes in (*MESHES, (1, 4, 1)):
+        for mine, views in ranks.run(4, gradients, sizes):
+            torch.testing.assert_close(mine, expected, atol=1e-6, rtol=1e-5)
+            assert not views
 
 
 class Tied(torch.nn.Module):
