@@ -22,7 +22,7 @@ from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.origin import source_with_needs
 from notebook_launcher.kernel.cells.session_cells import SessionCells
-from notebook_launcher.kernel.display.sink import make_sink
+from notebook_launcher.kernel.display.sink import make_sink, teller
 from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.failures.debug_magic import DebugMagic
 from notebook_launcher.travel import cells
@@ -172,7 +172,8 @@ class AttachedSession(SessionCells):
         launcher = "session.run(fn" if in_cell else "session.launch(fn"
         call = checks.check_call(fn, args, kwargs, launcher=launcher, steps=setup_steps(self._config))
         begin = Begin(scope=scope.describe(call), source=source_with_needs(fn), places=cells.places())
-        with contextlib.closing(travel.pack_call(call)) as parcel, self._connected() as connection:
+        parcel = travel.pack_call(call, tell=teller(self._config))
+        with contextlib.closing(parcel), self._connected() as connection:
             ready = connection.hand_over(begin, parcel.fileno())
         self._latest = AttachedCall(Path(ready.folder), self._config, scope.displays, self._magic.install)
         return self._latest

@@ -18,6 +18,7 @@ from notebook_launcher.kernel.calls.argument_text import describe_arguments
 from notebook_launcher.kernel.calls.checks import check_call
 from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.origin import describe_environment, source_with_needs
+from notebook_launcher.kernel.display.sink import teller
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.held_interrupts import held_interrupts
 from notebook_launcher.kernel.plan import make_plan
@@ -64,7 +65,7 @@ def start_detached(
         places=cells.places(),
         surroundings=plan.setup(many_calls=False),
     )
-    with contextlib.closing(travel.pack_call(call)) as parcel:
+    with contextlib.closing(travel.pack_call(call, tell=teller(config))) as parcel:
         return AttachedRun(Path(hand_over(order, parcel.fileno(), call=call).folder))
 
 

@@ -59,6 +59,7 @@ from notebook_launcher.travel.replacements import (
 from notebook_launcher.travel.settings import KernelSettings, read_settings
 from notebook_launcher.travel.setup_steps import SetupStep, SetupSteps
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
+from notebook_launcher.wording.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -91,14 +92,22 @@ __all__ = [
     "unpack_value",
 ]
 
+SECONDS_PER_GB = 0.5
+"""Time of a copy into shared memory, measured; the first write to such memory takes longer on some machines."""
 CAPTURED_BY_STEP = re.compile(r"\bthe function (the %%everywhere cell \S+|setup=) captures\b")
 
 
-def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None) -> AnonymousFile:
+ANNOUNCED_SIZE = 1 << 30
+"""Bytes of a call from which on its size is told before it is sent: the copy takes 0.5 s per GB or more."""
+
+
+def pack_call(
+    call: FunctionCall, *, start: Callable[[], object] = lambda: None, tell: Callable[[str], object] = lambda _: None
+) -> AnonymousFile:
     """Pack a function with its closure and arguments; return a file, whose descriptor any number of ranks may unpack.
 
     `start` is called once everything is known to be picklable, and before large data are copied, so that processes
-    start up during the copy.
+    start up during the copy. `tell` takes a line about a call of more than a gigabyte before that.
 
     Raises:
         CaptureError: An object cannot travel; the message names the object.
@@ -119,6 +128,8 @@ def pack_call(call: FunctionCall, *, start: Callable[[], object] = lambda: None)
         with _naming_what_is_large(roots, make_pickler):
             notes = _pickle_call(parcel, roots, call, make_pickler)
             parcel.check_room()
+        if parcel.size >= ANNOUNCED_SIZE:
+            tell(_describe_large(parcel.size, roots, make_pickler))
         start()
         with _naming_what_is_large(roots, make_pickler):
             return parcel.seal(notes)
@@ -158,6 +169,15 @@ def _pickle_call(
         if unpicklable is not None:
             message = CAPTURED_BY_STEP.sub(r"\1 uses", unpicklable.in_call())
         raise CaptureError(message) from error
+
+
+def _describe_large(size: int, roots: list[Part], make_pickler: MakePickler) -> str:
+    largest = largest_parts(roots, make_pickler)
+    return (
+        f"{format_bytes(size)} of the notebook's data travel to the ranks{largest and f'; {largest}'}. They are copied "
+        f"once into shared memory for all ranks, which takes {format_seconds(size / 1e9 * SECONDS_PER_GB)} or more; to "
+        "save both, load them inside the function"
+    )
 
 
 def _able_to_travel(

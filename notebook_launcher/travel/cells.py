@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,7 +12,16 @@ from notebook_launcher.ipython_shell import running_shell
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Cells", "keep_lines", "keep_places", "pack_cells", "places", "shown_file", "source_line"]
+__all__ = [
+    "Cells",
+    "keep_lines",
+    "keep_places",
+    "last_cell_that_set",
+    "pack_cells",
+    "places",
+    "shown_file",
+    "source_line",
+]
 
 MAGIC = "get_ipython().run_cell_magic("
 """The beginning of a cell whose first line was a magic."""
@@ -54,6 +64,36 @@ def shown_file(filename: str) -> str:
     except Exception:  # noqa: BLE001 - no shell, an old one, or no cell
         return filename
     return f"{label} {name}"
+
+
+def last_cell_that_set(name: str) -> str:
+    """Return `Cell In[3]` for the last cell of the notebook whose own lines set a variable; empty if none is known."""
+    history = getattr(running_shell(), "history_manager", None)
+    for number, source in reversed(list(enumerate(getattr(history, "input_hist_parsed", ())))):
+        if name in source and name in _names_set(source):
+            return f"Cell In[{number}]"
+    return ""
+
+
+def _names_set(source: str) -> set[str]:
+    """Return the variables that a cell's code sets outside of functions and classes."""
+    names: set[str] = set()
+    pending: list[ast.AST] = []
+    with contextlib.suppress(SyntaxError, ValueError):
+        pending.append(ast.parse(source))
+    while pending:
+        match node := pending.pop():
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.alias(name=name, asname=other):
+                names.add(other or name.partition(".")[0])
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+                continue
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp() | ast.Lambda():
+                continue  # Names of their own.
+        pending += ast.iter_child_nodes(node)
+    return names
 
 
 def source_line(filename: str, number: int) -> str:

@@ -91,6 +91,11 @@ class ParcelWriter:
         """Add a buffer, which is read when the parcel is sealed."""
         self._buffers.append(buffer.raw())
 
+    @property
+    def size(self) -> int:
+        """Bytes of the pickle and the buffers so far."""
+        return self._end + sum(view.nbytes for view in self._buffers)
+
     def check_room(self) -> None:
         """Raise ResourceError if there is no memory for the buffers."""
         needed = sum(view.nbytes + ALIGNMENT for view in self._buffers)

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 # no time for a function that was just pickled.
 from cloudpickle.cloudpickle import _extract_code_globals as globals_of_code
 
+from notebook_launcher.travel.cells import last_cell_that_set
 from notebook_launcher.travel.kinds import SHELL, describe_object, kind_of_type
+from notebook_launcher.travel.namespace import main_globals
 from notebook_launcher.travel.pickling import MakePickler, parcel_size_of, pickling_error
 from notebook_launcher.wording.units import format_bytes
 
@@ -50,6 +52,8 @@ class Part:
     path: str = ""
     """The rest of the expression, after the root: `.logger.file`, `['lock']`."""
     is_default: bool = False
+    is_global: bool = False
+    """True if the root is a variable of the notebook, and not of a function around."""
 
     @property
     def expression(self) -> str:
@@ -77,7 +81,7 @@ class Unpicklable:
         advice = advice.replace("{name}", name)
         if kind is SHELL and part.root == "self" and len(part.functions) > 1:
             return f"the function {part.functions[-2]} uses `get_ipython()`, directly or by a magic. {advice}"
-        return f"{self._subject()}, which cannot travel to another process. {advice}"
+        return f"{self._subject()}, which cannot travel to another process.{self._origin} {advice}"
 
     def in_value(self, what: str) -> str:
         """Return the message for a function that returned it."""
@@ -99,6 +103,12 @@ class Unpicklable:
         if part.path:
             return f"`{part.expression}` (captured by {function} through `{part.root}`) is {what}{through}"
         return f"the function {function} captures `{part.root}`, {what}{through}"
+
+    @property
+    def _origin(self) -> str:
+        """Sentence that names the cell which set the captured variable; empty if none is known."""
+        cell = last_cell_that_set(self.part.root) if self.part.is_global else ""
+        return f" `{self.part.root}` was set in {cell}." if cell else ""
 
     def _reason(self) -> str:
         text = str(self.error).strip().rstrip(".")
@@ -181,8 +191,10 @@ def parts_of_function(part: Part, function: types.FunctionType) -> Iterator[Part
     """Yield what a function uses from outside: its closure, globals, defaults and attributes."""
     functions = (*part.functions, function.__qualname__.replace("<locals>.", ""))
 
-    def captured(name: str, value: Any, *, is_default: bool = False) -> Part:
-        return Part(value, functions, name, is_default=is_default)
+    def captured(name: str, value: Any, *, is_default: bool = False, is_global: bool = False) -> Part:
+        return Part(value, functions, name, is_default=is_default, is_global=is_global)
+
+    is_ours = function.__globals__ is main_globals()
 
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -190,7 +202,7 @@ def parts_of_function(part: Part, function: types.FunctionType) -> Iterator[Part
             yield captured(name, cell.cell_contents)
     for name in globals_of_code(code):
         if name in function.__globals__:
-            yield captured(name, function.__globals__[name])
+            yield captured(name, function.__globals__[name], is_global=is_ours)
     defaults = function.__defaults__ or ()
     first = code.co_argcount - len(defaults)
     for name, value in zip(code.co_varnames[first:], defaults, strict=False):

@@ -69,7 +69,13 @@ def kernel(module_kernel: Kernel) -> Kernel:
             "notebook_launch(train, 2, args=(1,), mixed_precision='fp4')",
             "ConfigError: mixed_precision='fp4' is unknown",
         ),
-        ("notebook_launch(locking, 2)", "CaptureError: the function locking captures `lock`"),
+        (
+            "notebook_launch(locking, 2)",
+            (
+                "CaptureError: the function locking captures `lock`, a _thread.lock, which cannot travel to another "
+                "process. `lock` was set in Cell In["
+            ),
+        ),
         ("notebook_launch(train, 2, args=(lock,))", "CaptureError: "),
         ("launch(train, 0)", "ConfigError: num_processes=0 is too small"),
         ("Session(0)", "ConfigError: num_processes=0 is too small"),

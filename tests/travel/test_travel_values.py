@@ -384,6 +384,20 @@ def test_largest_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         travel.pack_call(travel.FunctionCall(lambda: (small, table), (), {}))
 
 
+def test_large_capture_is_announced_with_its_size_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, small, said = np.zeros(120_000_000, dtype=np.uint8), np.zeros(10), []
+    monkeypatch.setattr(travel, "ANNOUNCED_SIZE", 100_000_000)
+    for value in (small, table):
+        call = travel.FunctionCall(lambda value=value: value, (), {})
+        travel.pack_call(call, start=lambda: said.append("start"), tell=said.append).close()
+    first, line, last = said
+    assert first == last == "start"
+    assert line.startswith(
+        "120 MB of the notebook's data travel to the ranks; the largest: `value`, a numpy.ndarray of"
+    )
+    assert "which takes 60 ms or more" in line
+
+
 def test_systems_own_refusal_is_a_resource_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(AnonymousFile):
         def __init__(self, name: str) -> None:

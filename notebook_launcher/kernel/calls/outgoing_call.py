@@ -30,10 +30,10 @@ class OutgoingCall:
         """The function and its arguments; None in a host and after `close`."""
         self._parcel = parcel
 
-    def pack(self, *, start: Callable[[], object]) -> None:
-        """Pack the call; `start` is called as by `travel.pack_call`, and the same errors are raised."""
+    def pack(self, *, start: Callable[[], object], tell: Callable[[str], object]) -> None:
+        """Pack the call; `start` and `tell` are called as by `travel.pack_call`, and the same errors are raised."""
         assert self.call is not None
-        self._parcel = travel.pack_call(self.call, start=start)
+        self._parcel = travel.pack_call(self.call, start=start, tell=tell)
 
     @property
     def fds(self) -> tuple[int, ...]:

@@ -1,4 +1,7 @@
-"""IPython's `%%ranks` and `%ranks`: cells on the ranks of a session. All they do, `Session.execute_cell` does."""
+"""IPython's `%%ranks`, `%ranks`, `%push` and `%pull`: cells on the ranks of a session, and their variables.
+
+All they do, methods of `Session` do: `execute_cell`, `push` and `pull`.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,9 @@ def register(shell: Any, make_session: Callable[..., Any]) -> RankMagics:
         magics = RankMagics(shell, make_session)
         shell.register_magic_function(magics.run_cell, "cell", NAME)
         shell.register_magic_function(magics.manage, "line", NAME)
+        for name, method in (("push", magics.push), ("pull", magics.pull)):
+            if name not in shell.magics_manager.magics["line"]:  # Another extension may have one of this name.
+                shell.register_magic_function(method, "line", name)
         shell.input_transformers_cleanup.insert(0, _allow_no_body)
         magics.connect()
     return magics
@@ -44,7 +50,9 @@ def unregister(shell: Any) -> None:
     magics = _installed(shell)
     if magics is not None:
         for kind in ("line", "cell"):
-            shell.magics_manager.magics[kind].pop(NAME, None)
+            own = shell.magics_manager.magics[kind]
+            for name in [name for name, magic in own.items() if getattr(magic, "__self__", None) is magics]:
+                del own[name]
         shell.input_transformers_cleanup.remove(_allow_no_body)
         magics.disconnect()
         magics.retire()
@@ -130,7 +138,7 @@ class RankMagics:
         results = session.execute_cell(
             code,
             options.ranks,
-            push=self._values(",".join(options.push)),
+            push=self._values("--push", ",".join(options.push).split(",")),
             pulls=target is not None,
             is_quiet=options.quiet,
             display=options.display,
@@ -161,6 +169,42 @@ class RankMagics:
         self.active = self._own = session.__enter__()
         return _say(f"{plural(session.num_processes, 'rank')}: {session!r}")
 
+    def push(self, line: str) -> None:
+        """Set variables of the notebook on the ranks: `%push a, b`; on some of them: `%push a -r 0,2`.
+
+        -r 0,2 --ranks        these ranks; 1-3 works too
+        -s name --session     another session than the active one: the name of its variable
+        """
+        names, options = self._names("push", line)
+        self._session(options.session).push(self._values("%push", names), ranks=options.ranks)
+
+    def pull(self, line: str) -> None:
+        """Set variables of the notebook to the values of all ranks: `%pull loss`; to one rank's: `%pull loss -r 0`.
+
+        -r 0 --ranks          this rank's value alone; of several ranks, 0,2 or 1-3: their values by rank
+        -s name --session     another session than the active one: the name of its variable
+        """
+        names, options = self._names("pull", line)
+        session = self._session(options.session)
+        one = int(options.ranks) if options.ranks.isdecimal() else None
+        values = {name: session.pull(name, ranks=options.ranks) for name in names}
+        self._shell.user_ns.update({name: by_rank if one is None else by_rank[one] for name, by_rank in values.items()})
+
+    def _names(self, magic: str, line: str) -> tuple[list[str], Any]:
+        """Return the names on the line of `%push` or `%pull`, and its options."""
+        parser = MagicArgumentParser(f"%{magic}")
+        parser.add_argument("names", nargs="*")
+        parser.add_argument("-r", "--ranks", default="all")
+        parser.add_argument("-s", "--session")
+        try:
+            options = parser.parse_argstring(COMMA.sub(",", line))
+        except UsageError as error:
+            raise UsageError(f"{error}. `%{magic}?` lists the options.") from None
+        names = [name for words in options.names for name in words.split(",") if name]
+        if not names or not all(map(str.isidentifier, names)):
+            raise UsageError(f"{f'%{magic} {line}'.rstrip()}: name variables, as in `%{magic} a, b`.")
+        return names, options
+
     def _options(self, text: str) -> Any:
         if not text.strip():
             return self._no_options
@@ -183,12 +227,12 @@ class RankMagics:
             raise UsageError(f"-s {name}: there is no session of this name. Write {name} = Session(4) first.")
         return session
 
-    def _values(self, names: str) -> dict[str, Any]:
-        """Return the notebook's variables of these names."""
-        wanted = [name.strip() for name in names.split(",") if name.strip()]
+    def _values(self, typed: str, names: list[str]) -> dict[str, Any]:
+        """Return the notebook's variables of these names, which were typed behind this word."""
+        wanted = [name.strip() for name in names if name.strip()]
         missing = [name for name in wanted if name not in self._shell.user_ns]
         if missing:
-            raise UsageError(f"--push {names}: the notebook has no variable {missing[0]!r}.")
+            raise UsageError(f"{typed} {','.join(names)}: the notebook has no variable {missing[0]!r}.")
         return {name: self._shell.user_ns[name] for name in wanted}
 
 

@@ -11,10 +11,11 @@ from notebook_launcher.kernel.display.stream_sink import StreamSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.events import Stream
     from notebook_launcher.messaging import messages
 
-__all__ = ["Sink", "make_sink"]
+__all__ = ["Sink", "make_sink", "teller"]
 
 
 class Sink(Protocol):
@@ -72,6 +73,11 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Remove the live area; later output is still taken."""
+
+
+def teller(config: LaunchConfig) -> Callable[[str], None]:
+    """Return what shows a line at once, before a run has output of its own; nothing with `output="none"`."""
+    return lambda text: None if config.output == "none" else make_sink().print(f"{text}\n")
 
 
 def make_sink() -> Sink:

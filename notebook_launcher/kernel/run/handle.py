@@ -18,6 +18,7 @@ from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
 from notebook_launcher.kernel.display.questions import Questions
+from notebook_launcher.kernel.display.sink import teller
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.answers import check_answers
 from notebook_launcher.kernel.hosting import Hosting
@@ -85,7 +86,7 @@ class Run(SteeringHandle, AnyRun):
             call = checks.check_call(fn, args, kwargs, launcher=launcher, steps=steps)
         if ranks.plan.config.debug:
             check_answers("debug=True", in_cell=in_cell)
-        outgoing = OutgoingCall(call)
+        config, outgoing = ranks.plan.config, OutgoingCall(call)
         over: Latch[None] = Latch()
         questions = Questions(over)
         try:
@@ -94,8 +95,7 @@ class Run(SteeringHandle, AnyRun):
                     ranks.adapt_to_fork()
                     ranks.start(call)
                 else:
-                    outgoing.pack(start=lambda: ranks.start(call))
-            config = ranks.plan.config
+                    outgoing.pack(start=lambda: ranks.start(call), tell=teller(config))
             hosting = Hosting.of_kernel(call.fn, config, questions, in_cell=in_cell)
             conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over, began)
             conduct.announce()

@@ -93,6 +93,16 @@ def test_push_and_pull_move_tensors(notebook: Kernel) -> None:
     assert run_cell(notebook, "session['sent.numel() + rank'][:]").result == "[3, 2]"
 
 
+def test_magics_move_variables_by_name(notebook: Kernel) -> None:
+    run_cell(notebook, "there, more = torch.ones(2), 5\n%push there, more\n%push more -r 1 -s session")
+    run_cell(notebook, "%%ranks\nback = there.sum() * more + rank")
+    run_cell(notebook, "%pull back,more")
+    assert run_cell(notebook, "back[:], more[:]").result == "([tensor(10.), tensor(11.)], [5, 5])"
+    assert run_cell(notebook, "%pull back -r 1\nback").result == "tensor(11.)"
+    for line, words in {"%push nope": "the notebook has no variable 'nope'", "%pull": "name variables, as in"}.items():
+        assert notebook.execute(line).stderr.startswith(f"UsageError: {line}: {words}")
+
+
 def test_session_finds_and_removes_a_name(notebook: Kernel) -> None:
     run_cell(notebook, "session['kept'] = 1; session['own', 0] = 2")
     assert (
