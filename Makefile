@@ -70,10 +70,10 @@ dist: $(VENV)/installed-dist  ## build wheel and sdist, check them, and try them
 	@rm -r $(RELEASE)/notebook_launcher $(RELEASE)/widgets
 	@echo "==> the first tutorial, with the wheel in an empty environment"
 	@$(PYTHON) -m venv $(RELEASE)/$(VENV)
-	@$(RELEASE)/$(BIN)/pip install -q -c constraints.txt "$$(echo dist/*.whl)[notebooks]"
+	@$(RELEASE)/$(BIN)/pip install -q -c constraints-tests.txt "$$(echo dist/*.whl)[notebooks]"
 	@cd $(RELEASE) && $(BIN)/python notebooks/demo.py
 	@echo "==> the core of the tests"
-	@$(RELEASE)/$(BIN)/pip install -q -c constraints.txt "$$(echo dist/*.whl)[test]"
+	@$(RELEASE)/$(BIN)/pip install -q -c constraints-tests.txt "$$(echo dist/*.whl)[test]"
 	@cd $(RELEASE) && $(BIN)/python -m pytest -q -m "not slow" $(CORE)
 	@ls -l dist
 
@@ -93,9 +93,9 @@ $(VENV)/pyvenv.cfg:
 	@echo "==> environment in $(VENV), with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed-%: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+$(VENV)/installed-%: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt constraints-tests.txt
 	@echo "==> packages for '$*' (torch is large: the first time takes minutes)"
-	@$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[$*]'
+	@$(BIN)/python -m pip install --no-compile -c constraints-tests.txt -e '.[$*]'
 	@echo "==> compiling the packages" # on all cores; pip takes one, and some files are templates, not Python
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@

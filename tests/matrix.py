@@ -73,7 +73,7 @@ ENVIRONMENTS = (
     Environment(name="py310-oldest", python="3.10", packages=("torch==2.6.0",)),
     Environment(name="py311-between", python="3.11", packages=("torch==2.11.0",)),  # FSDP2's older states, on CPUs too
     Environment(name="py312-newest", python="3.12"),  # The newest torch, from PyPI with CUDA's libraries.
-    Environment(name="py313", python="3.13", packages=("-c", "constraints.txt")),
+    Environment(name="py313", python="3.13", packages=("-c", "constraints-tests.txt")),
 )
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
 from notebook_launcher.travel.changed_modules import importers_of, stale_modules
 from notebook_launcher.travel.function_call import FunctionCall
-from notebook_launcher.travel.generators import describe_generators
+from notebook_launcher.travel.generators import describe_copies
 from notebook_launcher.travel.namespace import (
     HomeUnpickler,
     Overwritten,
@@ -75,7 +75,7 @@ __all__ = [
     "SetupSteps",
     "begin_random",
     "decode_states",
-    "describe_generators",
+    "describe_copies",
     "describe_random",
     "encode_states",
     "note_inherited",

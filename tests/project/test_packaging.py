@@ -94,7 +94,9 @@ def test_sdist_holds_every_file_of_a_folder(sdist, folder):
     assert expected - {path.relative_to(sdist) for path in sdist.rglob("*")} == set()
 
 
-@pytest.mark.parametrize("file", ["CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt"])
+@pytest.mark.parametrize(
+    "file", ["CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "constraints-tests.txt"]
+)
 def test_sdist_holds_what_a_developer_needs(sdist, file):
     assert (sdist / file).is_file()
 
@@ -133,8 +135,9 @@ def test_import_of_accelerates_launcher_names_the_replacements(wheel, tmp_path, 
 
 
 def test_every_requirement_has_a_pin_that_it_allows(project):
-    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    files = (ROOT / "constraints.txt", ROOT / "constraints-tests.txt")
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("#", "-c "))]
     pins = {canonicalize_name(pin.name): pin.specifier for pin in map(Requirement, lines)}
     extras = project["project"]["optional-dependencies"].values()
     wanted = [

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.travel.generators import describe_generators, find_generators
+from notebook_launcher.travel.generators import describe_copies, find_generators
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ FOUND: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]] = {
 def test_generators_are_found_by_name(case: str) -> None:
     function, args, kwargs, names = FOUND[case]
     assert list(find_generators(function, args, kwargs)) == names
-    assert bool(describe_generators(function, args, kwargs)) == bool(names)
+    assert bool(describe_copies(function, args, kwargs, num_ranks=2)) == bool(names)
 
 
 @pytest.mark.parametrize(("num_processes", "output", "count"), [(2, "rank0", 1), (1, "rank0", 0), (2, "none", 0)])
@@ -71,3 +71,18 @@ def test_launch_of_several_ranks_names_them_once(
     shown = capfd.readouterr().out
     assert shown.count("shared: every rank gets an equal copy of this random number generator") == count
     assert shown.count("make it in the function: random.Random(torch.initial_seed() + dist.get_rank())") == count
+
+
+def test_trials_of_a_study_in_memory_are_named(tmp_path):
+    optuna = pytest.importorskip("optuna", reason="Optuna is not among the packages of the tests")
+    in_memory = optuna.create_study()
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+    trial, kept = in_memory.ask(), optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+
+    def train(studies):
+        trial.report(0.5, 0)
+
+    text = describe_copies(train, ([in_memory, kept],), {"other": kept.ask()}, num_ranks=1)
+    first, second = text.splitlines()
+    assert first.startswith("trial: ranks get a copy of this trial")
+    assert second.startswith("args[0][0]: ranks get a copy of this study")

@@ -40,9 +40,9 @@ class OutgoingCall:
         """Descriptors beside the record that makes a rank call the function: the parcel's, or none."""
         return () if self._parcel is None else (self._parcel.fileno(),)
 
-    def describe_generators(self) -> str:
-        """Return a notice about random number generators that travel with the call; empty if none do."""
-        return "" if self.call is None else travel.describe_generators(*self.call[:3])
+    def describe_copies(self, num_ranks: int) -> str:
+        """Return notices about copies of which a user should know, such as generators; empty if there are none."""
+        return "" if self.call is None else travel.describe_copies(*self.call[:3], num_ranks=num_ranks)
 
     def stale_modules(self) -> list[str]:
         """Return the files that the call uses and that changed since this process imported them."""

@@ -53,20 +53,20 @@ def answering(message: Any) -> Iterator[None]:
 
 
 class _Latest:
-    line: tuple[str, str] = "", ""
-    """The cell and the first line of the latest launch that a running cell has made."""
+    lines: tuple[str, str] = "", ""
+    """The cell and the first lines of the latest launch that a running cell has made."""
 
 
-def is_repeated(message: Any, line: str) -> bool:
-    """Return True if the latest launch of the running cell had the same first line, and remember the line.
+def is_repeated(message: Any, lines: str) -> bool:
+    """Return True if the latest launch of the running cell had the same first lines, and remember these.
 
-    A loop of launches, as Optuna makes it, shows its line once. `message` is the one that started the cell; a launch
+    A loop of launches, as Optuna makes it, shows its lines once. `message` is the one that started the cell; a launch
     into another cell, such as a click's into its panel's, is not a repetition.
     """
     if message is None or message is not current_message():
         return False
-    latest, _Latest.line = _Latest.line, (message.get("header", {}).get("msg_id", ""), line)
-    return latest == _Latest.line
+    latest, _Latest.lines = _Latest.lines, (message.get("header", {}).get("msg_id", ""), lines)
+    return latest == _Latest.lines
 
 
 class CellSink:

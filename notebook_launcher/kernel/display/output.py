@@ -134,8 +134,8 @@ class RunOutput:
         if self._has_headlines:
             self._console.notice(text)
 
-    def first_line(self, text: str) -> None:
-        """Add the run's first line, unless output is off or the launch before, in the same cell, had the same."""
+    def first_lines(self, text: str) -> None:
+        """Add the run's first lines, unless output is off or the launch before, in the same cell, had the same."""
         if self._has_headlines and not is_repeated(self._sink.message, text):
             self._console.notice(text)
 

@@ -79,10 +79,9 @@ class RunConduct:
     def announce(self) -> None:
         """Show the run's first lines: ranks and devices, and notices about what the call takes along."""
         data, call = self.data, self._call
-        if self.ranks.announce_once():
-            data.output.first_line(f"{data.name}: {data.plan.summary}")
-        if data.plan.num_processes > 1 and (notice := call.describe_generators()):
-            data.output.headline(notice)
+        first = f"{data.name}: {data.plan.summary}" if self.ranks.announce_once() else ""
+        if lines := "\n".join(filter(None, (first, call.describe_copies(data.plan.num_processes)))):
+            data.output.first_lines(lines)
         replaced, left = call.describe_replacements()
         if replaced:
             data.output.headline(replaced)
