@@ -70,9 +70,9 @@ def find_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _find(
-    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Callable[[Any], bool]
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Callable[[Any], object]
 ) -> dict[str, Any]:
-    """Return the objects that a call brings along and that are wanted, by name."""
+    """Return the objects that a call brings along and for which `wanted` is true, by name."""
     while isinstance(function, functools.partial):
         function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
     names = {f"args[{at}]": value for at, value in enumerate(args)} | dict(kwargs)

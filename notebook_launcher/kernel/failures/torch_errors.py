@@ -9,6 +9,10 @@ __all__ = ["advice_on"]
 _RESHAPED = (
     "Something reshaped the parameters of a sharded model, as LBFGS and Adafactor do: they cannot be used with it."
 )
+_AVERAGED = (
+    "For a moving average write averaged = AveragedModel(model), then prepare the model, then averaged.module = "
+    "accelerator.prepare(averaged.module); where it averages buffers, give it avg_fn= and not multi_avg_fn=."
+)
 _ADVICE = {
     "Expected to mark a variable ready only once": (
         "DistributedDataParallel synchronises once for each forward. Two backward() went through one forward: add the "
@@ -21,7 +25,7 @@ _ADVICE = {
     ),
     "got mixed torch.Tensor and DTensor": (
         "The parameters of a sharded model are DTensors, which do not mix with plain tensors. For a penalty on the "
-        "weights, give the optimizer weight_decay, or sum over parameter.full_tensor() on every rank."
+        "weights, give the optimizer weight_decay, or sum over parameter.full_tensor() on every rank. " + _AVERAGED
     ),
     "would remove or reshape sharded dimension": _RESHAPED,
     "Cannot flatten unevenly sharded tensor": _RESHAPED,
@@ -33,8 +37,7 @@ _ADVICE = {
         "by torch.library.custom_op and call it by torch.ops in the function's own code."
     ),
     "FSDP does not support deepcopy": (
-        "A sharded model cannot be copied, as AveragedModel does for a moving average. Keep the average of "
-        "accelerator.get_state_dict(model) on rank 0, or train with whole models."
+        "A sharded model cannot be copied: make the copy before prepare(). " + _AVERAGED
     ),
 }
 """Code to write instead, by a part of torch's text."""

@@ -70,7 +70,7 @@ class Sharding:
             dynamo_backend: The backend that compiles each unit; None, and `"no"`: nothing is compiled.
 
         Returns:
-            The parameters that stay whole on each rank, by `ignored_modules`.
+            The parameters that stay whole on each rank: those of `ignored_modules`, and those without dimensions.
 
         Raises:
             RuntimeError: This torch cannot shard on CPUs.
@@ -94,7 +94,7 @@ class Sharding:
         if dynamo_backend not in (None, "no"):
             for unit in [member for group in units for member in group] or [model]:
                 unit.compile(backend=dynamo_backend)
-        options = self._options(ignored)
+        options = self._options()
         # Outputs come back in `output_dtype` from the model alone: inside of it, the next unit wants `param_dtype`.
         inner = dataclasses.replace(policy, output_dtype=None)
         for group in units:
@@ -125,7 +125,7 @@ class Sharding:
                 f"{type(model).__name__}, and gathers its weights before each layer. Leave it out, or do not shard."
             )
 
-    def _options(self, ignored: set[torch.nn.Parameter]) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         """Return the arguments of `fully_shard` for every unit."""
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
@@ -135,7 +135,6 @@ class Sharding:
             "offload_policy": offload,
             # By default torch keeps the outermost unit until its backward, which comes first.
             **({} if self.plugin.reshard_after_forward else {"reshard_after_forward": False}),
-            **({"ignored_params": ignored} if ignored else {}),
         }
 
     def _precision_policy(self, hook: str) -> Any:
@@ -157,11 +156,15 @@ class Sharding:
         from torch.distributed.fsdp import fully_shard
 
         tensors = self._settle_weights(group)
+        # Again, because those of the meta device were made just now.
+        ignored |= {tensor for tensor in tensors if isinstance(tensor, torch.nn.Parameter) and not tensor.ndim}
         for parameter in ignored.intersection(tensors):
             parameter.data = parameter.data.to(self.device)
         check_dtypes(group, ignored)
         for unit in group:
             return_own_tensors(unit)
+        if ignored:
+            options = {**options, "ignored_params": ignored}
         fully_shard(list(group) if len(group) > 1 else group[0], **options)
         if self.device.type == "cpu":
             reduce_by_sums(group[0])

@@ -20,21 +20,21 @@ Modules = dict[str, torch.nn.Module]
 
 
 def find_ignored(model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin) -> set[torch.nn.Parameter]:
-    """Return the parameters of the modules that stay whole on each rank.
+    """Return the parameters of the modules that stay whole on each rank, and those without dimensions to cut.
 
     Raises:
         ValueError: A pattern matches no name.
     """
-    wanted = plugin.ignored_modules
+    wanted, scalars = plugin.ignored_modules, {parameter for parameter in model.parameters() if not parameter.ndim}
     if wanted is None:
-        return set()
+        return scalars
     if isinstance(wanted, str):
         chosen = [module for name, module in model.named_modules() if re.fullmatch(wanted, name)]
         if not chosen:
             raise ValueError(f"ignored_modules={wanted!r} matches the name of no module in {type(model).__name__}.")
     else:
         chosen = [wanted] if isinstance(wanted, torch.nn.Module) else list(wanted)
-    return {parameter for module in chosen for parameter in module.parameters()}
+    return scalars | {parameter for module in chosen for parameter in module.parameters()}
 
 
 def find_units(

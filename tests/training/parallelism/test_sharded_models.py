@@ -125,6 +125,25 @@ def adapted() -> Net:
     return net
 
 
+class Scalar(torch.nn.Module):
+    """A trained number without dimensions, as temperatures and gates are."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = torch.nn.Parameter(torch.tensor(value))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * self.value
+
+
+def scaled() -> Any:
+    net: Any = Net()
+    net.norm = Scalar(0.5)
+    for block in net.blocks:
+        block.inner = torch.nn.Sequential(block.inner, Scalar(2.0))
+    return net
+
+
 def check(
     session: Any, make: Callable[[], torch.nn.Module], plugin: Plugin, tolerance: float = 1e-6, **how: Any
 ) -> None:
@@ -139,11 +158,45 @@ def check(
 
 @pytest.mark.parametrize(
     "make",
-    [Net, lambda: Net(norm=True), lambda: Net(tied=True), frozen, adapted],
-    ids=["plain", "batch norm", "tied", "frozen", "adapted"],
+    [Net, lambda: Net(norm=True), lambda: Net(tied=True), frozen, adapted, scaled],
+    ids=["plain", "batch norm", "tied", "frozen", "adapted", "scalars"],
 )
 def test_each_kind_of_model_trains_as_a_whole_one(session, make):
     check(session, make, Plugin())
+
+
+def average(options: dict[str, Any], folder: str) -> tuple[dict[str, torch.Tensor], float]:
+    from torch.optim.swa_utils import AveragedModel
+
+    from notebook_launcher import Accelerator
+
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True, **options)
+    net: Any = Net(norm=True)
+    averaged: Any = AveragedModel(net, avg_fn=lambda old, new, _: old + 0.25 * (new - old), use_buffers=True)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    averaged.module = accelerator.prepare(averaged.module)
+    for number in range(4):
+        inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(2 * number + accelerator.process_index))
+        accelerator.backward(net(inputs).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        averaged.update_parameters(accelerator.unwrap_model(net))
+    state = {name: value.clone() for name, value in accelerator.get_state_dict(averaged.module).items()}
+    accelerator.save_state(folder)
+    with torch.no_grad():
+        for parameter in averaged.module.parameters():
+            parameter.zero_()
+        accelerator.load_state(folder)
+        return state, averaged.eval()(torch.ones(1, 3)).item()
+
+
+def test_moving_average_of_a_sharded_model_is_that_of_a_whole_one(session, tmp_path):
+    (whole_state, expected), _ = session.run(average, args=({}, str(tmp_path / "whole")))
+    ranks = session.run(average, args=({"fsdp_plugin": Plugin()}, str(tmp_path / "sharded")))
+    for _, value in ranks:
+        assert value == pytest.approx(expected, abs=1e-5)
+    torch.testing.assert_close(ranks[0][0], whole_state)
 
 
 @pytest.mark.parametrize("clip", [0.05, 1e3])
