@@ -34,7 +34,7 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> Iterator[str]:
     """Measure link by link, then the losses."""
     found = Measurements(0, None)
-    contenders = [(name, hook) for hook in HOOKS for name in options.only if (name, hook) != ("overlap", "power_sgd")]
+    contenders = [(name, hook) for hook in HOOKS for name in options.only]
     for link in options.links:
         found.repeats = options.repeats or (1 if options.quick else REPEATS[link])
         batches = QUICK_BATCHES if options.quick else BATCHES

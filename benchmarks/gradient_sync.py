@@ -102,20 +102,12 @@ def promise_table(found: Measurements, links: list[str]) -> str:
         by_hand = ratio(found, ours, (link, "hand", "no", "no_sync"))
         theirs = ratio(found, ours, (link, "accelerate", "no", "accumulate"))
         once = gradients_reduced(found, ours)
-        overlapped = (link, "overlap", "no", "accumulate")
-        on_wire = {name: wire_ratio(found, (link, name, "no", "accumulate")) for name in ("ours", "overlap")}
         rows += [
             promise(f"{label}: `accumulate` <= 1.05 x `no_sync` by hand", by_hand, most=1.05),
             promise(f"{label}: not slower than accelerate's (<= {NOISE} x)", theirs, most=NOISE),
             # Beside the gradients, the weight of the window is reduced.
             promise(f"{label}: gradients are all-reduced once per window", once, least=1.0, most=1.001),
-            promise(f"{label}: bytes on the wire within 5 % of theory", on_wire["ours"], least=0.95, most=1.05),
-            promise(f"{label}: so with `overlap_with_forward`", on_wire["overlap"], least=0.95, most=1.05),
-            promise(
-                f"{label}: `overlap_with_forward` is not slower than its buckets alone (<= {NOISE} x)",
-                ratio(found, overlapped, (link, "buckets", "no", "accumulate")),
-                most=NOISE,
-            ),
+            promise(f"{label}: bytes on the wire within 5 % of theory", wire_ratio(found, ours), least=0.95, most=1.05),
         ]
         if link == "100mbit":
             gain = ratio(found, (link, "ours", "no", "baseline"), ours)

@@ -11,7 +11,6 @@ import dataclasses
 import math
 import os
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from notebook_launcher.messaging.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
@@ -40,7 +39,6 @@ __all__ = [
     "current",
     "enter",
     "enter_random_stage",
-    "finish_exchanges",
     "note_checkpoint",
     "notify",
     "random_stage",
@@ -80,14 +78,6 @@ class RankSafepoint(Protocol):
 
     def close(self) -> None:
         """End what is under way; called when the function has ended."""
-        ...
-
-
-class RankExchange(Protocol):
-    """The part of an exchange of gradients that is used here; the class is in `training.accumulation.members`."""
-
-    def finish(self) -> None:
-        """Wait for it, and make the updates that wait for it."""
         ...
 
 
@@ -176,9 +166,6 @@ class RankContext:
     """Folders of the checkpoints that this run has saved, the newest last; None: the function resumes by itself."""
     tunables: dict[str, float] = dataclasses.field(default_factory=dict)
     """By name: present values of what the function offers by `tunable`."""
-
-    exchanges: weakref.WeakSet[RankExchange] = dataclasses.field(default_factory=weakref.WeakSet)
-    """The exchanges of the models in use, which may go on after a backward; of earlier calls, too."""
 
     def settings_now(self) -> dict[str, float | None]:
         """Return the present settings of the Accelerator that carries changes out; empty on other ranks than 0."""
@@ -304,13 +291,6 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         context.tunables.clear()
         context.forwards.clear()
         context.settings_are_read = False
-
-
-def finish_exchanges() -> None:
-    """Finish all exchanges of gradients when the function has returned: others may read what it leaves or returns."""
-    if _Current.context is not None:
-        for exchange in list(_Current.context.exchanges):
-            exchange.finish()
 
 
 def call_id() -> int:

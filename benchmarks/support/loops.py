@@ -28,8 +28,8 @@ ONE_BUCKET: dict[str, Any] = {"bucket_cap_mb": 100}
 """One bucket for PowerSGD: with several buckets, its later all-reduces start in threads, over gloo in an order that
 differs between the ranks, and both ranks fail ("Received data size doesn't match expected size", torch 2.13)."""
 
-OPTIONS: dict[str, dict[str, Any]] = {"buckets": {"bucket_cap_mb": 1}, "overlap": {"overlap_with_forward": True}}
-"""Further contenders: our Accelerator with options of DDP. `overlap` has buckets of 1 MiB, too."""
+OPTIONS: dict[str, dict[str, Any]] = {"buckets": {"bucket_cap_mb": 1}}
+"""Further contenders: our Accelerator with options of DDP."""
 
 Batches = Any
 """An iterable of an epoch's batches, as (tokens,)."""
@@ -71,9 +71,6 @@ class HandWritten:
             self._update(index, last)
 
     best = no_sync
-
-    def finish(self) -> None:
-        """Wait for what goes on after the loop: nothing."""
 
     def _update(self, index: int, last: int) -> None:
         if is_boundary(index, last):
@@ -130,11 +127,6 @@ class WithAccelerator:
                 self._optimizer.zero_grad()
 
     best = accumulate
-
-    def finish(self) -> None:
-        """Wait for the exchange that goes on after the loop, if any."""
-        if hasattr(self._accelerator, "finish_exchange"):
-            self._accelerator.finish_exchange()
 
     def _update(self, index: int, last: int) -> None:
         if is_boundary(index, last):

@@ -18,7 +18,6 @@ LABELS = {
     "hand": "by hand",
     "ours": "notebook_launcher",
     "buckets": "notebook_launcher, bucket_cap_mb=1",
-    "overlap": "notebook_launcher, overlap_with_forward",
     "accelerate": "accelerate",
 }
 """Contenders: a loop of torch alone, our Accelerator with three settings, and Hugging Face's."""

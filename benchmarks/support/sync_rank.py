@@ -21,7 +21,7 @@ from support.ranks import report, start_rank
 from support.training import loss_of, make_data, make_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 TEST_SIZE = 4_000_000
 """Numbers in the all-reduce that measures a link's rate: 16 MB."""
@@ -73,7 +73,6 @@ class Course:
     def __init__(self, name: str, hook: str, variant: str, contender: Any, loaders: list[Any]) -> None:
         self._key = {"name": name, "hook": hook, "variant": variant}
         self._epoch = getattr(contender, variant)
-        self._finish = contender.finish
         self._short, self._long = loaders
         self._failed = True
 
@@ -82,7 +81,6 @@ class Course:
         with failure_reported(**self._key):
             with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
                 self._epoch(self._short, WINDOW - 1)
-                self._finish()
             calls = [event.input_shapes for event in profiled.events() or () if event.name == "gloo:all_reduce"]
             report(kind="count", **self._key, sizes=[sum(map(math.prod, shapes)) for shapes in calls])
             self._failed = False
@@ -96,8 +94,7 @@ class Course:
         dist.barrier()
         before = wire.count_bytes()
         begin = time.perf_counter()
-        self._epoch(wire.marking(self._long, num_full * WINDOW, self._finish), num_batches - 1)
-        self._finish()
+        self._epoch(wire.marking(self._long, num_full * WINDOW), num_batches - 1)
         seconds = time.perf_counter() - begin
         report(kind="epoch", **self._key, seconds=seconds / num_batches, bytes=(wire.mark - before) / num_full)
 
@@ -115,12 +112,11 @@ class Wire:
         counts = psutil.net_io_counters(pernic=True, nowrap=False)[self._interface]
         return counts.bytes_sent + (counts.bytes_recv if self._interface != "lo" else 0)
 
-    def marking(self, batches: Iterable[Any], after: int, finish: Callable[[], None]) -> Iterator[Any]:
-        """Yield the batches, and read the counters after `after` of them, once their exchanges are over."""
+    def marking(self, batches: Iterable[Any], after: int) -> Iterator[Any]:
+        """Yield the batches, and read the counters after `after` of them."""
         for index, batch in enumerate(batches, start=1):
             yield batch
             if index == after:
-                finish()
                 self.mark = self.count_bytes()
 
     def measure_rate(self) -> float:

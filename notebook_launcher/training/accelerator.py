@@ -215,7 +215,7 @@ class Accelerator:
         self.state = self._make_accelerator_state(resolved.precision, cpu=cpu)
         draw_alike()  # Data are split before `prepare`, with the same numbers on all ranks.
         self._layout = lay_out(resolved, self.state)
-        safepoint = make_safepoint(self.state, overlaps=resolved.ddp_handler.overlap_with_forward)
+        safepoint = make_safepoint(self.state)
         self.gradient_state = self._make_gradient_state(resolved.accumulation, safepoint)
         parts = AcceleratorParts(
             resolved,
@@ -332,12 +332,6 @@ class Accelerator:
 
     @ddp_handler.setter
     def ddp_handler(self, ddp_handler: DistributedDataParallelKwargs) -> None:
-        if ddp_handler.overlap_with_forward and not self.ddp_handler.overlap_with_forward:
-            raise ValueError(
-                "ddp_handler with overlap_with_forward=True came after the Accelerator was made, which has agreed with "
-                "the launcher on the update after which ranks save or stop. Pass it to the constructor: "
-                "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(overlap_with_forward=True)])."
-            )
         self._preparation.ddp_handler = ddp_handler
 
     @property
@@ -547,18 +541,6 @@ class Accelerator:
         """Clip each element of the gradients to `[-clip_value, clip_value]` where a window ends."""
         self._updates.clip_value(parameters, clip_value)
 
-    def finish_exchange(self) -> None:
-        """Finish the exchanges of gradients that go on beside the next forward, and make the updates that wait.
-
-        Call it before code of yours reads or changes parameters that it holds in a list of its own, if
-        `DistributedDataParallelKwargs(overlap_with_forward=True)`; otherwise nothing happens. No other rank has to call
-        it, too.
-
-        Raises:
-            RuntimeError: The exchange has failed, because another rank has ended.
-        """
-        self._updates.finish_exchange()
-
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[None]:
         """Compute in the Accelerator's precision outside of a prepared model, a loss for instance."""
         check_instance("autocast_handler", autocast_handler, AutocastKwargs, "AutocastKwargs(enabled=False)")
@@ -618,7 +600,6 @@ class Accelerator:
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Release everything prepared, and `objects`; return a None for each of these, to assign to their names."""
-        self.finish_exchange()
         self._prepared.clear()
         self._updates.clear()
         self.gradient_state.forget_windows()
@@ -994,7 +975,6 @@ class Accelerator:
 
     def end_training(self) -> None:
         """Finish all trackers. The process group stays, because the process that made it ends it."""
-        self.finish_exchange()
         self._trackers.end_training()
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:

@@ -117,11 +117,7 @@ class AcceleratorParts:
             self._gradient_state,
             rank=process.process_index,
             num_processes=process.num_processes,
-            fence=make_fence(
-                process.device,
-                process.num_processes,
-                self.prepared.members.finish_exchange if self._resolved.ddp_handler.overlap_with_forward else None,
-            ),
+            fence=make_fence(process.device, process.num_processes),
         )
 
     def _make_weighing(self) -> Weighing:

@@ -247,19 +247,10 @@ class DistributedDataParallelKwargs(KwargsHandler):
     """`"fp16"` or `"bf16"` around a PowerSGD hook."""
     comm_state_option: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of `PowerSGDState`."""
-    overlap_with_forward: bool = False
-    """Exchange gradients beside the next window's first forward, too: the backward does not wait for the rest of the
-    exchange, `optimizer.step()` notes its update, and each layer waits for its own gradients in the next forward. The
-    numbers stay the same; buckets hold at most a sixteenth of the gradients, or 1 MiB.
-
-    Between `step()` and the model's next forward, code that holds parameters in a list of its own finds them empty.
-    Reads through the model, such as `model.weight` or `state_dict()`, make the update first, and so does
-    `accelerator.finish_exchange()`. The gain is at most one forward for each window, and often less than the gain of
-    smaller buckets alone. Without effect on one process; refused for GPUs, PowerSGD and sharded models."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of `DistributedDataParallel` by name."""
-        own = ("comm_hook", "comm_wrapper", "comm_state_option", "overlap_with_forward")
+        own = ("comm_hook", "comm_wrapper", "comm_state_option")
         return {name: value for name, value in super().to_dict().items() if name not in own}
 
     def __post_init__(self) -> None:
@@ -268,12 +259,6 @@ class DistributedDataParallelKwargs(KwargsHandler):
             self.bucket_cap_mb = 25
         self.comm_hook = _hook("comm_hook", self.comm_hook)
         self.comm_wrapper = _hook("comm_wrapper", self.comm_wrapper)
-        if self.overlap_with_forward and "power_sgd" in self.comm_hook:
-            raise ValueError(
-                f"comm_hook={str(self.comm_hook)!r} with overlap_with_forward=True: PowerSGD reduces a bucket in "
-                "several steps, and sends so little that nothing is left to overlap. Use 'fp16', 'bf16' or 'no', or "
-                "leave overlap_with_forward out."
-            )
 
 
 def _hook(name: str, value: Any) -> DDPCommunicationHookType:

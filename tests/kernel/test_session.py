@@ -18,10 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import (
-    Accelerator,
     CallOrderError,
     CaptureError,
-    DistributedDataParallelKwargs,
     LaunchConfig,
     Run,
     Session,
@@ -397,7 +395,7 @@ def test_session_drops_the_arguments_of_earlier_runs(kernel: Kernel) -> None:
     assert last_line(kernel, code) == "True"
 
 
-WAITS = ["barrier", "backward", "new group", "mesh", "exchange beside a forward"]
+WAITS = ["barrier", "backward", "new group", "mesh"]
 
 
 @pytest.mark.parametrize(
@@ -409,19 +407,6 @@ def test_what_holds_a_group_does_not_cost_the_peers_their_memory(waits_in: str, 
         builtins.kept = DistributedDataParallel(torch.nn.Linear(1, 1))  # type: ignore[attr-defined]
         builtins.group = dist.new_group()  # type: ignore[attr-defined]
         builtins.mesh = init_device_mesh("cpu", (1, 2)).get_group(1)  # type: ignore[attr-defined]
-        accelerator = Accelerator(
-            cpu=True, check_ranks=False, kwargs_handlers=[DistributedDataParallelKwargs(overlap_with_forward=True)]
-        )
-        model = torch.nn.Linear(1, 1)
-        builtins.training = accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters()))  # type: ignore[attr-defined]
-        for _ in range(2):  # DDP makes its buckets anew after the first.
-            train()
-
-    def train() -> None:
-        accelerator, model, optimizer = builtins.training  # type: ignore[attr-defined]
-        accelerator.backward(model(torch.ones(1, 1)).sum())
-        optimizer.step()
-        optimizer.zero_grad()
 
     def fail() -> None:
         if dist.get_rank() == 1:
@@ -433,11 +418,8 @@ def test_what_holds_a_group_does_not_cost_the_peers_their_memory(waits_in: str, 
                 builtins.kept(torch.ones(1, 1)).sum().backward()  # type: ignore[attr-defined]
             case "new group":
                 dist.all_reduce(torch.ones(1), group=builtins.group)  # type: ignore[attr-defined]
-            case "mesh":
-                dist.all_reduce(torch.ones(1), group=builtins.mesh)  # type: ignore[attr-defined]
             case _:
-                train()
-                builtins.training[0].finish_exchange()  # type: ignore[attr-defined]
+                dist.all_reduce(torch.ones(1), group=builtins.mesh)  # type: ignore[attr-defined]
 
     with Session(2, output="none", devices="cpu", start_method=start_method) as session:
         before = list(session.run(os.getpid))

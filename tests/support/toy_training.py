@@ -19,7 +19,6 @@ __all__ = [
     "Sessions",
     "full_gradient",
     "make_data",
-    "make_exchange_group",
     "make_model",
     "make_replicas",
     "session_fixture",
@@ -99,13 +98,6 @@ def make_replicas() -> None:
     from notebook_launcher import Accelerator, ParallelismConfig
 
     Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=2))
-
-
-def make_exchange_group() -> None:
-    """Make the group for exchanges beside a forward, whose sockets stay open as long as the ranks."""
-    from notebook_launcher.training.accumulation.members.exchange_group import exchange_group
-
-    exchange_group()
 
 
 def _import_compiler() -> None:

@@ -28,7 +28,6 @@ from notebook_launcher.context import (
     current,
     enter,
     enter_random_stage,
-    finish_exchanges,
 )
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.messaging import board_layout, messages
@@ -301,7 +300,6 @@ class _RankProcess:
             for message in call.comm_messages:
                 self._widgets.handle(message)
             value = call_function(*function_call[:3])
-            finish_exchanges()
             cuda_work.finish()
         except SystemExit as error:
             if error.code not in (None, 0):

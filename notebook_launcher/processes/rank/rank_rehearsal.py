@@ -13,7 +13,6 @@ import os
 import time
 
 from notebook_launcher import travel
-from notebook_launcher.context import finish_exchanges
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.processes import boot
@@ -62,7 +61,6 @@ def _rehearse_call(rank: int, rendezvous: Rendezvous, kernel: Channel, channel: 
         case messages.RunCall() as call, (fd,):
             function_call, _ = travel.unpack_call(fd)
             value = call_function(*function_call[:3])
-            finish_exchanges()
             cuda_work.finish()
             frontend.flush_figures()
             rank_process.mend_output()

@@ -64,7 +64,6 @@ class Checkpointer:
         self._fsdp_plugin = fsdp_plugin
 
     def _collect(self) -> StatefulObjects:
-        self._updates.finish_exchange()
         return StatefulObjects.of(
             self._prepared, self._gradient_state, self._rules, scaler=self._updates.scaling.update()
         )

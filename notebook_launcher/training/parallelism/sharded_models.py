@@ -119,11 +119,6 @@ class Sharding:
                 f"comm_hook={str(ddp.comm_hook)!r} compresses what DDP sends, and sharded models are reduced by FSDP2. "
                 "Use 'bf16', 'fp16' or 'no'."
             )
-        if ddp.overlap_with_forward:
-            raise ValueError(
-                "overlap_with_forward=True is for whole models, which DDP reduces: FSDP2 reduces the "
-                f"{type(model).__name__}, and gathers its weights before each layer. Leave it out, or do not shard."
-            )
 
     def _options(self) -> dict[str, Any]:
         """Return the arguments of `fully_shard` for every unit."""

@@ -102,26 +102,19 @@ class UpdateFence:
     Args:
         record: Marks the end of all work that is queued by now, or returns None if nothing can be marked now.
             None: a backward returns when its work is done.
-        finish_exchange: Finishes exchanges of gradients that go on after their backward. At the next backward they are
-            over. None: there are none.
     """
 
-    def __init__(
-        self,
-        record: Callable[[], QueuedWork | None] | None,
-        finish_exchange: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, record: Callable[[], QueuedWork | None] | None) -> None:
         self._record = record
         self.waits = record is not None
         """True if `pass_update` may wait."""
-        self._finish_exchange = finish_exchange
         self._previous: QueuedWork | None = None
         """The mark of the previous update's work; None if nothing is to be waited for."""
 
     @property
     def lead(self) -> int:
         """Number of updates after which all ranks have seen what rank 0 writes while it counts an update."""
-        return 1 if self._record is None and self._finish_exchange is None else 2
+        return 1 if self._record is None else 2
 
     def pass_update(self) -> None:
         """Wait until the previous update's reduction is done, and mark this one's; after each synchronised backward."""
@@ -136,8 +129,6 @@ class UpdateFence:
 
     def finish(self) -> None:
         """Wait until all work that is queued by now is done: every rank has then begun the reductions in it."""
-        if self._finish_exchange is not None:
-            self._finish_exchange()
         mark = None if self._record is None else self._record()
         if mark is not None:
             mark.synchronize()
@@ -174,9 +165,6 @@ class Agreement:
         return named, at
 
 
-def make_fence(
-    device: torch.device, num_processes: int, finish_exchange: Callable[[], None] | None = None
-) -> UpdateFence:
+def make_fence(device: torch.device, num_processes: int) -> UpdateFence:
     """Return the fence of a rank that computes on a device."""
-    record = None if num_processes == 1 else work_recorder(device)
-    return UpdateFence(None, finish_exchange) if record is None else UpdateFence(record)
+    return UpdateFence(None if num_processes == 1 else work_recorder(device))

@@ -241,14 +241,9 @@ def _nobody() -> None:
     pass
 
 
-def make_safepoint(process: ProcessState, *, overlaps: bool = False) -> Safepoint | None:
-    """Return a safepoint, for one Accelerator; None without a launcher.
-
-    Args:
-        process: This process among its peers.
-        overlaps: True if exchanges of gradients go on after their backward.
-    """
+def make_safepoint(process: ProcessState) -> Safepoint | None:
+    """Return a safepoint, for one Accelerator in a process among its peers; None without a launcher."""
     context = current()
     if context is None:
         return None
-    return Safepoint(context, make_fence(process.device, process.num_processes, _nobody if overlaps else None))
+    return Safepoint(context, make_fence(process.device, process.num_processes))

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from notebook_launcher.training.accumulation.members.exchange import Exchange, bucket_cap, mean_hook
-from notebook_launcher.training.accumulation.members.exchange_group import exchange_group
 from notebook_launcher.training.fingerprints import fingerprint_nested
 from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
 from notebook_launcher.training.plugins import DistributedDataParallelKwargs
@@ -49,8 +47,6 @@ class SyncedModel(DistributedDataParallel):
         """Notes of the forwards and backwards."""
         self.trained = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
         """The parameters that get gradients."""
-        self.exchange: Exchange | None = None
-        """Goes on beside the next window's first forward; None: the backward waits for it."""
 
     def has_gradients(self) -> bool:
         """Return True if any parameter has a gradient."""
@@ -75,16 +71,7 @@ class SyncedModel(DistributedDataParallel):
                     notes.inputs = fingerprint_nested((inputs, kwargs))
             else:
                 notes.forwards |= FORWARD_ALONE
-        exchange = self.exchange
-        if exchange is None:
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        if torch.compiler.is_compiling():
-            exchange.is_compiled = True
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        exchange.begin_forward()
-        outputs = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        exchange.finish()
-        return outputs
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def _sync_buffers(self) -> None:
         """Give all ranks rank 0's buffers, which DDP does in the first forward after a backward that synchronised."""
@@ -93,13 +80,6 @@ class SyncedModel(DistributedDataParallel):
         if evaluates and not meet(EVALUATION) and dist.get_rank() == 0:
             return
         super()._sync_buffers()  # type: ignore[no-untyped-call]
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.exchange is not None:
-            self.exchange.finish()
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        # Neither an exchange nor its hook travels, because their process group does not.
-        return state if self.exchange is None else {**state, "exchange": None, "_comm_hooks": []}
 
 
 @dataclasses.dataclass(slots=True)
@@ -157,14 +137,6 @@ def wrap(
         # for another, and fails or waits for ever (torch 2.13). A single bucket has only one order.
         assert kwargs.bucket_cap_mb is not None  # None becomes a number when the settings are made.
         given["bucket_cap_mb"] = max(kwargs.bucket_cap_mb, _one_bucket(model))
-    if kwargs.overlap_with_forward:
-        if device.type != "cpu":
-            raise ValueError(
-                f"overlap_with_forward=True is for ranks on CPUs, and {type(model).__name__} is on {device}: on GPUs a "
-                "backward only queues its exchange, and the option was never tried there. Leave it out."
-            )
-        assert kwargs.bucket_cap_mb is not None  # As above.
-        given["bucket_cap_mb"] = bucket_cap(model, kwargs.bucket_cap_mb)
     devices = [device.index] if device.type == "cuda" else None
     synced = SyncedModel(model, device_ids=devices, process_group=process_group, **given)
     synced.notes.compares = compares
@@ -180,9 +152,6 @@ def _one_bucket(model: torch.nn.Module) -> int:
 
 def _register_hook(model: SyncedModel, kwargs: DistributedDataParallelKwargs) -> None:
     chosen, state = _make_hook(model, kwargs)
-    if kwargs.overlap_with_forward:
-        model.exchange = exchange = Exchange(model, chosen or mean_hook, exchange_group())
-        chosen = exchange.reduce
     if chosen is None:
         return
 

@@ -24,7 +24,6 @@ from notebook_launcher.training.unwrapping import synced_part
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from notebook_launcher.training.accumulation.members.exchange import Exchange
     from notebook_launcher.training.accumulation.members.member import Member
 
 __all__ = ["Members"]
@@ -45,8 +44,6 @@ class Members:
         """The leaf tensors that `prepare` was given."""
         self.synced_models: list[PreparedModel] = []
         """The models that `prepare` wrapped in DDP, which note their forwards and backwards."""
-        self.exchanges: list[Exchange] = []
-        """The exchanges of those models whose gradients are exchanged beside the next forward."""
         self.shared_buffers: list[SharedBuffers] = []
         """The buffers that every rank takes from rank 0 where a window ends; DDP copies its models' buffers itself."""
         self.leaf_notes = Notes()
@@ -65,8 +62,7 @@ class Members:
         self._strict = strict
 
     def __getstate__(self) -> dict[str, Any]:
-        self.finish_exchange()
-        return {**self.__dict__, "looked_up": LookedUp(), "exchanges": []}
+        return {**self.__dict__, "looked_up": LookedUp()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -238,14 +234,7 @@ class Members:
         member = self._add_module(synced_part(model))
         if isinstance(member, PreparedModel):
             self.synced_models.append(member)
-            if member.module.exchange is not None:
-                self.exchanges.append(member.module.exchange)
         self.changed()
-
-    def finish_exchange(self) -> None:
-        """Finish the exchanges of gradients that are under way, and make the updates that wait for them."""
-        for exchange in self.exchanges:
-            exchange.finish()
 
     def share_buffers(self, model: torch.nn.Module) -> None:
         """Copy the buffers from rank 0 to every rank where a window ends, as DDP does at each forward."""
@@ -277,7 +266,6 @@ class Members:
         """Release everything."""
         self.models.clear()
         self.synced_models.clear()
-        self.exchanges.clear()
         self.shared_buffers.clear()
         self.leaves.clear()
         self._of_modules.clear()

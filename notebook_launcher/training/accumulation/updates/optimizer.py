@@ -32,10 +32,6 @@ class WindowEnds(Protocol):
         """Have the members of each optimizer looked up again."""
         ...
 
-    def finish_exchange(self) -> None:
-        """Make the updates that wait for an exchange of gradients."""
-        ...
-
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """A prepared optimizer: inside a window `step()` and `zero_grad()` do nothing."""
@@ -49,12 +45,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @property
     def state(self) -> Any:
         """Attribute of the wrapped optimizer."""
-        self._finish_exchange()
         return self.optimizer.state
 
     @state.setter
     def state(self, state: Any) -> None:
-        self._finish_exchange()
         self.optimizer.state = state
 
     @property
@@ -64,7 +58,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
-        self._finish_exchange()
         self.optimizer.param_groups = param_groups
         self._note_other_parameters()
 
@@ -100,16 +93,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
-        self._finish_exchange()
         if self._updates is not None and "params" in param_group:
             param_group = {**param_group, "params": self._updates.present(param_group["params"], trains=True)}
         self.optimizer.add_param_group(param_group)
         self._note_other_parameters()
-
-    def _finish_exchange(self) -> None:
-        """Make an update that waits for an exchange of gradients, before the state is read or changed."""
-        if self._updates is not None:
-            self._updates.finish_exchange()
 
     def _note_other_parameters(self) -> None:
         """Have the members of this optimizer looked up again."""
@@ -118,12 +105,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state."""
-        self._finish_exchange()
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state."""
-        self._finish_exchange()
         self.optimizer.load_state_dict(state_dict)
 
     def train(self) -> None:
@@ -142,7 +127,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._finish_exchange()
         return {"optimizer": self.optimizer, "_is_overflow": self._is_overflow}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

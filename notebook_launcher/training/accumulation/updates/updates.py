@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training.accumulation.members.targets import parameters_of
 from notebook_launcher.training.accumulation.updates.clipping import clip_norm_, clip_value_, given_parameters
 from notebook_launcher.training.accumulation.updates.gradient_scaling import GradientScaling
-from notebook_launcher.training.accumulation.updates.noted_updates import note_update
 from notebook_launcher.training.argument_checks import check_limit
 
 if TYPE_CHECKING:
@@ -83,10 +82,6 @@ class Updates:
         """Have the members of each optimizer looked up again."""
         self._members.changed()
 
-    def finish_exchange(self) -> None:
-        """Finish the exchanges of gradients that are under way, and make the updates that wait for them."""
-        self._members.finish_exchange()
-
     def observe(self) -> dict[str, Any]:
         """Return `learning_rate`, of each optimizer's first group, and `grad_norm` if gradients are clipped."""
         groups = [group for prepared in self.optimizers for group in prepared.param_groups[:1]]
@@ -114,8 +109,7 @@ class Updates:
             if self._num_processes > 1:
                 self._checks.check_synced(prepared)
         optimizer: Any = prepared.optimizer
-        is_plain = closure is None and self._scaler is None and self.max_grad_norm is None
-        if is_plain and not self._members.exchanges:
+        if closure is None and self._scaler is None and self.max_grad_norm is None:
             outcome, skipped = optimizer.step(), prepared.step_was_skipped
         else:
             outcome, skipped = self._step_with_more(prepared, closure)
@@ -127,7 +121,7 @@ class Updates:
         return outcome, skipped
 
     def _step_with_more(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
-        """Step with a closure, a scaler, clipping, or gradients whose exchange may still be under way."""
+        """Step with a closure, a scaler or clipping."""
         if self.max_grad_norm is not None and closure is not None:
             closure = self._clipping(closure, prepared, self.max_grad_norm)
         elif self.max_grad_norm is not None:
@@ -136,9 +130,7 @@ class Updates:
             return self.scaling.step(prepared, closure)
         optimizer: Any = prepared.optimizer
         if closure is None:
-            exchanges = self._members.exchanges
-            waits = exchanges and note_update(optimizer, exchanges, self._gradient_state)
-            return None if waits else optimizer.step(), prepared.step_was_skipped
+            return optimizer.step(), prepared.step_was_skipped
         with self._weighing.in_closure():
             return optimizer.step(closure), prepared.step_was_skipped
 

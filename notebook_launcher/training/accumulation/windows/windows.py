@@ -240,8 +240,6 @@ class Window:
         if self.gathered is None or self.backwards_in_block:
             return True
         grad, version = self.gathered[0].grad, self.gathered[1]
-        if version < 0:  # It was a stand-in for a gradient whose exchange still went on, and has been replaced.
-            return True
         if grad is not None and grad._version == version:  # noqa: SLF001
             return True
         if not has_values(grad):
