@@ -340,7 +340,7 @@ class LaunchClock:
     def courtesy(self) -> float:
         """Return for how many seconds imports had better wait for the ranks of the newest launch; counted up."""
         (waited,) = struct.unpack_from("d", self._memory, 16)
-        wait = max(0.0, min(COURTESY - self.seconds_since(), MAX_COURTESY - waited))
+        wait: float = max(0.0, min(COURTESY - self.seconds_since(), MAX_COURTESY - waited))
         struct.pack_into("d", self._memory, 16, waited + wait)
         return wait
 
