@@ -15,6 +15,8 @@ import contextlib
 import functools
 import gc
 import importlib
+import itertools
+import operator
 import sys
 import types
 from functools import _lru_cache_wrapper
@@ -115,7 +117,8 @@ class ReplacedAttributes:
             self._num_read = 0  # There is no history, or it was reset.
         new = [read_code(source) for source in (sources or [])[self._num_read :]]
         is_first = not self._num_read
-        may_have_replaced = [self._note(code) for code in new]
+        is_lambda_kept = functools.cache(_is_lambda_kept)
+        may_have_replaced = [self._note(code, is_lambda_kept) for code in new]
         if given := [value for code in new for value in self._registered_by(code)]:
             self._registered.update(dict.fromkeys(Place(*found) for found in find_registrations(given)))
         if any(may_have_replaced) or (is_first and _has_definitions()):
@@ -151,7 +154,7 @@ class ReplacedAttributes:
         """Return the variables of a module that cells have assigned, in whole or in part."""
         return {place.steps[0] for place in self._assigned if place.module == module}
 
-    def _note(self, code: Code) -> bool:
+    def _note(self, code: Code, is_lambda_kept: Callable[[], bool]) -> bool:
         """Note the places that code has assigned; return True if it may have changed others, too."""
         self._functions.update(code.functions)
         self._imports.update(code.imports)
@@ -161,8 +164,9 @@ class ReplacedAttributes:
             for store in part.stores:
                 if (place := self._place_of(store, part.imports)) is not None:
                     self._assigned[place] = store.is_deleted
-                    may_replace = True  # A loop may have assigned others by the same text.
-            may_replace |= any(_may_keep(root, given) for root, given in part.handed)
+                    # A loop may have assigned others by the same text, unless the name is that of an import.
+                    may_replace |= store.root not in part.imports and store.root not in self._imports
+            may_replace |= any(_may_keep(root, given, is_lambda_kept) for root, given in part.handed)
         return may_replace
 
     def _registered_by(self, code: Code) -> list[Any]:
@@ -171,7 +175,11 @@ class ReplacedAttributes:
         lambdas: list[Any] = []
         for part in code.executed(self._functions):
             registers = any("register" in name for name in part.calls)
-            given.update((name, None) for root, name in part.handed if registers or _may_keep(root, name))
+            given.update(
+                (name, None)
+                for root, name in part.handed
+                if (_is_kept(name) if registers else name != ANYTHING and _may_keep(root, name))
+            )
             if registers and not lambdas and any(name == ANYTHING for _, name in part.handed):
                 lambdas = [each for each in gc.get_objects() if _is_lambda(each)]
         main = namespace.main_globals()
@@ -313,12 +321,13 @@ def _is_lambda(value: Any) -> bool:
     return type(value) is types.FunctionType and value.__name__ == "<lambda>" and _is_notebooks(value)
 
 
-def _may_keep(root: str, given: str) -> bool:
+def _may_keep(root: str, given: str, is_lambda_kept: Callable[[], bool] = lambda: True) -> bool:
     """Return True if a call may have put something of the notebook into a module.
 
     Args:
         root: First name of what is called.
         given: Name of an argument, or ANYTHING.
+        is_lambda_kept: Tells whether any lambda of the notebook lives that is no variable of it.
     """
     main = namespace.main_globals()
     called = main.get(root, getattr(builtins, root, None))
@@ -328,7 +337,39 @@ def _may_keep(root: str, given: str) -> bool:
     module = called.__name__ if isinstance(called, types.ModuleType) else getattr(of, "__module__", None)
     if str(module).partition(".")[0] in HARMLESS:
         return False
-    return given == ANYTHING or _is_notebooks(main.get(given))
+    return is_lambda_kept() if given == ANYTHING else _is_notebooks(main.get(given)) and _is_kept(given)
+
+
+def _is_kept(name: str) -> bool:
+    """Return False for a function of the notebook to which nothing but the notebook's variables refers.
+
+    After `table.apply(f)` nobody has kept `f`: to count references takes 20 µs, a scan or a search 200 ms. To a class
+    refer its own parts and instances, too, so that the number tells nothing.
+    """
+    main = namespace.main_globals()
+    value = main.get(name)
+    if type(value) is not types.FunctionType:
+        return True
+    num_variables = sum(map(operator.is_, list(main.values()), itertools.repeat(value)))
+    del value
+    return _num_references(main, name) > num_variables
+
+
+def _num_references(owner: dict[str, Any], name: str) -> int:
+    """Return the number of references to an entry of a dictionary."""
+    return sys.getrefcount(owner[name]) - _EXTRA_REFERENCES
+
+
+_EXTRA_REFERENCES = 0
+"""What `sys.getrefcount` counts too many: by one, but not in all versions of Python."""
+_EXTRA_REFERENCES = _num_references({"": lambda: None}, "") - 1
+
+
+def _is_lambda_kept() -> bool:
+    """Return True if there is a lambda of the notebook beside those in its variables; it takes 50 ms."""
+    main = namespace.main_globals()
+    variables = set(map(id, list(main.values())))
+    return any(_is_lambda(each) and id(each) not in variables for each in gc.get_referrers(main))
 
 
 def _scan() -> list[Place]:
