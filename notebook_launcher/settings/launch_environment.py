@@ -9,6 +9,7 @@ from typing import Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
+from notebook_launcher.wording.secret_text import is_secret
 from notebook_launcher.wording.text import type_of
 
 __all__ = ["RESERVED", "check_environment", "check_no_contradiction"]
@@ -40,30 +41,27 @@ def check_environment(value: object) -> Mapping[str, str]:
     are left out of it.
     """
     if not isinstance(value, Mapping):
-        raise ConfigError(f"env={value!r} is {type_of(value)}; it must map names to strings.", field="env")
+        given = "env" if is_secret(repr(value), repr(value)) else f"env={value!r}"
+        raise ConfigError(f"{given} is {type_of(value)}; it must map names to strings.", field="env")
     if os.environ.keys() <= value.keys():
         value = {name: text for name, text in value.items() if name not in _CHOSEN or os.environ.get(name) != text}
     for key, text in value.items():
+        given = f"env[{key!r}]={'***' if is_secret(str(key), text) else repr(text)}"
         if not isinstance(key, str) or not isinstance(text, str):
-            raise ConfigError(
-                f"env[{key!r}]={text!r}: names and values must be strings. Write {str(key)!r}: {str(text)!r}.",
-                field="env",
-            )
+            advice = "" if given.endswith("***") else f" Write {str(key)!r}: {str(text)!r}."
+            raise ConfigError(f"{given}: names and values must be strings.{advice}", field="env")
         if not key or "=" in key or "\0" in key + text:
             raise ConfigError(
-                f"env[{key!r}]={text!r}: a name must not be empty or contain '=', and neither may contain a null "
-                "character.",
+                f"{given}: a name must not be empty or contain '=', and neither may contain a null character.",
                 field="env",
             )
         try:
             os.fsencode(key + text)
         except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"env[{key!r}]={text!r}: it cannot be put into an environment ({error.reason}).", field="env"
-            ) from None
+            raise ConfigError(f"{given}: it cannot be put into an environment ({error.reason}).", field="env") from None
         if key in RESERVED:
             raise ConfigError(
-                f"env[{key!r}]={text!r}: the launcher sets this variable in each rank, so a value of yours has no "
+                f"{given}: the launcher sets this variable in each rank, so a value of yours has no "
                 f"effect. Leave it out: {RESERVED[key]}.",
                 field="env",
             )

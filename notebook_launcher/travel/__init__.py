@@ -123,10 +123,23 @@ def pack_call(
     make_pickler: Callable[..., CallPickler] = CallPickler
     if any(step.shared for step in call.steps):
         make_pickler = functools.partial(SharingCallPickler, shared=SharedNames(call.steps))
+    replaced = replaced_attributes_of(os.getpid())
+    replacements, left = replaced.look(), tuple[str, ...]()
+    if replaced.has_unable:
+        replacements, left = _able_to_travel(replaced, replacements, make_pickler)
     parcel = ParcelWriter("call", what="the captured data need")
     try:
         with _naming_what_is_large(roots, make_pickler):
-            notes = _pickle_call(parcel, roots, call, make_pickler)
+            try:
+                notes = _pickle_call(parcel, roots, call, make_pickler, replacements, left)
+            except CaptureError:
+                # Only now, because it would pickle each value twice in every launch.
+                able, left = _able_to_travel(replaced, replacements, make_pickler)
+                if len(able) == len(replacements):
+                    raise
+                parcel.discard()
+                parcel = ParcelWriter("call", what="the captured data need")
+                notes = _pickle_call(parcel, roots, call, make_pickler, able, left)
             parcel.check_room()
         if parcel.size >= ANNOUNCED_SIZE:
             tell(_describe_large(parcel.size, roots, make_pickler))
@@ -138,11 +151,15 @@ def pack_call(
 
 
 def _pickle_call(
-    parcel: ParcelWriter, roots: list[Part], call: FunctionCall, make_pickler: Callable[..., CallPickler]
+    parcel: ParcelWriter,
+    roots: list[Part],
+    call: FunctionCall,
+    make_pickler: Callable[..., CallPickler],
+    replacements: list[Replacement],
+    left: tuple[str, ...],
 ) -> Notes:
     """Pickle everything but the buffers; return the notes for the end of the parcel."""
     replaced = replaced_attributes_of(os.getpid())
-    replacements, left = _able_to_travel(replaced, make_pickler)
     pickler = make_pickler(parcel, parcel.add_buffer)
 
     def dump_with_definitions(part: object) -> None:
@@ -181,14 +198,14 @@ def _describe_large(size: int, roots: list[Part], make_pickler: MakePickler) -> 
 
 
 def _able_to_travel(
-    replaced: ReplacedAttributes, make_pickler: MakePickler
+    replaced: ReplacedAttributes, replacements: list[Replacement], make_pickler: MakePickler
 ) -> tuple[list[Replacement], tuple[str, ...]]:
     """Return the replacements whose values can travel; and of the others, the reason at the first time.
 
     The others do not prevent the call: most functions use nothing of what a notebook changes for itself.
     """
     able, left = [], []
-    for replacement in replaced.look():
+    for replacement in replacements:
         if replacement.is_deleted or pickling_error(tuple(replacement), make_pickler) is None:
             able.append(replacement)
         elif replaced.untold([replacement.place]):
@@ -198,6 +215,7 @@ def _able_to_travel(
                 replacement.place
             )
             left.append(reason + way_out)
+    replaced.has_unable = len(able) < len(replacements)
     return able, tuple(left)
 
 

@@ -17,6 +17,7 @@ import gc
 import inspect
 import sys
 import types
+import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notebook_launcher.ipython_shell import FRONT_END
@@ -81,6 +82,7 @@ Path: TypeAlias = "tuple[str, tuple[Step, ...]]"
 
 def find_registrations(definitions: Iterable[Any]) -> list[Path]:
     """Return the places in libraries that hold these classes and functions, or objects that hold them."""
+    definitions = list(definitions)
     search = _Search(definitions)
     found: dict[tuple[int, str], Path] = {}
     # Objects of libraries may do anything when they are looked at. What is missed, a rank's error names.
@@ -92,7 +94,22 @@ def find_registrations(definitions: Iterable[Any]) -> list[Path]:
             # One dictionary may be known in several modules: the first in the order of imports is its home.
             found.setdefault((id(container), repr(steps[-1])), (module, steps))
     search.close()
-    return list(found.values())
+    weak = [path for definition in definitions for path in _weak_keys(definition)]
+    return [*found.values(), *weak]
+
+
+def _weak_keys(definition: Any) -> Iterator[Path]:
+    """Yield the places of a definition that is a key of a `WeakKeyDictionary`, which does not refer to it."""
+    modules = {id(vars(module)): name for name, module in list(sys.modules.items()) if type(module) is types.ModuleType}
+    for reference in weakref.getweakrefs(definition):
+        callback: Any = reference.__callback__
+        if not getattr(callback, "__qualname__", "").startswith("WeakKeyDictionary."):
+            continue
+        dictionary = callback.__defaults__[0]()
+        for holder in gc.get_referrers(dictionary):
+            name = modules.get(id(holder))
+            if name is not None and _top(name) not in NEVER:
+                yield from ((name, (key, (definition,))) for key, value in list(holder.items()) if value is dictionary)
 
 
 class _Search:

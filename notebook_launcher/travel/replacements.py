@@ -19,6 +19,7 @@ import itertools
 import operator
 import sys
 import types
+import weakref
 from functools import _lru_cache_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -109,6 +110,8 @@ class ReplacedAttributes:
         self.called: set[str] = set()
         """Last names of the functions that cells have called."""
         self._told: set[Place] = set()
+        self.has_unable = False
+        """True if a value of the last look could not travel."""
 
     def look(self) -> list[Replacement]:
         """Return the replacements that are in force; only code that has run since the last look is read."""
@@ -351,8 +354,9 @@ def _is_kept(name: str) -> bool:
     if type(value) is not types.FunctionType:
         return True
     num_variables = sum(map(operator.is_, list(main.values()), itertools.repeat(value)))
+    is_weakly_kept = weakref.getweakrefcount(value) > 0
     del value
-    return _num_references(main, name) > num_variables
+    return is_weakly_kept or _num_references(main, name) > num_variables
 
 
 def _num_references(owner: dict[str, Any], name: str) -> int:

@@ -19,26 +19,29 @@ LAUNCH_VARIABLES = re.compile(
 """Variables that this package, Accelerate and torch read; all others are the user's."""
 # Words of a name, between `_`, `-`, `.`, capitals of camelCase, and the ends; or the end of a name in one word.
 _WORDS = re.compile(
-    r"(?<![a-z0-9])(auth|cookie|cred|credential|dsn|key|pass|passphrase|passwd|password|pat|pwd|secret)s?(?![a-z0-9])"
-    r"|(?<![a-z0-9])token(?![a-z0-9])"
+    r"(?<![a-z0-9])(auth|bearer|cookie|cred|credential|dsn|jwt|key|pass|passcode|passphrase|passwd|password|pat|pwd|secret)s?\d*"
+    r"(?![a-z0-9])|(?<![a-z0-9])token\d*(?![a-z0-9])|(access|api|auth|hf)_tokens(?![a-z0-9])|connection_?string"
     r"|(passphrase|passwd|password|pwd|secret|credential|cookie|oauth|sshpass|pgpass"
-    r"|(access|api|auth|client|db|private|secret|ssh)(auth|key|token)|hftoken)s?(?![a-z0-9])"
+    r"|(access|api|auth|client|db|private|secret|ssh)(auth|key|token)|hftoken)s?\d*(?![a-z0-9])"
 )
 _TOKENS = re.compile(r"(?<!NUM_)(?<!MAX_)(?<!MIN_)(?<![A-Z0-9])TOKENS(?![A-Z0-9])")
 """The plural in capitals; `num_tokens` and `max_tokens` are numbers of words."""
 _FOLDERS = ("PWD", "OLDPWD")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
-_URL = re.compile(r"(?<=://)([^/\s:@'\"]*):[^/\s@'\"]+@")
+_URL = re.compile(r"(?<=://)([^/\s:@'\"]*):[^/\s'\"]+@")
 _VALUES = re.compile(
     r"(?<![A-Za-z0-9])("
     r"hf_[A-Za-z0-9]{16,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}"
     r"|xox[abeoprs]-[\w-]{10,}|(AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}"
+    r"|ya29\.[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|nvapi-[\w-]{20,}|gsk_[A-Za-z0-9]{20,}|[rs]k_live_[A-Za-z0-9]{16,}"
     r"|dop_v1_[0-9a-f]{32,}|r8_[A-Za-z0-9]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|$))"
 )
-"""Tokens of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, AWS, Google, npm, PyPI, DigitalOcean and
-Replicate, JSON web tokens, and private keys."""
+"""Tokens of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, AWS, Google, npm, PyPI, SendGrid, NVIDIA, Groq,
+Stripe, DigitalOcean and Replicate, JSON web tokens, and private keys."""
+_QUERY = re.compile(r"(?<=[?&])([\w-]*(?:key|token|password|secret|sig|signature)=)[^&\s'\"#]+", re.IGNORECASE)
+"""Parameters in the address of a page: `?api_key=`."""
 
 
 def is_secret(name: str, value: object = "") -> bool:
@@ -56,7 +59,7 @@ def without_secrets(items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any
 
 def redact(text: str) -> str:
     """Return a text with `***` for passwords in its URLs and for what begins as known tokens do."""
-    return _VALUES.sub("***", _URL.sub(r"\1:***@", text))
+    return _VALUES.sub("***", _QUERY.sub(r"\1***", _URL.sub(r"\1:***@", text)))
 
 
 def recordable_variables(env: Mapping[str, str]) -> dict[str, str | None]:

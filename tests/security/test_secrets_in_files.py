@@ -7,13 +7,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from notebook_launcher import LaunchConfig, export, launch, open_run
+import pytest
+
+from notebook_launcher import ConfigError, ConfigPanel, LaunchConfig, export, launch, open_run
 from notebook_launcher.command_line.program import main
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 SECRET = "hunter2"
 TOKEN = f"hf_{SECRET}abcdefghijklmnop"
@@ -62,6 +62,21 @@ def test_exported_files_ask_for_secrets(tmp_path: Path) -> None:
         1,
         "set the variable DB_PASS before you start this script: its value is a secret",
     )
+
+
+def test_what_a_notebook_shows_of_options_has_no_secret() -> None:
+    config = LaunchConfig(num_processes=1, devices="cpu", env={**ENV, "MY_FLAG": "other"})
+    assert "'MY_FLAG': 'other'" in repr(config)
+    code = ConfigPanel(work, config=config).code
+    assert '"PGPASSWORD": os.environ["PGPASSWORD"]' in code
+    assert "import os\n" in code
+    wrong = ({"DB_PASS": SECRET.encode()}, [("DB_PASS", SECRET)], f"DB_PASS={SECRET}", {"DB_PASS": f"{SECRET}\0"})
+    messages = []
+    for env in wrong:
+        with pytest.raises(ConfigError) as caught:
+            LaunchConfig(env=env)  # type: ignore[arg-type]
+        messages.append(str(caught.value))
+    assert SECRET not in " ".join([repr(config), code, *messages])
 
 
 def test_report_of_this_machine_has_no_password(

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 
 KERNEL_FILES = {
     "library.py": """
-import functools
+import functools, weakref
+WEAK = weakref.WeakKeyDictionary()
 TABLE, LIST, SET, GROUPS = {}, [], set(), {"base": {}}
 def register(name, value): TABLE[name] = value
+def register_weakly(key, value): WEAK[key] = value
 def add(value): LIST.append(value); SET.add(value)
 def group(group, name, value): GROUPS.setdefault(group, {})[name] = value
 def build(name): return TABLE[name]()
@@ -53,6 +55,8 @@ def g(): return "g"
 def money(value): return "money"
 
 library.register("a", A)
+library.register_weakly(A, f)
+library.register_weakly(g, f)
 library.add(B)
 library.group("new", "g", g)
 library.STORE.register(C, f)
@@ -71,6 +75,7 @@ def look():
     return {
         "dict": library.TABLE.get("a") is A,
         "list": library.LIST == [B],
+        "weak keys": len(library.WEAK) == 2 and library.WEAK[A]() == library.WEAK[g]() == "f",
         "set": library.SET == {B},
         "group": library.GROUPS.get("new", {}).get("g", int)() == "g",
         "wrapped": library.TABLE.get("wrapped", int)() == "f",

@@ -7,7 +7,11 @@ import pytest
 from notebook_launcher.wording.secret_text import is_secret, recordable_variables, redact, without_secrets
 
 SECRETS = (
+    "AZURE_STORAGE_CONNECTION_STRING",
     "DATABASE_DSN",
+    "PASSWORD2",
+    "access_tokens",
+    "jwt",
     "DB_PASS",
     "GITHUB_PAT",
     "HF_TOKENS",
@@ -61,6 +65,9 @@ def test_other_names_stay_visible(name: str) -> None:
     ("text", "shown"),
     [
         ("postgres://me:hunter2@db/x?y", "postgres://me:***@db/x?y"),
+        ("postgres://me:p@ss@db/x", "postgres://me:***@db/x"),
+        ("https://host/x?a=1&api_key=hunter2&b=2", "https://host/x?a=1&api_key=***&b=2"),
+        ("sk_live_0123456789abcdefgh", "***"),
         ("https://:pw@host", "https://:***@host"),
         ("key hf_abcdefghijklmnopqrstuv.", "key ***."),
         ("a ghp_0123456789abcdefghij b", "a *** b"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.engines.cluster import engine_texts
 from notebook_launcher.kernel.launch import notebook_launch
 from notebook_launcher.widgets.launching.parameters import is_literal
+from notebook_launcher.wording.secret_text import is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +100,14 @@ def call_code(
         named = [f"{literal(name)}: {items[name]}" for name in kwargs]
         parts.append("kwargs=" + _bracketed("{", named, "}", indent=4))
     setup = given.pop("setup", None)
+    env = given.pop("env", {})
     parts += [f"{name}={literal(_plain(value))}" for name, value in given.items()]
+    if env:
+        # The code of a panel is saved with its notebook.
+        hidden = {name for name, text in env.items() if is_secret(name, text)}
+        namer.imports.update({"import os"} if hidden else ())
+        items = {name: f"os.environ[{literal(name)}]" if name in hidden else literal(env[name]) for name in env}
+        parts.append(f"env={{{', '.join(f'{literal(name)}: {item}' for name, item in items.items())}}}")
     parts += [] if setup is None else [f"setup={namer.expression(setup, 'config.setup')}"]
     call = namer.name_of(notebook_launch) or "notebook_launch"
     head = [*sorted(namer.imports), ""] if namer.imports else []
