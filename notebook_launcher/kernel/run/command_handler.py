@@ -84,7 +84,7 @@ class CommandHandler:
         data.output.headline(stacks.in_past_tense)
         plan = data.plan
         if hint := suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend):
-            data.output.headline(hint)
+            data.output.notice(hint)
 
     def _read_stacks(self, attempt: Attempt) -> Stacks:
         stacks = self._inspector.read_stacks(attempt)
