@@ -10,10 +10,11 @@ numbers are the same, import from `notebook_launcher` instead, and get the exact
 from __future__ import annotations
 
 from notebook_launcher import training
-from notebook_launcher.compat.names import OWN
+from notebook_launcher.compat.names import OWN, make_modules
 from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - answers `from ... import name`
 
 __all__ = sorted({*OWN, *training.__all__, "notebook_launch"})  # noqa: PLE0605 - mypy and ruff want a literal
+make_modules(globals())
 
 
 def __dir__() -> list[str]:

@@ -7,11 +7,24 @@ the others answer alike. What has no counterpart is found too, and raises where 
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from typing import Any
 
 from notebook_launcher import training
 
-__all__ = ["OFFERED", "OWN", "find"]
+__all__ = ["OFFERED", "OWN", "find", "make_modules"]
+
+ALIASES = (
+    "big_modeling", "checkpointing", "hooks", "inference", "local_sgd", "memory_utils", "optimizer",
+    "parallelism_config", "scheduler", "tracking", "utils",
+    "utils.ao", "utils.bnb", "utils.constants", "utils.dataclasses", "utils.deepspeed", "utils.environment",
+    "utils.fsdp_utils", "utils.imports", "utils.launch", "utils.megatron_lm", "utils.memory", "utils.modeling",
+    "utils.offload", "utils.operations", "utils.other", "utils.random", "utils.torch_xla",
+    "utils.transformer_engine", "utils.versions",
+)  # fmt: skip
+"""Accelerate's modules whose names this package has elsewhere."""
 
 OWN = {
     "Accelerator": "accelerator",
@@ -55,3 +68,15 @@ def find(name: str) -> Any:
             if name in names:
                 return names[name]
     raise AttributeError(f"module 'notebook_launcher.compat' has no attribute {name!r}")
+
+
+def make_modules(package: dict[str, Any]) -> None:
+    """Make the modules of `ALIASES` in the package with these variables."""
+    made: dict[str, Any] = {"": package}
+    for alias in ALIASES:
+        name, (parent, _, last) = f"{package['__name__']}.{alias}", alias.rpartition(".")
+        module = module_from_spec(ModuleSpec(name, None, is_package=alias == "utils"))
+        module.__doc__ = f"`accelerate.{alias}`, with every name that this package has for Accelerate's."
+        variables = made[alias] = vars(module)
+        variables["__getattr__"] = find
+        sys.modules[name] = made[parent][last] = module
