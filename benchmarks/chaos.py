@@ -119,9 +119,9 @@ def try_run(case: Case, options: dict[str, Any]) -> tuple[float, list[str]]:
     run = launch(work, RANKS, args=(case.moment,), timeout=LIMIT, **options)
     if case.moment != "start":
         wait_for(lambda: run.wait(0) or has_come_to(case.moment, run), 30.0)
+    victims = find(case.victim, run)
     if case.moment == "stop":
         run.stop(wait=False)
-    victims = find(case.victim, run)
     for victim in victims[:1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.send_signal(case.signum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from notebook_launcher.archive.listing import RunList
@@ -10,7 +11,7 @@ from notebook_launcher.history.host_files import goes_on, is_session
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 __all__ = ["runs", "stop_hosted"]
@@ -34,16 +35,33 @@ def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
 
 
 def stop_hosted(folders: Sequence[Path]) -> int:
-    """Stop the detached runs and close the detached sessions in these folders; return their number."""
+    """Stop the detached runs and close the detached sessions in these folders; return their number.
+
+    Raises:
+        HostSilentError: A host does not answer; the others were stopped before.
+    """
     from notebook_launcher.detached.attached_run import AttachedRun
     from notebook_launcher.detached.attached_session import AttachedSession
+    from notebook_launcher.detached.host_socket import HostSilentError
+
+    silent: list[HostSilentError] = []
+
+    def carried_out(action: Callable[[], object]) -> bool:
+        try:
+            action()
+        except HostSilentError as error:
+            silent.append(error)
+            return False
+        return True
+
+    def close(folder: Path) -> None:
+        AttachedSession(folder).close()
 
     live = [AttachedRun(folder) for folder in folders if goes_on(folder)]
-    for run in live:
-        run.stop(wait=False)
-    for run in live:
+    stopping = [run for run in live if carried_out(functools.partial(run.stop, wait=False))]
+    for run in stopping:
         run.wait()
-    sessions = [AttachedSession(folder) for folder in folders if is_session(folder)]
-    for session in sessions:
-        session.close()
-    return len(live) + len(sessions)
+    closed = [folder for folder in folders if is_session(folder) and carried_out(functools.partial(close, folder))]
+    if silent:
+        raise silent[0]
+    return len(stopping) + len(closed)

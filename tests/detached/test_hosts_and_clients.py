@@ -181,6 +181,23 @@ def test_stopped_host_is_named_and_ends_its_run_in_time(
     assert run.snapshot().seconds < 4 + 5
 
 
+def test_stopped_host_does_not_keep_others_from_being_stopped(
+    home: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_socket, "PATIENCE", 1.0)
+    other = launch(hold, 1, args=(str(gate),), detached=True, output="none")
+    run = launch(hold, 1, args=(str(gate),), detached=True, output="none")  # The newest is asked first.
+    host = host_of(run)
+    host.suspend()
+    with pytest.raises(TimeoutError, match="does not answer"):
+        runs(home).stop_all()
+    assert other.wait(0)
+    assert other.state == "stopped"
+    host.resume()
+    gate.touch()
+    assert run.wait(60)
+
+
 def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path) -> None:
     run = launch(write_much, 1, args=(str(gate),), detached=True, output="none")
     until(lambda: run.logs_since(0, 7_999_999)[0].endswith("written\n"))
