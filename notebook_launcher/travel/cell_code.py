@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
     from notebook_launcher.travel.registrations import Member, Overload
 
-__all__ = ["ANYTHING", "Code", "Store", "read_code"]
+__all__ = ["ANYTHING", "ASSIGNED", "Code", "Store", "read_code"]
 
 Step: TypeAlias = "str | tuple[Any] | Member | Overload"
 """An attribute, or the key of an entry in a tuple of its own."""
 
 ANYTHING = ""
 """In `Code.handed`, an object without a name, such as a lambda."""
+ASSIGNED = "="
+"""In `Code.handed`, in the place of what is called: an assignment to an attribute of an argument."""
 RUN_BODY = frozenset({"capture", "everywhere", "prun", "time", "timeit"})
 """Magics that run their text as code of the notebook, in the kernel."""
 
@@ -73,6 +75,8 @@ class _Reader(ast.NodeVisitor):
         self.code = Code()
         self._class = ""
         """Name of the class around; empty inside a function."""
+        self._assigned: list[tuple[str, ast.expr]] = []
+        """Assignments to attributes in the function around: the name at which the target begins, and the value."""
         self._function: Code | None = None
         """Code of the function around, whose inner functions and classes count as its own."""
 
@@ -100,9 +104,14 @@ class _Reader(ast.NodeVisitor):
             self._function = self.code.functions.setdefault(self._class, Code())
         else:
             self._function = self.code.functions[node.name] = Code()
-        before, self._class = self._class, ""
+        before, self._class, self._assigned = self._class, "", []
         self.generic_visit(node)
         stores, local = self._function.stores, _local_names(node)
+        inner = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef) and each is not node}
+        for root, value in self._assigned:
+            name = value.id if isinstance(value, ast.Name) else ANYTHING
+            if root in local and (isinstance(value, ast.Lambda) or name):
+                self._function.handed.add((ASSIGNED, ANYTHING if name in local | inner else name))
         stores[:] = [store for store in stores if store.root not in local or store.root in self._function.imports]
         self._class, self._function = before, None
 
@@ -117,6 +126,10 @@ class _Reader(ast.NodeVisitor):
         for alias in node.names:
             if node.module and not node.level:
                 self._here.imports[alias.asname or alias.name] = (node.module, (alias.name,))
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._assigned += [(root, node.value) for root, steps in map(_chain, node.targets) if root and steps]
+        self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute | ast.Subscript) -> None:
         if not isinstance(node.ctx, ast.Load):

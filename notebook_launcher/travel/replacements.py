@@ -15,6 +15,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import inspect
 import itertools
 import operator
 import sys
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from notebook_launcher.ipython_shell import FRONT_END, running_shell
 from notebook_launcher.travel import namespace
-from notebook_launcher.travel.cell_code import ANYTHING, Code, Step, Store, read_code
+from notebook_launcher.travel.cell_code import ANYTHING, ASSIGNED, Code, Step, Store, read_code
 from notebook_launcher.travel.registrations import Member, Overload, find_registrations
 
 if TYPE_CHECKING:
@@ -338,7 +339,7 @@ def _may_keep(root: str, given: str, is_lambda_kept: Callable[[], bool] = lambda
         return True
     of = called if isinstance(called, type | types.FunctionType | types.BuiltinFunctionType) else type(called)
     module = called.__name__ if isinstance(called, types.ModuleType) else getattr(of, "__module__", None)
-    if str(module).partition(".")[0] in HARMLESS:
+    if root != ASSIGNED and str(module).partition(".")[0] in HARMLESS:
         return False
     return is_lambda_kept() if given == ANYTHING else _is_notebooks(main.get(given)) and _is_kept(given)
 
@@ -370,10 +371,15 @@ _EXTRA_REFERENCES = _num_references({"": lambda: None}, "") - 1
 
 
 def _is_lambda_kept() -> bool:
-    """Return True if there is a lambda of the notebook beside those in its variables; it takes 50 ms."""
+    """Return True if there is a lambda, or a function from inside another, beside the notebook's variables; 50 ms."""
     main = namespace.main_globals()
     variables = set(map(id, list(main.values())))
-    return any(_is_lambda(each) and id(each) not in variables for each in gc.get_referrers(main))
+    return any(
+        type(each) is types.FunctionType
+        and (each.__name__ == "<lambda>" or each.__code__.co_flags & inspect.CO_NESTED)
+        and id(each) not in variables
+        for each in gc.get_referrers(main)
+    )
 
 
 def _scan() -> list[Place]:

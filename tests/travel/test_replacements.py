@@ -61,6 +61,7 @@ def look():
         "deleted": hasattr(config, "unused"),
         "mock": config.patched(1),
         "in a loop": (repr(nn.ReLU()), repr(nn.Tanh())),
+        "by an argument": (repr(nn.Softsign()), repr(nn.Tanhshrink())),
         "settings": matmul.allow_bf16_reduced_precision_reduction,
     }
 before = look()
@@ -95,13 +96,18 @@ patch = mock.patch.object(config, "patched", lambda x: "mine").start()
 def my_repr(self): return "mine"
 for layer in (nn.ReLU, nn.Tanh):
     layer.extra_repr = my_repr
+def put_outer(cls): cls.extra_repr = my_repr
+def put_inner(cls):
+    def inner(self): return "mine"
+    cls.extra_repr = inner
+put_outer(nn.Softsign); put_inner(nn.Tanhshrink)
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 after = look()
 """
 PUT_BACK = """
 mock.patch.stopall()
 F.gelu, nn.Linear.forward, config.helper, config.wrapped, config.partial, config.Net, nn.ReLU.extra_repr = originals
-del nn.Tanh.extra_repr
+del nn.Tanh.extra_repr, nn.Softsign.extra_repr, nn.Tanhshrink.extra_repr
 config.lr, config.RATES["body"], config.optim.beta = 0.1, 0.2, 0.9
 config.depth, config.by_setattr, config.unused = 2, 1, 1
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
