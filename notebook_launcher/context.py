@@ -41,6 +41,7 @@ __all__ = [
     "enter_random_stage",
     "note_checkpoint",
     "notify",
+    "notify_of_loss",
     "random_stage",
     "saved_checkpoints",
     "setting",
@@ -146,6 +147,8 @@ class RankContext:
     """Number of the call that the rank carries out, the same on all ranks."""
     settings_are_read: bool = False
     """True once an Accelerator has asked for a setting in this call, or a trainer of another library was compared."""
+    has_told_loss: bool = False
+    """True once this rank has named a loss of this call that is not finite."""
     forwards: dict[int, Any] = dataclasses.field(default_factory=dict)
     """The latest forwards of sharded models in this call, by their number on the board."""
     clock: LoopClock | None = None
@@ -290,7 +293,7 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         context.safepoint, context.backward_pause = None, BackwardPause()
         context.tunables.clear()
         context.forwards.clear()
-        context.settings_are_read = False
+        context.settings_are_read = context.has_told_loss = False
 
 
 def call_id() -> int:
@@ -311,6 +314,22 @@ def notify(text: str) -> None:
         from notebook_launcher.messaging.messages import Notice
 
         context.send(Notice(text=text))
+
+
+def notify_of_loss(loss: float, where: str) -> None:
+    """Show a line about the first loss of a run that is NaN or infinite, of whichever rank it comes from.
+
+    Args:
+        loss: The loss.
+        where: Its place, as in `in update 3`.
+    """
+    context = _Current.context
+    if context is None or context.pid != os.getpid() or context.has_told_loss:
+        return
+    from notebook_launcher.messaging.messages import Notice  # as in `notify`
+
+    context.has_told_loss = True
+    context.send(Notice(text=f"rank {context.rank}: the loss is {loss} {where}", once="loss"))
 
 
 @contextlib.contextmanager

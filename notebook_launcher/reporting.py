@@ -6,12 +6,13 @@ torchrun and in a test.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from notebook_launcher.context import current, step_boundary
+from notebook_launcher.context import current, notify_of_loss, step_boundary
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
 from notebook_launcher.wording.text import shape_of, type_of
 
@@ -72,6 +73,9 @@ def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None
 
     step = _step_or_updates(context, step)
     _send_pictures(context, drawn, step)
+    for name, value in numbers.items():
+        if not math.isfinite(value) and "loss" in name.lower():
+            notify_of_loss(value, f"in report({name}=...)" + ("" if step is None else f" of step {step}"))
     if numbers or not drawn:
         context.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
     step_boundary()

@@ -596,6 +596,8 @@ class Notice:
     """Show one line of the launcher's own to the user."""
 
     text: str
+    once: str = ""
+    """Lines with this key are shown once for all ranks, the first that comes; empty: always."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -450,6 +450,24 @@ class Accelerator:
         """Make a scheduler advance once for each update of its optimizer."""
         return self._preparation.prepare_scheduler(scheduler)
 
+    def preview(self, scheduler: Any, updates: int | None = None, *, group: int = 0) -> list[float]:
+        """Return the learning rates of the coming updates, without a step of the scheduler or of its optimizer.
+
+        The rates are counted in updates, as a prepared scheduler steps: eight micro-batches that are accumulated are
+        one of them. Works before `prepare` and after it, in the notebook and in ranks.
+
+        Args:
+            scheduler: A scheduler of torch, prepared or not.
+            updates: Number of updates; None: as many as the scheduler is made for (`total_steps`, `T_max`,
+                `total_iters`), else 100.
+            group: The optimizer's parameter group.
+
+        Raises:
+            TypeError: The rates of this scheduler cannot be known before the training.
+            ValueError: The number of updates or the group cannot be.
+        """
+        return self._preparation.preview(scheduler, updates, group)
+
     def prepare_data_loader(
         self,
         data_loader: Any,

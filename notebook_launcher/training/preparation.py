@@ -14,7 +14,7 @@ from notebook_launcher.training import precision
 from notebook_launcher.training.accumulation.members.ddp import wrap
 from notebook_launcher.training.accumulation.members.member_kinds import synchronises_itself
 from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
-from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
+from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler, preview
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
 from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
 from notebook_launcher.training.data.prepare import make_prepared_loader
@@ -233,21 +233,28 @@ class Preparation:
         mine = getattr(scheduler, "optimizer", None)
         optimizers = self.prepared.optimizers
         followed = [ours for ours in optimizers if mine is ours or mine is ours.optimizer] or optimizers
-        per_update = (
-            self.sharding.layout.num_data_ranks
-            if self.rules.scheduler_per_process and not self.dataloader_config.split_batches
-            else 1
-        )
         prepared = AcceleratedScheduler(
             scheduler,
             followed,
             step_with_optimizer=self.step_scheduler_with_optimizer,
-            steps_per_update=per_update,
+            steps_per_update=self._steps_per_update,
             gradient_state=self.gradient_state,
         )
         self.prepared.schedulers.append(prepared)
         self.prepared.remember(scheduler, prepared)
         return prepared
+
+    @property
+    def _steps_per_update(self) -> int:
+        """Steps of a prepared scheduler for each update."""
+        per_process = self.rules.scheduler_per_process and not self.dataloader_config.split_batches
+        return self.sharding.layout.num_data_ranks if per_process else 1
+
+    def preview(self, scheduler: Any, updates: int | None, group: int) -> list[float]:
+        """Carry out `Accelerator.preview`."""
+        if isinstance(scheduler, AcceleratedScheduler):
+            return preview(scheduler.scheduler, updates, group, steps_per_update=scheduler.steps_per_update)
+        return preview(scheduler, updates, group, steps_per_update=self._steps_per_update)
 
     def prepare_data_loader(
         self,

@@ -76,6 +76,8 @@ class RunData:
     """The ranks that wait in a collective which others have not entered; None if there are none."""
     stacks: Stacks | None = None
     """The last stacks that were read in this attempt."""
+    told: set[str] = dataclasses.field(default_factory=set)
+    """Keys of lines that are shown once for all ranks, and were."""
     stopped_in: str = ""
     """Sentence about where the ranks were when the user stopped the run; empty if no rank waited in a collective."""
     outcome: RunOutcome | None = None
@@ -123,6 +125,12 @@ class RunData:
         self.attempt = attempt
         self.stacks = None
         self.asking.clear()
+
+    def is_new(self, key: str) -> bool:
+        """Return True if no line with this key was shown, or the key is empty."""
+        is_new = key not in self.told
+        self.told |= {key} - {""}
+        return is_new
 
     def note_question(self, rank: int) -> None:
         """Note that a rank waits for the user's input."""

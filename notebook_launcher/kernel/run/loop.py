@@ -238,8 +238,9 @@ class RunLoop:
                 self._ranks.comms.take(rank, record, data.output.sink)
             case messages.InputRequest():
                 self._ask(rank, record, attempt)
-            case messages.Notice(text=text):
-                data.output.notice(text)
+            case messages.Notice(text=text, once=once):
+                if data.is_new(once):
+                    data.output.notice(text)
             case messages.CheckpointSaved(folder=folder):
                 data.note_checkpoint(folder)
             case messages.Offered(name=name, value=value):

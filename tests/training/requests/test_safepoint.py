@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import math
 import os
 import re
 import time
@@ -353,3 +354,45 @@ def test_run_shows_that_a_rank_waits_or_saves(tmp_path, function, state):
     mark.touch()
     run.result()
     assert [rank.state for rank in run.ranks] == ["returned", "returned"]
+
+
+@pytest.mark.parametrize(
+    ("bad_row", "steps", "told"),
+    [
+        (7, 1, "rank 1: the loss is nan in update 2, batch 2 of the data loader"),
+        (8, 2, "rank 0: the loss is inf in update 2, micro-batch 1 of its window, batch 3 of the data loader"),
+    ],
+)
+def test_first_loss_that_is_not_finite_is_named_once(capsys, bad_row, steps, told):
+    """With the rank, the update and the batch; the ranks that get it from there are not named."""
+
+    def loop() -> None:
+        accelerator = Accelerator(gradient_accumulation_steps=steps)
+        rows, model = torch.ones(24, 1), torch.nn.Linear(1, 1)
+        rows[bad_row] = torch.nan if bad_row % 2 else torch.inf
+        model, optimizer, loader = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(rows), batch_size=2)
+        )
+        for (batch,) in loader:
+            with accelerator.accumulate(model):
+                loss = model(batch).abs().mean()
+                accelerator.backward(loss)
+                report(loss=loss)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    notebook_launch(loop, 2, output="rank0")
+    said = capsys.readouterr().out
+    assert told in said, said
+    assert said.count("the loss is") == 1
+
+
+def test_reported_loss_that_is_not_finite_is_named(capsys):
+    def loop() -> None:
+        report(step=3, accuracy=math.nan)
+        report(step=4, loss=math.inf)
+
+    notebook_launch(loop, 1)
+    said = capsys.readouterr().out
+    assert said.count("the loss is") == 1
+    assert "rank 0: the loss is inf in report(loss=...) of step 4" in said

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from notebook_launcher.context import notify_of_loss
 from notebook_launcher.training.accumulation.members.synchronisation import reduce_leaves, waits_for_ranks
 from notebook_launcher.training.accumulation.micro_batches import gradients
 from notebook_launcher.training.accumulation.micro_batches.blocks import MicroBatchBlock
@@ -145,9 +147,29 @@ class MicroBatches:
         if ending is not None and not ending.knows_its_weight:
             self._weighing.correct(ending, pending)
         if self._safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
+            self._look_at(loss, factor, window, self._safepoint)
             self._safepoint.count(updated=ends and (syncs or self._num_processes == 1))
         if self._clock is not None:
             self._clock.note(("synced backward" if syncs else "backward", read_clock()))
+
+    def _look_at(
+        self, loss: torch.Tensor, factor: float | torch.Tensor, window: Window | None, safepoint: Safepoint
+    ) -> None:
+        """Show a line about the first loss that is not finite, if its micro-batch counts.
+
+        On a GPU this would wait for the loss: there `report(loss=loss)` looks at it, once it is on the CPU.
+        """
+        if not loss.is_cpu or type(loss) is not torch.Tensor or isfinite(value := loss.item()):
+            return
+        if not isinstance(factor, torch.Tensor) and not factor:
+            return
+        where = f"in update {safepoint.num_updates + 1}"
+        if window is not None and self._gradient_state.num_steps > 1:
+            where += f", micro-batch {window.num_batches} of its window"
+        loader = self._gradient_state.active_dataloader
+        if loader is not None:
+            where += f", batch {loader.num_drawn} of the data loader"
+        notify_of_loss(value, where)
 
     def note_step(self) -> None:
         """Note that an optimizer has stepped: its phase ends, and a backward outside blocks is of the next update."""

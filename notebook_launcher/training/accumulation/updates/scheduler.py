@@ -1,16 +1,28 @@
-"""A learning-rate scheduler that advances once for each update."""
+"""A learning-rate scheduler that advances once for each update, and the rates that it will give."""
 
 from __future__ import annotations
 
+import copy
+import types
+import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from notebook_launcher.training.user_warnings import Warner
+from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
 
-__all__ = ["AcceleratedScheduler"]
+__all__ = ["AcceleratedScheduler", "preview"]
+
+PLANNED = ("total_steps", "T_max", "total_iters")
+"""Attributes of schedulers that give the number of their steps."""
+FEW = 100
+"""Updates of a preview if the scheduler does not say how many it is made for."""
 
 
 class AcceleratedScheduler:
@@ -57,10 +69,7 @@ class AcceleratedScheduler:
             return
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
-        for _ in range(self.steps_per_update):
-            # Short windows make more updates than planned, and OneCycleLR refuses to go past its end.
-            if getattr(self.scheduler, "_step_count", 0) <= getattr(self.scheduler, "total_steps", float("inf")):
-                self.scheduler.step(*args, **kwargs)
+        _advance(self.scheduler, self.steps_per_update, *args, **kwargs)
 
     def get_last_lr(self) -> list[float]:
         """Return the learning rates of the last step, one for each parameter group."""
@@ -84,3 +93,59 @@ class AcceleratedScheduler:
         if name == "scheduler":
             raise AttributeError(name)
         return getattr(self.scheduler, name)
+
+
+def _advance(scheduler: Any, steps: int, *args: Any, **kwargs: Any) -> None:
+    for _ in range(steps):
+        # Short windows make more updates than planned, and OneCycleLR refuses to go past its end.
+        if getattr(scheduler, "_step_count", 0) <= getattr(scheduler, "total_steps", float("inf")):
+            scheduler.step(*args, **kwargs)
+
+
+def preview(scheduler: Any, updates: int | None, group: int, *, steps_per_update: int) -> list[float]:
+    """Carry out `Accelerator.preview` with a copy of the scheduler, which a copy of the optimizer's rates follows."""
+    name, optimizer = type(scheduler).__name__, getattr(scheduler, "optimizer", None)
+    if not hasattr(optimizer, "param_groups") or not hasattr(scheduler, "get_last_lr"):
+        raise TypeError(f"preview({name}): pass a scheduler of torch.optim.lr_scheduler, prepared or not.")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise TypeError(f"preview({name}): its rates follow a metric of the training, so nobody knows them before.")
+    if updates is None:
+        left = [getattr(scheduler, planned, None) for planned in PLANNED]
+        updates = next((number for number in left if isinstance(number, int) and number > 0), FEW)
+    if isinstance(updates, bool) or not isinstance(updates, int) or updates < 1:
+        raise ValueError(f"preview(updates={updates!r}): the number of updates must be a whole number, at least 1.")
+    rates = _Rates(optimizer)
+    if not 0 <= group < len(rates.param_groups):
+        raise ValueError(
+            f"preview(group={group!r}): the optimizer has {plural(len(rates.param_groups), 'parameter group')}."
+        )
+    # What a user's schedule refers to, such as the model, stays as it is.
+    kept = {id(optimizer): rates, **{id(method): method for method in _methods_of(scheduler)}}
+    follower, found = copy.deepcopy(scheduler, kept), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of a scheduler that steps without its optimizer.
+        for _ in range(updates):
+            found.append(float(rates.param_groups[group]["lr"]))
+            _advance(follower, steps_per_update)
+    return found
+
+
+def _methods_of(scheduler: Any) -> list[Any]:
+    """Return the methods, of objects of any kind, by which a scheduler computes its rates."""
+    held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(scheduler).values()]
+    inner = [_methods_of(other) for other in getattr(scheduler, "_schedulers", ())]
+    return [each for values in (*held, *inner) for each in values if isinstance(each, (types.MethodType, weakref.ref))]
+
+
+class _Rates:
+    """The parameter groups of an optimizer without its parameters and its state, for a scheduler to write into."""
+
+    def __init__(self, optimizer: Any) -> None:
+        groups = optimizer.param_groups
+        self.param_groups = [
+            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"} for group in groups
+        ]
+        self.defaults = dict(optimizer.defaults)
+
+    def step(self) -> None:
+        """Do nothing; schedulers look whether it is there."""

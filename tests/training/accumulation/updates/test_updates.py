@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 from notebook_launcher import Accelerator, GradScalerKwargs
 from tests.support.toy_windows import Training
@@ -57,6 +59,64 @@ def test_schedule_advances_once_for_each_update():
         training.micro_batch(0)
         scheduler.step()
     assert scheduler.get_last_lr() == [0.1 * 0.5**3], "8 micro-batches are windows of 3, 3 and 2"
+
+
+class Decay:
+    """A schedule by a method of an object that cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def at(self, step: float) -> float:
+        return float(0.9**step)
+
+
+SCHEDULES: dict[str, Any] = {
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=20),
+    "method": lambda optimizer: lr_scheduler.LambdaLR(optimizer, Decay().at),
+    "scaled cycles": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, 3, scale_fn=Decay().at),
+    "one after another": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.StepLR(optimizer, 2)], [4]
+    ),
+    "two at once": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_preview_gives_the_rates_to_come_and_changes_nothing(name):
+    accelerator = Accelerator(cpu=True)
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": [parameters[0]], "lr": torch.tensor(0.1)}, {"params": [parameters[1]], "lr": 0.01}]
+    plain = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    schedule = SCHEDULES[name](plain)
+    ahead = [accelerator.preview(schedule, 12, group=group) for group in (0, 1)]
+    optimizer, scheduler = accelerator.prepare(plain, schedule)
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    before = repr((schedule.state_dict(), plain.state_dict(), plain.param_groups))
+    later = [accelerator.preview(scheduler, 9, group=group) for group in (0, 1)]
+    assert repr((schedule.state_dict(), plain.state_dict(), plain.param_groups)) == before
+    for past, coming in zip(ahead, later, strict=True):
+        assert past[3:] == pytest.approx(coming)
+    for at in range(9):
+        assert [float(group["lr"]) for group in plain.param_groups] == pytest.approx([rates[at] for rates in later])
+        optimizer.step()
+        scheduler.step()
+    assert len(accelerator.preview(scheduler)) == (20 if name == "one cycle" else 100)
+
+
+def test_preview_of_rates_that_nobody_knows_is_refused():
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(TypeError, match=r"preview\(ReduceLROnPlateau\): its rates follow a metric"):
+        accelerator.preview(lr_scheduler.ReduceLROnPlateau(optimizer))
+    with pytest.raises(ValueError, match=r"preview\(updates=0\): the number of updates must be a whole number"):
+        accelerator.preview(lr_scheduler.ConstantLR(optimizer), 0)
+    with pytest.raises(ValueError, match=r"preview\(group=1\): the optimizer has 1 parameter group\."):
+        accelerator.preview(lr_scheduler.ConstantLR(optimizer), group=1)
 
 
 def test_overflow_skips_step_and_schedule():
