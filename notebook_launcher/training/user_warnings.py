@@ -7,7 +7,7 @@ import warnings
 
 from notebook_launcher.package_folder import is_ours
 
-__all__ = ["Warner", "warn_user"]
+__all__ = ["Warner", "users_name", "warn_user"]
 
 
 def warn_user(message: str) -> None:
@@ -15,8 +15,23 @@ def warn_user(message: str) -> None:
     warnings.warn(message, stacklevel=_outside())
 
 
+def users_name(*values: object) -> str:
+    """Return the name of the user's variable, of the innermost code outside this package, that is one of these."""
+    frame = sys._getframe(_outside() - 1)  # noqa: SLF001
+    while frame is not None:
+        for name, value in {**frame.f_globals, **frame.f_locals}.items():
+            if any(value is each for each in values):
+                return name
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
 class Warner:
     """Warns once for each key."""
+
+    def has_warned(self, key: str) -> bool:
+        """Return True if it was called with this key."""
+        return key in self._warned
 
     def __init__(self) -> None:
         self._warned: set[str] = set()

@@ -107,13 +107,30 @@ class ShardedModel(PlainModel):
 
     def explain_unsynced(self) -> str:
         """Return the ways in which the gradients of a sharded model stay unsynchronised."""
+        if written := _checkpoint_without_reentry(self.module):
+            return (
+                "This model computes activations again, and FSDP2 loses gradients behind a reentrant checkpoint in a "
+                f"second forward: write {written}. Or its backward ran under no_sync(): write `with "
+                "accelerator.accumulate(model):` around forward and backward."
+            )
         return (
             "Its backward ran under no_sync(), or after set_requires_gradient_sync(False): FSDP2 decides at the "
             "backward. Put the last micro-batch outside, or write `with accelerator.accumulate(model):` around forward "
             "and backward. A part of the model that the last micro-batch did not use keeps its sum, too: pass "
-            "DistributedDataParallelKwargs(find_unused_parameters=True). With activation checkpointing write "
-            "checkpoint(..., use_reentrant=False): FSDP2 loses gradients behind a reentrant one in a second forward."
+            "DistributedDataParallelKwargs(find_unused_parameters=True)."
         )
+
+
+def _checkpoint_without_reentry(model: torch.nn.Module) -> str:
+    """Return what to write in the place of a reentrant checkpoint; empty if the model's code shows no checkpoint."""
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False) is True:  # Of transformers.
+            return 'model.gradient_checkpointing_enable({"use_reentrant": False})'
+        forward = type(module).forward
+        code = getattr(forward, "__code__", None)
+        if code is not None and "checkpoint" in (*code.co_names, *code.co_varnames):
+            return f"checkpoint(..., use_reentrant=False) in {forward.__qualname__}"
+    return ""
 
 
 class DDPModel(PlainModel):

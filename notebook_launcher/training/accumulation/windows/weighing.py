@@ -28,6 +28,7 @@ from notebook_launcher.training.accumulation.windows.old_gradients import keep_o
 from notebook_launcher.training.accumulation.windows.windows import has_values
 from notebook_launcher.training.data.active_loaders import full_rows_of, relative_weights
 from notebook_launcher.training.spread_tensors import is_spread
+from notebook_launcher.training.user_warnings import users_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -329,22 +330,36 @@ class Weighing:
 
     def _warn_of_old_gradients(self) -> None:
         block = self._gradient_state.block
-        if block is not None and any(probe is not None and has_values(probe.grad) for probe in block.probes):
+        if block is None or self._warn_once.has_warned("not fresh"):
+            return
+        if any(probe is not None and has_values(probe.grad) for probe in block.probes):
             self._warn_once(
                 "not fresh",
                 "a window began with gradients that its models had already, from an update without zero_grad() or from "
                 "another model's loss: the window's are added to them. If they are not meant to be there, call "
-                "optimizer.zero_grad() before the backward, or freeze a model through which another model's loss "
-                "passes: discriminator.requires_grad_(False).",
+                "optimizer.zero_grad() before the backward, or freeze the model where another model's loss passes "
+                f"through it: {self._freezing()}.",
             )
 
+    def _freezing(self) -> str:
+        """Return the call that freezes the first model of this block that has gradients, by the user's name for it."""
+        block = self._gradient_state.block
+        for member in () if block is None else block.members:
+            module = getattr(member, "module", None)
+            if module is not None and any(has_values(parameter.grad) for parameter in member.parameters()):
+                name = users_name(module, getattr(module, "module", module)) or f"<the {member.describe()}>"
+                return f"{name}.requires_grad_(False)"
+        return "model.requires_grad_(False)"
+
     def _warn_of_changed_gradients(self) -> None:
+        if self._warn_once.has_warned("changed"):
+            return
         self._warn_once(
             "changed",
             "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
             "the update uses the changed gradients. If a loss passes through a model that it does not train, freeze "
-            "that model for this loss: discriminator.requires_grad_(False), and True again before the model's own "
-            "backward. Change gradients where accelerator.sync_gradients is True.",
+            f"that model for this loss: {self._freezing()}, and True again before the model's own backward. Change "
+            "gradients where accelerator.sync_gradients is True.",
         )
 
     def _warn_of_second_backward(self, window: Window) -> None:
