@@ -172,6 +172,8 @@ class _Search:
         """Return True for what is no part of a library: frames, and what belongs to the notebook or this package."""
         if isinstance(value, OPAQUE):
             return True
+        if isinstance(value, type):  # Not by its metaclass, which is that of `abc` for many registries.
+            return False
         module = self._modules.get(id(value))
         home = module.__name__ if module is not None else getattr(type(value), "__module__", "")
         return _top(str(home)) in NEVER - {"builtins"} or (module is not None and home == "builtins")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 KERNEL_FILES = {
     "library.py": """
-import functools, weakref
+import abc, functools, weakref
 WEAK = weakref.WeakKeyDictionary()
 TABLE, LIST, SET, GROUPS = {}, [], set(), {"base": {}}
 def register(name, value): TABLE[name] = value
@@ -28,9 +28,10 @@ STORE = Store()
 @functools.singledispatch
 def encode(value): return "plain"
 class Target: pass
+class Abstract(abc.ABC): ENTRIES = {}
 def resolver(name, function):
     def wrapper(*args): return function(*args)
-    TABLE[name] = wrapper
+    Abstract.ENTRIES[name] = wrapper
 def register_new(name, function):
     @functools.wraps(function)
     def wrapper(*args): return function(*args)
@@ -78,7 +79,7 @@ def look():
         "weak keys": len(library.WEAK) == 2 and library.WEAK[A]() == library.WEAK[g]() == "f",
         "set": library.SET == {B},
         "group": library.GROUPS.get("new", {}).get("g", int)() == "g",
-        "wrapped": library.TABLE.get("wrapped", int)() == "f",
+        "wrapped": library.Abstract.ENTRIES.get("wrapped", int)() == "f",
         "lambda": "lambda" in library.TABLE and library.TABLE["lambda"](8) == 4,
         "object": C in library.STORE._extra and library.STORE._extra[C].value() == "f",
         "singledispatch": library.encode(Money()) == "money",
