@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.travel.registrations import Member, Overload
 
-__all__ = ["ANYTHING", "ASSIGNED", "Code", "Store", "read_code"]
+__all__ = ["ANYTHING", "ASSIGNED", "DECORATED", "Code", "Store", "read_code"]
 
 Step: TypeAlias = "str | tuple[Any] | Member | Overload"
 """An attribute, or the key of an entry in a tuple of its own."""
@@ -26,6 +26,10 @@ ANYTHING = ""
 """In `Code.handed`, an object without a name, such as a lambda."""
 ASSIGNED = "="
 """In `Code.handed`, in the place of what is called: an assignment to an attribute of an argument."""
+DECORATED = "@"
+"""In `Code.handed`, before the name of a definition that has a decorator."""
+SETTER = ("set_", "enable_", "disable_", "use_")
+"""First parts of the names of functions that change a setting of their module."""
 RUN_BODY = frozenset({"capture", "everywhere", "prun", "time", "timeit"})
 """Magics that run their text as code of the notebook, in the kernel."""
 
@@ -47,6 +51,8 @@ class Code:
     """The last names of what it calls: `set_up`, and `apply` of `patcher.apply()`."""
     handed: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     """Objects that it gives to what it calls, each with the first name of what is called, for example a decorator."""
+    setters: set[tuple[str, tuple[Step, ...]]] = dataclasses.field(default_factory=set)
+    """What it calls by a name such as `timm.layers.set_fused_attn`: the first name, and the rest."""
     imports: dict[str, tuple[str, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
     """Module and attribute of what it imports, by the name that it gets."""
     functions: dict[str, Code] = dataclasses.field(default_factory=dict)
@@ -156,13 +162,19 @@ class _Reader(ast.NodeVisitor):
         match node.func:
             case ast.Name(id=last) | ast.Attribute(attr=last):
                 self._here.calls.add(last)
+                if last.startswith(SETTER):
+                    self._here.setters.add(_chain(node.func))
         self._hand(node.func, [*node.args, *(keyword.value for keyword in node.keywords)])
         self.generic_visit(node)
 
     def _hand_decorated(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for decorator in node.decorator_list:
             called = decorator.func if isinstance(decorator, ast.Call) else decorator
-            self._hand(called, [ast.Name(id=node.name)])
+            match called:
+                case ast.Name(id=last) | ast.Attribute(attr=last):
+                    self._here.calls.add(last)
+            # The name may hold something else afterwards: fastcore's `patch` returns nothing.
+            self._hand(called, [ast.Name(id=node.name), ast.Name(id=DECORATED + node.name)])
 
     def _hand(self, called: ast.expr, values: Iterable[ast.expr]) -> None:
         root = _chain(called)[0]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dis
 import functools
 import gc
 import importlib
@@ -27,11 +28,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from notebook_launcher.ipython_shell import FRONT_END, running_shell
 from notebook_launcher.travel import namespace
-from notebook_launcher.travel.cell_code import ANYTHING, ASSIGNED, Code, Step, Store, read_code
+from notebook_launcher.travel.cell_code import ANYTHING, ASSIGNED, DECORATED, Code, Step, Store, read_code
 from notebook_launcher.travel.registrations import Member, Overload, find_registrations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "AfterImport",
@@ -67,6 +68,10 @@ HARMLESS = frozenset(
     }
 )
 """Top-level modules whose functions keep nothing of what they are given in an attribute of a module."""
+
+
+PLAIN = (bool, int, float, str, types.NoneType)
+"""Types of settings; what else a function assigns may belong to the process."""
 
 
 class Place(NamedTuple):
@@ -171,12 +176,17 @@ class ReplacedAttributes:
                     # A loop may have assigned others by the same text, unless the name is that of an import.
                     may_replace |= store.root not in part.imports and store.root not in self._imports
             may_replace |= any(_may_keep(root, given, is_lambda_kept) for root, given in part.handed)
+            for root, steps in part.setters:
+                if (place := self._place_of(Store(root, steps), part.imports)) is not None:
+                    self._assigned.update(dict.fromkeys(_set_by(_value(_owner(place), place.steps[-1])), False))
         return may_replace
 
     def _registered_by(self, code: Code) -> list[Any]:
         """Return the notebook's definitions that code gives to what may register them."""
+        main = namespace.main_globals()
         given: dict[str, None] = {}
-        lambdas: list[Any] = []
+        hidden: set[str] = set()
+        """Names of definitions that the notebook does not have under their names."""
         for part in code.executed(self._functions):
             registers = any("register" in name for name in part.calls)
             given.update(
@@ -184,10 +194,12 @@ class ReplacedAttributes:
                 for root, name in part.handed
                 if (_is_kept(name) if registers else name != ANYTHING and _may_keep(root, name))
             )
-            if registers and not lambdas and any(name == ANYTHING for _, name in part.handed):
-                lambdas = [each for each in gc.get_objects() if _is_lambda(each)]
-        main = namespace.main_globals()
-        return [main[name] for name in given if isinstance(main.get(name), type | types.FunctionType)] + lambdas
+            if registers:
+                hidden |= {_hidden_name(name) for _, name in part.handed}
+        found = [main[name] for name in given if isinstance(main.get(name), type | types.FunctionType)]
+        if hidden := hidden - {""}:
+            found += [each for each in gc.get_objects() if _is_definition(each) and each.__name__ in hidden]
+        return found
 
     def _place_of(self, store: Store, imports: dict[str, tuple[str, tuple[str, ...]]]) -> Place | None:
         module, steps = _path_of(
@@ -321,8 +333,32 @@ def _is_notebooks(value: Any) -> bool:  # noqa: PLR0911 - a table
             return False
 
 
+def _set_by(function: Any) -> Iterator[Place]:
+    """Yield the variables of its module that a library's function assigns, with numbers, texts and the like."""
+    function = inspect.unwrap(function) if callable(function) else None
+    if not isinstance(function, types.FunctionType):
+        return
+    module, code = function.__globals__, function.__code__
+    home = str(module.get("__name__"))
+    if home.partition(".")[0] not in NEVER | HARMLESS:
+        names = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
+        yield from (Place(home, (name,)) for name in sorted(names) if isinstance(module.get(name), PLAIN))
+
+
 def _is_lambda(value: Any) -> bool:
     return type(value) is types.FunctionType and value.__name__ == "<lambda>" and _is_notebooks(value)
+
+
+def _is_definition(value: Any) -> bool:
+    return isinstance(value, type | types.FunctionType) and _is_notebooks(value)
+
+
+def _hidden_name(given: str) -> str:
+    """Return the own name of a lambda, or of a definition whose name a decorator has taken; empty for others."""
+    if given == ANYTHING:
+        return "<lambda>"
+    name = given.removeprefix(DECORATED)
+    return name if name != given and not _is_definition(namespace.main_globals().get(name)) else ""
 
 
 def _may_keep(root: str, given: str, is_lambda_kept: Callable[[], bool] = lambda: True) -> bool:
@@ -341,6 +377,8 @@ def _may_keep(root: str, given: str, is_lambda_kept: Callable[[], bool] = lambda
     module = called.__name__ if isinstance(called, types.ModuleType) else getattr(of, "__module__", None)
     if root != ASSIGNED and str(module).partition(".")[0] in HARMLESS:
         return False
+    if given.startswith(DECORATED):
+        return _hidden_name(given) != ""
     return is_lambda_kept() if given == ANYTHING else _is_notebooks(main.get(given)) and _is_kept(given)
 
 

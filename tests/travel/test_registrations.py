@@ -36,6 +36,8 @@ def register_new(name, function):
     @functools.wraps(function)
     def wrapper(*args): return function(*args)
     TABLE[name] = wrapper
+def patch_in(function): Target.patched = function
+def register_by_name(function): TABLE[function.__name__] = function
 def accessor(name):
     def put(cls): setattr(Target, name, Box(cls)); return cls
     return put
@@ -170,6 +172,16 @@ def test_classes_registered_with_transformers_are_known_in_ranks(module_kernel: 
         "list(notebook_launch(build, 2, output='none'))"
     )
     assert outcome.result == "['MyModel', 'MyModel']", outcome.traceback
+
+
+@pytest.mark.parametrize(
+    ("decorator", "use"),
+    [("register_by_name", "library.TABLE['hidden'](None)"), ("patch_in", "library.Target().patched()")],
+)
+def test_definition_holds_whose_name_a_decorator_has_taken(decorator: str, use: str, module_kernel: Kernel) -> None:
+    module_kernel.execute(f"@library.{decorator}\ndef hidden(self): return 'found'")
+    outcome = module_kernel.execute(f"list(notebook_launch(lambda: {use}, 2, output='none'))")
+    assert outcome.result == "['found', 'found']", outcome.traceback
 
 
 def test_module_that_registers_at_its_import_is_imported_with_the_module_that_it_fills(kernel: Kernel) -> None:

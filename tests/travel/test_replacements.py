@@ -30,6 +30,10 @@ def helper(x): return f"the library's {x}"
 def wrapped(x): return f"the library's {x}"
 def patched(x): return f"the library's {x}"
 def partial(x, y=1): return x, y
+_fused, _started = True, None
+def set_fused(value):
+    global _fused, _started
+    _fused, _started = value, object()
 """,
     "library.py": """
 import config
@@ -62,6 +66,7 @@ def look():
         "mock": config.patched(1),
         "in a loop": (repr(nn.ReLU()), repr(nn.Tanh())),
         "by an argument": (repr(nn.Softsign()), repr(nn.Tanhshrink())),
+        "by a setter": config._fused,
         "settings": matmul.allow_bf16_reduced_precision_reduction,
     }
 before = look()
@@ -92,6 +97,7 @@ set_up()
 setattr(config, "by_" + "setattr", 1)
 setattr(config, "by_setattr", 3)
 del config.unused
+config.set_fused(False)
 patch = mock.patch.object(config, "patched", lambda x: "mine").start()
 def my_repr(self): return "mine"
 for layer in (nn.ReLU, nn.Tanh):
@@ -106,6 +112,7 @@ after = look()
 """
 PUT_BACK = """
 mock.patch.stopall()
+config.set_fused(True)
 F.gelu, nn.Linear.forward, config.helper, config.wrapped, config.partial, config.Net, nn.ReLU.extra_repr = originals
 del nn.Tanh.extra_repr, nn.Softsign.extra_repr, nn.Tanhshrink.extra_repr
 config.lr, config.RATES["body"], config.optim.beta = 0.1, 0.2, 0.9
