@@ -5,6 +5,7 @@ A comment before a block says what is special about it:
     <!-- raises: ConfigError -->     the cell ends with this error
     <!-- answers: 3, continue -->    what to type where it asks, one after the other
     <!-- interrupted -->             the interrupt button is pressed as soon as a rank has printed a line
+    <!-- needs: trl -->             run where this module can be imported; the page then has a kernel of its own
     <!-- not run: why -->
 
 A ```text block right after it is what the cell shows: each of its lines must be there. Seconds and megabytes may
