@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.metadata
-import importlib.util
+import json
 import os
 import re
 import sys
@@ -21,6 +21,7 @@ import textwrap
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import nbclient
 import nbformat
@@ -680,11 +681,12 @@ class Outcome:
     """The error that ended the notebook, without colours; empty: it ran to its end."""
 
 
-def notebook(package: str, launcher: str) -> nbformat.NotebookNode:
+def notebook(package: str, launcher: str) -> Any:
     """Return the notebook of a package with the launcher's import."""
     first, *cells = [textwrap.dedent(cell).strip() for cell in NOTEBOOKS[package]]
     sources = [first.replace("from accelerate ", f"from {launcher} "), *cells]
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    v4: Any = nbformat.v4
+    return v4.new_notebook(cells=[v4.new_code_cell(source) for source in sources])
 
 
 def run(made: nbformat.NotebookNode) -> Outcome:
@@ -694,8 +696,8 @@ def run(made: nbformat.NotebookNode) -> Outcome:
             made, timeout=SECONDS, kernel_name="python3", record_timing=True, resources={"metadata": {"path": folder}}
         )
         # A kernelspec of the environment starts whatever `python` comes first; this is that of the program.
-        client.create_kernel_manager()
-        client.km.kernel_spec.argv[0] = sys.executable
+        manager: Any = client.create_kernel_manager()
+        manager.kernel_spec.argv[0] = sys.executable
         error = ""
         try:
             client.execute(env={**os.environ, **ENVIRONMENT, "NOTEBOOK_LAUNCHER_RUNS": f"{folder}/runs"})
@@ -730,7 +732,7 @@ def compare(package: str, save: Path | None) -> tuple[list[str], str]:
         found[name] = run(made)
         if save:
             save.mkdir(parents=True, exist_ok=True)
-            nbformat.write(made, save / f"{package}_{name}.ipynb")
+            (save / f"{package}_{name}.ipynb").write_text(json.dumps(made), encoding="utf-8")
     ours, theirs = found["ours"], found["accelerate"]
     same = ours.lines == theirs.lines and bool(ours.lines) and not ours.error and not theirs.error
     numbers = sum(len(re.findall(r"[0-9a-f.e+-]+", line.partition(":")[2])) for line in ours.lines)
@@ -760,7 +762,10 @@ def main() -> None:
     print(body, flush=True)
     if not options.only:
         minutes = (time.monotonic() - began) / 60
-        how = f"One run of `python benchmarks/libraries.py`, {minutes:.0f} minutes, each notebook once; 2 ranks."
+        how = (
+            f"One run of `python benchmarks/libraries.py`, {minutes:.0f} minutes, each notebook once; 2 ranks. A "
+            "launch comes right after the imports, which the process from which ranks are forked then makes once more."
+        )
         path = write("libraries", f"{head}\n{how}\n\n{body}")
         say(f"written to {path}")
 

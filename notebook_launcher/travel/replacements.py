@@ -205,9 +205,9 @@ class ReplacedAttributes:
         module, steps = _path_of(
             namespace.main_globals().get(store.root), imports.get(store.root) or self._imports.get(store.root)
         )
-        if module is None:
-            return None
         steps = (*steps, *store.steps)
+        if module is None or not steps:
+            return None
         # From the innermost module on: a rank sets the attribute once that module is imported.
         while len(steps) > 1 and f"{module}.{steps[0]}" in sys.modules:
             module, steps = f"{module}.{steps[0]}", steps[1:]
