@@ -523,6 +523,9 @@ class Accelerator:
     def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
         """Compute gradients; at the end of a window they are the gradients of the mean loss over the whole window.
 
+        In a launch, a line names the first loss that is NaN or infinite, with its rank, update and batch. On a GPU that
+        would wait for the loss, so there only a loss that is given to `report` is looked at.
+
         Args:
             loss: A tensor of one element, on any rank: the mean over this micro-batch.
             weight: Number of samples or tokens that the mean is over. All ranks' weights are added up, once for each
