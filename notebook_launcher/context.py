@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -39,6 +40,7 @@ __all__ = [
     "current",
     "enter",
     "enter_random_stage",
+    "newest_seeding",
     "note_checkpoint",
     "notify",
     "notify_of_loss",
@@ -205,6 +207,8 @@ class RandomStage(NamedTuple):
     """The seed that torch's generator has been given; another one is there once the user's code has seeded it."""
     next_seed: int | None = None
     """None while all ranks draw the same numbers; then the seed, equal on all ranks, for doing so again."""
+    seeding: Any = None
+    """What `newest_seeding` returned then: the user's code may seed with the number that was there."""
 
 
 class _Current:
@@ -222,6 +226,12 @@ def enter(context: RankContext | None) -> None:
 def adopt(**settings: Any) -> None:
     """Give this process settings that an `Accelerator()` adopts where a launch gives none; exported scripts call it."""
     _Current.adopted = settings
+
+
+def newest_seeding() -> Any:
+    """Return what torch keeps of the newest `torch.manual_seed` until CUDA is in use: another object for each call."""
+    tracker = getattr(sys.modules["torch"].cuda, "_lazy_seed_tracker", None)
+    return getattr(tracker, "manual_seed_all_cb", None)
 
 
 def random_stage() -> RandomStage | None:

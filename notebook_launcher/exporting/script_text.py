@@ -68,9 +68,9 @@ ADOPT = """\
     adopt({settings})
 """
 ALIKE = """\
-    from notebook_launcher.context import RandomStage, enter_random_stage
+    from notebook_launcher.context import RandomStage, enter_random_stage, newest_seeding
 
-    enter_random_stage(RandomStage(torch.initial_seed()))
+    enter_random_stage(RandomStage(torch.initial_seed(), seeding=newest_seeding()))
 """
 IN_SCRIPT = {
     *(

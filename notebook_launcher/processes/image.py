@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,7 @@ class Image:
         Raises:
             NotCleanError: This process cannot be forked any more. A fork from before can take its place.
         """
-        with garbage_left(), _environment(self._environ), _exit_handlers_kept():
+        with garbage_left(), _environment(self._environ), _exit_handlers_kept(), _warnings_unshown():
             before, package = Surroundings.look(), ""
             for number, name in enumerate(names):
                 if package and _package(name) != package and package not in sys.stdlib_module_names:
@@ -311,6 +312,24 @@ def _exit_handlers_kept() -> Iterator[None]:
         inherited.forget_exit_handlers()
         for func, args, kwargs in kept:
             register(func, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _warnings_unshown() -> Iterator[None]:
+    """Show no warnings of imports: the kernel has shown them, and here they would hide why a host did not start.
+
+    The filters stay, because modules add some of their own.
+    """
+
+    def unshown(*_: Any, **__: Any) -> None:
+        pass
+
+    before, warnings.showwarning = warnings.showwarning, unshown
+    try:
+        yield
+    finally:
+        if warnings.showwarning is unshown:  # Otherwise a module has replaced it.
+            warnings.showwarning = before
 
 
 def _empty_tables() -> None:

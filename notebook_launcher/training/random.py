@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.context import RandomStage, enter_random_stage, random_stage
+from notebook_launcher.context import RandomStage, enter_random_stage, newest_seeding, random_stage
 from notebook_launcher.wording.choices import unknown
 
 if TYPE_CHECKING:
@@ -192,20 +192,25 @@ def draw_apart(data_rank: int) -> None:
     Only in a launch whose ranks still draw alike, and not if the user's code has seeded torch: its seeds stay.
     """
     stage = random_stage()
-    if stage is None or stage.next_seed is not None or torch.initial_seed() != stage.seed:
+    if stage is None or stage.next_seed is not None or _is_seeded_since(stage):
         return
     state = torch.get_rng_state()
     own = _derived_seed(state, data_rank)
     _seed_all(own)
-    enter_random_stage(RandomStage(own, next_seed=_derived_seed(state, NO_RANK)))
+    enter_random_stage(RandomStage(own, _derived_seed(state, NO_RANK), newest_seeding()))
 
 
 def draw_alike() -> None:
     """Undo `draw_apart` where another training begins: all ranks draw the same numbers again, new ones."""
     stage = random_stage()
-    if stage is not None and stage.next_seed is not None and torch.initial_seed() == stage.seed:
+    if stage is not None and stage.next_seed is not None and not _is_seeded_since(stage):
         _seed_all(stage.next_seed)
-        enter_random_stage(RandomStage(stage.next_seed))
+        enter_random_stage(RandomStage(stage.next_seed, seeding=newest_seeding()))
+
+
+def _is_seeded_since(stage: RandomStage) -> bool:
+    """Return True if the user's code has seeded torch; with CUDA in use, by another number than the stage's."""
+    return torch.initial_seed() != stage.seed or newest_seeding() is not stage.seeding
 
 
 def _derived_seed(state: torch.Tensor, number: int) -> int:

@@ -141,6 +141,24 @@ def test_ranks_draw_apart_from_prepare_on_and_alike_for_another_accelerator(kern
     assert [one[0] == one[1] for one in apart[0]] == [False] * 4
 
 
+def test_function_that_seeds_with_the_kernels_seed_keeps_it_in_each_call(kernel: Kernel) -> None:
+    first, second = evaluate(
+        kernel,
+        """
+        def seeded():
+            torch.manual_seed(8)
+            Accelerator(cpu=True).prepare(torch.nn.Linear(1, 1))
+            return torch.rand(1).item()
+        torch.manual_seed(8)
+        with Session(2, **ENDED) as session:
+            found = [list(session.run(seeded)) for _ in range(2)]
+        found
+        """,
+    )
+    assert first == second
+    assert first[0] == first[1]
+
+
 def test_validation_rows_of_a_random_split_are_trained_on_by_no_rank(kernel: Kernel) -> None:
     leaked = evaluate(
         kernel,

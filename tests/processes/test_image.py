@@ -340,6 +340,7 @@ LEAVING = {
     "dies": "import os; os._exit(3)",
     "shadows": "import rich",
     "fails": "raise ValueError('no')",
+    "warns": "import warnings; warnings.warn('shown by the kernel', FutureWarning, stacklevel=1)",
     "last": "import atexit; atexit.register(lambda: print('the rank ends'))",
 }
 
@@ -357,6 +358,7 @@ def test_imports_that_a_fork_cannot_inherit_are_left_to_the_ranks_by_name(tmp_pa
         run(kernel, "while not all(notebook_launch(has, 1, output='none')): pass")
         left_out = eval(run(kernel, "fork_server().image().left_out"))
         outcome = kernel.execute("print(*notebook_launch(lambda: 'good' in sys.modules and has(), 2))")
+        assert run(kernel, "os.pread(fork_server()._errors, 10_000, 0)") == "b''"
     assert left_out == {
         "connects": "its import opens a connection",
         "spawns": "its import starts a process",

@@ -137,14 +137,14 @@ def reader(module_kernel):
 
 
 @pytest.mark.parametrize("how_to", HOW_TOS, ids=lambda path: path.stem)
-def test_how_to_code_prints_what_the_page_shows(how_to, request, tmp_path):
+def test_how_to_code_prints_what_the_page_shows(how_to, reader, tmp_path):
     found = list(pages.blocks(how_to.read_text(encoding="utf-8")))
     assert found
     needed = {block.value for block in found if block.mark == "needs"}
     missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
     with contextlib.ExitStack() as stack:
         # Imports of other libraries would slow down the pages that come after.
-        reader = stack.enter_context(pages.reader(tmp_path)) if needed else request.getfixturevalue("reader")
+        reader = stack.enter_context(pages.reader(tmp_path)) if needed else reader
         # A page may switch the recording of runs off.
         start = f"import os; os.chdir({str(tmp_path)!r}); os.environ[{VARIABLE!r}] = {str(tmp_path / 'kept')!r}; del os"
         assert reader.execute(f"%reset -f\n{start}").error is None

@@ -28,6 +28,7 @@ from notebook_launcher.context import (
     current,
     enter,
     enter_random_stage,
+    newest_seeding,
 )
 from notebook_launcher.errors import ResourceError, ReturnValueError
 from notebook_launcher.messaging import board_layout, messages
@@ -283,7 +284,7 @@ class _RankProcess:
         assert setup.random is not None
         travel.begin_random(setup.random, setup.rank_seeds, self._number, use_gpu=setup.use_gpu)
         if setup.rank_seeds is None and setup.num_processes > 1:
-            enter_random_stage(RandomStage(sys.modules["torch"].initial_seed()))
+            enter_random_stage(RandomStage(sys.modules["torch"].initial_seed(), seeding=newest_seeding()))
 
     def _run_step(self, step: travel.SetupStep) -> None:
         """Run code that comes before the function; an error of it is the user's, as one of the function is."""

@@ -42,7 +42,7 @@ def sampled_at_work(run: Run) -> Samples:
     while True:
         samples = run.sample(0.2)
         drawn = flame_svg(samples[:1]), flame_svg(samples[1:])
-        is_at_work = samples[1].num_samples > 2 and samples[1].wait_share == 0
+        is_at_work = all(rank.num_samples > 2 and rank.wait_share == 0 for rank in samples[1:])
         if "barrier: " in drawn[0] and "spin, line" in drawn[1] and samples[0].wait_share == 1 and is_at_work:
             return samples
 
