@@ -45,8 +45,13 @@ def server() -> psutil.Process:
 
 
 def spares() -> list[psutil.Process]:
-    """Return the spare supervisor and the two spare ranks; empty unless there are three."""
-    found = [process for process in server().children(recursive=True) if process.name() == f"spare {server().pid}"]
+    """Return the spare supervisor and the two spare ranks; empty unless there are three.
+
+    A deputy's do not count: they go with the server's chores.
+    """
+    name = f"spare {server().pid}"
+    ours = [process for process in server().children() if process.name() == name]
+    found = [*ours, *(rank for one in ours for rank in one.children() if rank.name() == name)]
     return found if len(found) == 3 else []
 
 
