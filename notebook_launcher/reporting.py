@@ -85,7 +85,7 @@ def report_pictures(pictures: Mapping[str, tuple[str, bytes]], *, step: int | No
     """Send pictures of `encode_pictures` to the run, if there is one."""
     context = current()
     if context is not None:
-        _send_pictures(context, pictures, step)
+        _send_pictures(context, pictures, _step_or_updates(context, step))
         step_boundary()
 
 
@@ -114,7 +114,7 @@ def encode_pictures(values: Mapping[str, Any], *, call: str) -> dict[str, tuple[
 def _send_pictures(context: RankContext, pictures: Mapping[str, tuple[str, bytes]], step: int | None) -> None:
     from notebook_launcher.messaging import messages
 
-    now, step = time.monotonic(), _step_or_updates(context, step)
+    now = time.monotonic()
     for name, (mime, data) in pictures.items():
         context.send(messages.ReportedPicture(time=now, step=step, name=name, mime=mime, data=data))
 
@@ -128,7 +128,7 @@ def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = N
     """Send a table to the run, if there is one; `to_csv` returns it."""
     context = current()
     if context is not None:
-        _send_pictures(context, {name: ("text/csv", to_csv())}, step)
+        _send_pictures(context, {name: ("text/csv", to_csv())}, _step_or_updates(context, step))
         step_boundary()
 
 

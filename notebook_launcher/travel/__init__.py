@@ -94,11 +94,9 @@ __all__ = [
 
 SECONDS_PER_GB = 0.5
 """Time of a copy into shared memory, measured; the first write to such memory takes longer on some machines."""
-CAPTURED_BY_STEP = re.compile(r"\bthe function (the %%everywhere cell \S+|setup=) captures\b")
-
-
 ANNOUNCED_SIZE = 1 << 30
-"""Bytes of a call from which on its size is told before it is sent: the copy takes 0.5 s per GB or more."""
+"""Bytes of a call from which on its size is told before it is sent."""
+CAPTURED_BY_STEP = re.compile(r"\bthe function (the %%everywhere cell \S+|setup=) captures\b")
 
 
 def pack_call(

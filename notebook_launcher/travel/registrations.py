@@ -93,23 +93,9 @@ def find_registrations(definitions: Iterable[Any]) -> list[Path]:
         for container, module, steps in search.places():
             # One dictionary may be known in several modules: the first in the order of imports is its home.
             found.setdefault((id(container), repr(steps[-1])), (module, steps))
+    weak = [path for definition in definitions for path in search.weak_keys(definition)]
     search.close()
-    weak = [path for definition in definitions for path in _weak_keys(definition)]
     return [*found.values(), *weak]
-
-
-def _weak_keys(definition: Any) -> Iterator[Path]:
-    """Yield the places of a definition that is a key of a `WeakKeyDictionary`, which does not refer to it."""
-    modules = {id(vars(module)): name for name, module in list(sys.modules.items()) if type(module) is types.ModuleType}
-    for reference in weakref.getweakrefs(definition):
-        callback: Any = reference.__callback__
-        if not getattr(callback, "__qualname__", "").startswith("WeakKeyDictionary."):
-            continue
-        dictionary = callback.__defaults__[0]()
-        for holder in gc.get_referrers(dictionary):
-            name = modules.get(id(holder))
-            if name is not None and _top(name) not in NEVER:
-                yield from ((name, (key, (definition,))) for key, value in list(holder.items()) if value is dictionary)
 
 
 class _Search:
@@ -127,6 +113,19 @@ class _Search:
         self._roots: list[int] = []
         modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
         self._modules = {id(vars(module)): module for module in reversed(modules)}
+
+    def weak_keys(self, definition: Any) -> Iterator[Path]:
+        """Yield the places of a definition that is a key of a `WeakKeyDictionary`, which does not refer to it."""
+        for reference in weakref.getweakrefs(definition):
+            callback: Any = reference.__callback__
+            if not getattr(callback, "__qualname__", "").startswith("WeakKeyDictionary."):
+                continue
+            dictionary = callback.__defaults__[0]()
+            for holder in gc.get_referrers(dictionary):
+                module = self._modules.get(id(holder))
+                if module is not None and _top(module.__name__) not in NEVER:
+                    held = list(holder.items())
+                    yield from ((module.__name__, (key, (definition,))) for key, value in held if value is dictionary)
 
     def close(self) -> None:
         """Let go of all objects."""

@@ -345,10 +345,6 @@ def _set_by(function: Any) -> Iterator[Place]:
         yield from (Place(home, (name,)) for name in sorted(names) if isinstance(module.get(name), PLAIN))
 
 
-def _is_lambda(value: Any) -> bool:
-    return type(value) is types.FunctionType and value.__name__ == "<lambda>" and _is_notebooks(value)
-
-
 def _is_definition(value: Any) -> bool:
     return isinstance(value, type | types.FunctionType) and _is_notebooks(value)
 
