@@ -100,7 +100,7 @@ def try_case(case: Case, folder: str) -> tuple[float, list[str]]:
     try:
         if list(launch(int, RANKS, **options).result(60)) != [0] * RANKS:
             faults.append("the next launch gave other values")
-    except Exception as error:  # noqa: BLE001 - a fault of any kind is one
+    except Exception as error:  # a fault of any kind is one
         faults.append(f"the next launch: {type(error).__name__}: {error}")
     if engine is not None:
         engine.close()

@@ -263,7 +263,7 @@ class Tasks:
         self._clear()
         try:
             self.way.call({"die": die, "fail": fail}[how], self._folder)
-        except Exception as error:  # noqa: BLE001 - any exception is the answer
+        except Exception as error:  # any exception is the answer
             seconds = time.monotonic() - self._read()[0]["died"]
             lines = [line for line in str(error).splitlines() if any(map(str.isalpha, line))]
             return {"seconds": seconds, "error": type(error).__name__, "message": lines[0] if lines else ""}
@@ -324,7 +324,7 @@ def main(name: str, num_ranks: int, commands_fd: int, answers_fd: int) -> None:
             command, *args = json.loads(line)
             try:
                 answer = getattr(tasks, command)(*args)
-            except BaseException as error:  # noqa: BLE001 - it becomes a row of the table
+            except BaseException as error:  # it becomes a row of the table
                 answer = {"failed": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers, flush=True)
 

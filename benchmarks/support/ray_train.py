@@ -64,7 +64,7 @@ def main() -> None:
     def answer(work: Any) -> None:
         try:
             found = work()
-        except Exception as error:  # noqa: BLE001 - the reason is the contender's row
+        except Exception as error:  # the reason is the contender's row
             found = {"failed": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(found) + "\n")
 

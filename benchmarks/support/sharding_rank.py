@@ -69,7 +69,7 @@ def with_ddp(model: Transformer, window: int) -> Step:
     wrapped = DistributedDataParallel(model)
     optimizer = optimizer_of(model)
 
-    def step(tokens: torch.Tensor, ends: bool) -> None:  # noqa: FBT001
+    def step(tokens: torch.Tensor, ends: bool) -> None:
         wrapped.require_backward_grad_sync = ends  # what no_sync() sets
         (loss_of(wrapped, tokens) / window).backward()
         if ends:
@@ -88,7 +88,7 @@ def by_hand(model: Transformer, window: int) -> Step:
     fully_shard(model)
     optimizer = optimizer_of(model)
 
-    def step(tokens: torch.Tensor, ends: bool) -> None:  # noqa: FBT001
+    def step(tokens: torch.Tensor, ends: bool) -> None:
         (loss_of(model, tokens) / window).backward()
         if ends:
             optimizer.step()
@@ -124,7 +124,7 @@ def with_accelerate(model: Transformer, window: int) -> Step:
 def _with(accelerator: Any, model: Transformer) -> Step:
     prepared, optimizer = accelerator.prepare(model, optimizer_of(model))
 
-    def step(tokens: torch.Tensor, ends: bool) -> None:  # noqa: ARG001, FBT001
+    def step(tokens: torch.Tensor, ends: bool) -> None:  # noqa: ARG001
         with accelerator.accumulate(prepared):
             accelerator.backward(loss_of(prepared, tokens))
             optimizer.step()

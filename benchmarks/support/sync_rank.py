@@ -148,7 +148,7 @@ def failure_reported(**key: Any) -> Iterator[None]:
     """Report an exception as the reason in a contender's row."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - any exception is the answer
+    except Exception as error:  # any exception is the answer
         report(kind="failed", **key, reason=f"{type(error).__name__}: {error}")
 
 

@@ -45,11 +45,11 @@ def _run(options: argparse.Namespace) -> int:
         run.wait()
     except KeyboardInterrupt:
         again = f"`notebook-launcher attach {run.id}` reconnects to it, with --stop to end it"
-        print(f"\n{run.id} is still running; {again}", file=sys.stderr)  # noqa: T201 - a program's notice
+        print(f"\n{run.id} is still running; {again}", file=sys.stderr)
         raise
     error = run.exception()
     if error is not None:
-        print(f"{run.id}: {run.state}: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        print(f"{run.id}: {run.state}: {type(error).__name__}: {error}", file=sys.stderr)
     return 0 if error is None or (options.stop and run.state == "stopped") else 1
 
 
@@ -69,13 +69,13 @@ def _attend(session: AttachedSession, *, stops: bool) -> int:
         return 0
     call = session.latest if session.is_busy else None
     if call is None:
-        print(f"{session!r}: no call is running")  # noqa: T201
+        print(f"{session!r}: no call is running")
         return 0
     call.follow_in_cell()
     try:
         call.wait()
     except KeyboardInterrupt:
-        print(f"\n{call.id} is still running in the session {session.name}", file=sys.stderr)  # noqa: T201
+        print(f"\n{call.id} is still running in the session {session.name}", file=sys.stderr)
         raise
     return 0 if call.exception() is None else 1
 

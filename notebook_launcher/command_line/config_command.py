@@ -59,14 +59,14 @@ def _run(options: argparse.Namespace) -> int:
     path = accelerate_yaml.path_to_write(options.config_file)
     config = LaunchConfig() if options.default else _asked(_present(path))
     written = config.to_yaml(path)
-    print(f"written: {written}\nnotebook-launcher launch --config_file {written} SCRIPT")  # noqa: T201
+    print(f"written: {written}\nnotebook-launcher launch --config_file {written} SCRIPT")
     return 0
 
 
 def _present(path: Path) -> LaunchConfig:
     if not path.is_file():
         return LaunchConfig()
-    print(f"The answers in parentheses come from {path}.")  # noqa: T201
+    print(f"The answers in parentheses come from {path}.")
     return load_accelerate_file(path)[0]
 
 

@@ -21,7 +21,7 @@ def _run(options: argparse.Namespace) -> int:
     from notebook_launcher.diagnosis.doctor import doctor
 
     diagnosis = doctor(launch=not options.no_launch)
-    print(diagnosis.to_json() if options.json else diagnosis)  # noqa: T201 - this is what the command is for
+    print(diagnosis.to_json() if options.json else diagnosis)
     return 0 if diagnosis.ok else 1
 
 

@@ -36,7 +36,7 @@ def _run(options: argparse.Namespace) -> int:
     from notebook_launcher.command_line.memory_estimate import make_model, size_of_model
 
     size = size_of_model(*make_model(options.model, _arguments(options.args)))
-    print("\n".join(_lines(size, options.num_processes, options.optimizer)))  # noqa: T201
+    print("\n".join(_lines(size, options.num_processes, options.optimizer)))
     return 0
 
 

@@ -112,7 +112,7 @@ def _launch(script: Any, words: Sequence[str], config: LaunchConfig) -> int:
     except RunTimeoutError as error:
         _say(str(error))
         return TIMED_OUT
-    except Exception as error:  # noqa: BLE001 - the script's own exception, of any type
+    except Exception as error:  # the script's own exception, of any type
         return _report(error)
     return 0
 
@@ -134,7 +134,7 @@ def _say(text: str) -> None:
 
 
 def _show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - a program's messages
+    print(text, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

@@ -51,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return _run(words)
     except (LaunchError, LookupError) as error:
         name = " ".join([PROGRAM, *(command.name for command in COMMANDS if words[:1] == [command.name])])
-        print(f"{name}: {error}", file=sys.stderr)  # noqa: T201 - a program's error
+        print(f"{name}: {error}", file=sys.stderr)
         return BAD_USE
     except KeyboardInterrupt:
         return 130

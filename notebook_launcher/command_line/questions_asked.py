@@ -39,14 +39,14 @@ def ask_text(question: str, read: Callable[[str], T], default: T, shown: str) ->
         try:
             text = input(f"{question} ({shown}): ").strip()
         except EOFError:
-            print()  # noqa: T201 - ends the line of the question
+            print()
             raise ConfigError(f"the input ended at {question!r}. Type the answers, or use --default.") from None
         if not text:
             return default
         try:
             return read(text)
         except ValueError as error:
-            print(f"  {error}")  # noqa: T201 - an answer to what was typed
+            print(f"  {error}")
 
 
 def _menu() -> Any:

@@ -87,7 +87,7 @@ def _list(options: argparse.Namespace) -> int:
     from notebook_launcher.drawing.tables import terminal_width
 
     chosen = _chosen(options)
-    print(chosen.as_text(options.limit, width=terminal_width(), more=f"--limit {len(chosen)}"))  # noqa: T201
+    print(chosen.as_text(options.limit, width=terminal_width(), more=f"--limit {len(chosen)}"))
     return 0
 
 
@@ -121,7 +121,7 @@ def _show(options: argparse.Namespace) -> int:
         lines.append(f"{plural(num_left_out, 'option')} with the default: --all lists them too")
     for rank in _ranks(options.logs, snapshot.num_processes):
         lines += ["", f"rank {rank}:", *run.logs(rank).splitlines()]
-    print("\n".join(lines))  # noqa: T201 - this is what the command is for
+    print("\n".join(lines))
     return 0
 
 
@@ -155,7 +155,7 @@ def _compare(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"compare {one}: it takes two runs or more. `notebook-launcher runs show {one}` shows one run."
         )
-    print(compare(*(open_run(name, options.folder) for name in options.runs)))  # noqa: T201
+    print(compare(*(open_run(name, options.folder) for name in options.runs)))
     return 0
 
 
@@ -165,7 +165,7 @@ def _edit(options: argparse.Namespace) -> int:
     run = open_run(options.run, options.folder)
     tags = None if options.tags is None else words_of(options.tags)
     run.edit(name=options.name, tags=tags, notes=options.notes)
-    print(f"{run.id}: {run.name}; tags: {', '.join(run.tags) or 'none'}; notes: {run.notes or 'none'}")  # noqa: T201
+    print(f"{run.id}: {run.name}; tags: {', '.join(run.tags) or 'none'}; notes: {run.notes or 'none'}")
     return 0
 
 
@@ -186,11 +186,11 @@ def _delete(options: argparse.Namespace) -> int:
         fits = {name: getattr(options, name) for name in CHOICES}
         chosen = every.filter(**fits, before=older)
     if not chosen:
-        print("no such run")  # noqa: T201
+        print("no such run")
         return 1
     if not options.yes:
         listed = f"runs list --limit {len(every)}"
-        print(chosen.as_text(NUM_LISTED, width=terminal_width(), more=listed))  # noqa: T201
+        print(chosen.as_text(NUM_LISTED, width=terminal_width(), more=listed))
         try:
             answer = input(f"Delete {plural(len(chosen), 'run')}, {format_bytes(chosen.size)}? [y/N] ")
         except EOFError:
@@ -200,7 +200,7 @@ def _delete(options: argparse.Namespace) -> int:
         if answer.lower() not in ("y", "yes"):
             return 1
     freed = chosen.size
-    print(f"deleted {plural(chosen.delete(), 'run')}, {format_bytes(freed)}")  # noqa: T201
+    print(f"deleted {plural(chosen.delete(), 'run')}, {format_bytes(freed)}")
     return 0
 
 

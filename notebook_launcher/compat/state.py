@@ -31,7 +31,7 @@ class PartialState(ProcessState):
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         self.__dict__ = self._shared_state
         if not self._shared_state:
             super().__init__(cpu=cpu, backend=kwargs.get("backend"), timeout=kwargs.get("timeout"))
@@ -56,7 +56,7 @@ class AcceleratorState(_AcceleratorState):
     def __init__(
         self,
         mixed_precision: str | None = None,
-        cpu: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        cpu: bool = False,
         *,
         backend: str | None = None,
         timeout: dt.timedelta | None = None,
@@ -93,7 +93,7 @@ class AcceleratorState(_AcceleratorState):
             raise AttributeError(_was_reset("distributed_type"))
 
     @staticmethod
-    def _reset_state(reset_partial_state: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+    def _reset_state(reset_partial_state: bool = False) -> None:
         """Forget the shared state; the process group stays."""
         AcceleratorState._shared_state.clear()
         if reset_partial_state:

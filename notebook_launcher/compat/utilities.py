@@ -179,7 +179,7 @@ def parse_choice_from_env(key: str, default: str = "no") -> str:
     return os.environ.get(key, str(default))
 
 
-def parse_flag_from_env(key: str, default: bool = False) -> bool:  # noqa: FBT001, FBT002 - Accelerate's signature
+def parse_flag_from_env(key: str, default: bool = False) -> bool:
     """Return True if a variable is on."""
     return environment.flag(os.environ, key) if key in os.environ else default
 
@@ -209,7 +209,7 @@ def recursive_getattr(obj: Any, attr: str) -> Any:
     return operator.attrgetter(attr)(obj)
 
 
-def str_to_bool(value: str, to_bool: bool = False) -> int | bool:  # noqa: FBT001, FBT002 - Accelerate's signature
+def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
     """Return 1 for yes, true, t, y, on and 1, and 0 for their opposites; with `to_bool` True and False."""
     found = read_bool(value)
     if found is None:

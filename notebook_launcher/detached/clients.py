@@ -95,7 +95,7 @@ class Clients:
                 caller = Caller(client, link)
                 while True:
                     link.send(self._answer_to(link.receive(), caller))
-        except Exception:  # noqa: BLE001, S110 - a client that left, is slow, or speaks another protocol is dropped
+        except Exception:  # noqa: S110 - a client that left, is slow, or speaks another protocol is dropped
             pass
         finally:
             with self._changed:
@@ -105,5 +105,5 @@ class Clients:
     def _answer_to(self, request: object, caller: Caller) -> object:
         try:
             return self._answer(request, caller)
-        except Exception as error:  # noqa: BLE001 - the client raises it
+        except Exception as error:  # the client raises it
             return RequestRefused(error=error)

@@ -73,7 +73,7 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
     except BrokenPipeError:  # The kernel was killed, and no client knows the run.
         assert host is not None
         host.abandon()
-    except BaseException as error:  # noqa: BLE001 - the kernel raises it
+    except BaseException as error:  # the kernel raises it
         kernel.send(RequestRefused(error=error))
         os._exit(1)
     kernel.close()

@@ -62,7 +62,7 @@ class HostedDebugger:
     def _run(self) -> None:
         try:
             self._debugger.serve(self._questions)
-        except BaseException as fault:  # noqa: BLE001 - the client raises it
+        except BaseException as fault:  # the client raises it
             self._fault = fault
         finally:
             self._journal.finish()

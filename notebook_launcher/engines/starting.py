@@ -104,7 +104,7 @@ def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, ker
         group_functions.replace_group_functions()
         group_functions.redirect_globals(call.fn)
         run_supervisor(socket.socket(fileno=sock.detach()), call)
-    except BaseException:  # noqa: BLE001 - the process ends here; the kernel reads its last words
+    except BaseException:  # the process ends here; the kernel reads its last words
         os.write(errors, traceback.format_exc().encode())
     finally:
         os._exit(0)

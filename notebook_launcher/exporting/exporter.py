@@ -136,7 +136,7 @@ def _check_engine(config: LaunchConfig) -> None:
         )
 
 
-def _sbatch_options(slurm: bool | Mapping[str, Any]) -> Mapping[str, Any] | None:  # noqa: FBT001
+def _sbatch_options(slurm: bool | Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the options of sbatch; None if no job file is wanted."""
     if isinstance(slurm, Mapping):
         return slurm or None

@@ -92,7 +92,7 @@ def check_sharing(nccl: int | None) -> None:
 
 def _announce(check: Check) -> None:
     if sys.stdout.isatty():
-        print(f"  ...   {check.name}", end="\r", flush=True)  # noqa: T201 - this is what the command is for
+        print(f"  ...   {check.name}", end="\r", flush=True)
 
 
 def _line(outcome: Outcome) -> str:
@@ -121,4 +121,4 @@ def last_lines(outcomes: Sequence[Outcome], hardware: Hardware, *, complete: boo
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - this is what the command is for
+    print(text, flush=True)

@@ -123,7 +123,7 @@ def _early_return(hardware: Hardware) -> str:
     began = time.monotonic()
     try:
         notebook_launch(_return_early, **{**hardware.ranks(2), "timeout": SECONDS_TO_RETURN})
-    except Exception as error:  # noqa: BLE001 - gloo's error, or the time limit
+    except Exception as error:  # gloo's error, or the time limit
         return f"its peer got {type(error).__name__} after {time.monotonic() - began:.1f} s"
     raise AssertionError("a rank that waited for a returned rank came out of its collective")
 
@@ -148,7 +148,7 @@ def _session_after_watchdog(hardware: Hardware) -> str:
         session.run(where)
         try:
             session.run(_outlast_the_watchdog)
-        except Exception as error:  # noqa: BLE001 - gloo's error, or the rank's end by the watchdog
+        except Exception as error:  # gloo's error, or the rank's end by the watchdog
             said = type(error).__name__
         else:
             raise AssertionError("a collective that a rank never enters did not fail")

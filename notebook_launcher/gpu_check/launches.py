@@ -163,7 +163,7 @@ def _device_assert(hardware: Hardware) -> str:
             began = time.monotonic()
             try:
                 session.run(function)
-            except Exception as error:  # noqa: BLE001 - its type is torch's and differs by version
+            except Exception as error:  # its type is torch's and differs by version
                 said = f"{type(error).__name__}: {error}"
             else:
                 said = "no error"

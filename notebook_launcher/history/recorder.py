@@ -201,7 +201,7 @@ class Recorder:
     def _forgiving(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - neither a full disk nor an error of this package may fail the run
+        except Exception as error:  # neither a full disk nor an error of this package may fail the run
             was_on, self._is_on = self._is_on, False
             reason = error.strerror or error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             where = f" in {self.folder or self._home.path}" if self._home is not None else ""

@@ -108,7 +108,7 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, int) and abs(value) < LARGEST else number_of(value)
 
 
-def _checked(value: Any, is_right: bool) -> Any:  # noqa: FBT001
+def _checked(value: Any, is_right: bool) -> Any:
     if not is_right:
         shown = f"it is of {type(value).__name__}" if isinstance(value, list | Mapping) else one_line(repr(value), 40)
         raise ValueError(shown)

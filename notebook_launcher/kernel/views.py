@@ -110,7 +110,7 @@ class RunView:
                 # The run may have ended during the import, which takes up to a second the first time.
                 if not self._run.wait(0):
                     self._monitor = auto.show(self._run, self._output.sink)
-        except Exception as error:  # noqa: BLE001 - a view that cannot be shown must not end the run
+        except Exception as error:  # a view that cannot be shown must not end the run
             self._wants_monitor = False
             self._output.show_progress(on=not self._is_quiet)
             self._output.sink.text("stderr", f"no monitor: {type(error).__name__}: {error}\n")
@@ -128,7 +128,7 @@ class RunView:
                 line, snapshot, curves, is_raised=self._is_raised, key=key, pictures=pictures, options=options
             ):
                 sink.display(bundle)
-        except Exception as error:  # noqa: BLE001 - the run's results matter more than its picture
+        except Exception as error:  # the run's results matter more than its picture
             sink.text("stdout", f"{line}\n")
             sink.text("stderr", f"no picture: {type(error).__name__}: {error}\n")
         sink.flush()

@@ -165,7 +165,7 @@ class Channel:
             with open(fds.pop(), "rb") as file:
                 file.seek(0)
                 return pickle.load(file), fds
-        except Exception as error:  # noqa: BLE001 - whatever the record's own classes raise
+        except Exception as error:  # whatever the record's own classes raise
             return messages.Unreadable(reason=f"{type(error).__name__}: {error}"), fds
 
     def is_at_end(self) -> bool:

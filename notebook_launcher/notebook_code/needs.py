@@ -263,6 +263,6 @@ class _HomeFinder(pickle.Pickler):
         finder = cls()
         try:
             finder.dump(value)
-        except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
+        except Exception as error:  # a user's __reduce__ may raise anything
             return list(finder.found), error
         return list(finder.found), None

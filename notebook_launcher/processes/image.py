@@ -141,7 +141,7 @@ class Image:
                 self._tried.add(name)
                 try:
                     importlib.import_module(name)
-                except BaseException as error:  # noqa: BLE001 - some packages call sys.exit() at their import
+                except BaseException as error:  # some packages call sys.exit() at their import
                     if name not in PREPARED:  # A rank imports the module by itself, and so shows the error.
                         self.left_out[name] = f"its import fails here: {type(error).__name__}: {error}"[:300]
             self._check(before, package)

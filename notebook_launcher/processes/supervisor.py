@@ -81,7 +81,7 @@ def supervise(sock: socket.socket, source: RankSource, *, inherited_call: Functi
     start = None
     try:
         start = supervisor.serve()
-    except BaseException:  # noqa: BLE001 - the process ends here; the kernel reads the traceback from its stderr
+    except BaseException:  # the process ends here; the kernel reads the traceback from its stderr
         traceback.print_exc()
         supervisor.close_channel()
     if start is None:
@@ -101,7 +101,7 @@ def end_with(life: Callable[[], int]) -> NoReturn:
     status = 1
     try:
         status = life()
-    except BaseException:  # noqa: BLE001
+    except BaseException:
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -145,11 +145,11 @@ class Accelerator:
 
     def __init__(
         self,
-        device_placement: bool = True,  # noqa: FBT001, FBT002 - the order is Accelerate's
-        split_batches: bool | None = None,  # noqa: FBT001
+        device_placement: bool = True,  # the order is Accelerate's
+        split_batches: bool | None = None,
         mixed_precision: str | None = None,
         gradient_accumulation_steps: int | None = None,
-        cpu: bool = False,  # noqa: FBT001, FBT002
+        cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
         *,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
@@ -425,8 +425,8 @@ class Accelerator:
     def prepare_model(
         self,
         model: Any,
-        device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
-        evaluation_mode: bool = False,  # noqa: FBT001, FBT002
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
     ) -> Any:
         """Move a model to the device, let it compute in mixed precision and synchronise its gradients.
 
@@ -437,7 +437,7 @@ class Accelerator:
         """
         return self._preparation.prepare_model(model, device_placement, evaluation_mode)
 
-    def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> AcceleratedOptimizer:  # noqa: ARG002, FBT001
+    def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> AcceleratedOptimizer:  # noqa: ARG002
         """Make an optimizer step only where a window ends.
 
         Args:
@@ -471,7 +471,7 @@ class Accelerator:
     def prepare_data_loader(
         self,
         data_loader: Any,
-        device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
+        device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
         """Give each rank its part of a loader's data.
@@ -571,7 +571,7 @@ class Accelerator:
     def join_uneven_inputs(
         self,
         joinables: list[Any],
-        even_batches: bool | None = None,  # noqa: FBT001 - Accelerate's signature
+        even_batches: bool | None = None,
     ) -> AbstractContextManager[None]:
         """Let ranks with more batches continue after others have run out (torch's `Join`).
 
@@ -607,8 +607,8 @@ class Accelerator:
     def unwrap_model(
         self,
         model: Any,
-        keep_fp32_wrapper: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
-        keep_torch_compile: bool = True,  # noqa: FBT001, FBT002
+        keep_fp32_wrapper: bool = True,
+        keep_torch_compile: bool = True,
     ) -> Any:
         """Return the model that `prepare` was given.
 
@@ -739,7 +739,7 @@ class Accelerator:
     def split_between_processes(
         self,
         inputs: Any,
-        apply_padding: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        apply_padding: bool = False,
     ) -> AbstractContextManager[Any]:
         """Give each rank its part of a list, tuple, dictionary or tensor, as `with ... as part:`."""
         return self.state.split_between_processes(inputs, apply_padding=apply_padding)
@@ -760,7 +760,7 @@ class Accelerator:
         """Return all ranks' tensors, one after the other along dimension 0, on every rank."""
         return operations.gather(tensor)
 
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:  # noqa: FBT001, FBT002
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Gather per-batch results so that every sample of the data set counts once.
 
         Args:
@@ -784,7 +784,7 @@ class Accelerator:
         tensor: Any,
         dim: int = 0,
         pad_index: int = 0,
-        pad_first: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        pad_first: bool = False,
     ) -> Any:
         """Pad dimension `dim` to the longest of all ranks with `pad_index`, so that `gather` can be called."""
         return operations.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
@@ -826,7 +826,7 @@ class Accelerator:
         """True on the rank of each machine that writes models, for code that writes them itself."""
         return bool(self.state.is_local_main_process)
 
-    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:  # noqa: FBT001, FBT002
+    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Write an object to a file, once, and whole or not at all."""
         self._checkpointer.save(obj, f, safe=safe_serialization)
 
@@ -835,7 +835,7 @@ class Accelerator:
         model: Any,
         save_directory: str | os.PathLike[str],
         max_shard_size: int | str = "10GB",
-        safe_serialization: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
+        safe_serialization: bool = True,
     ) -> None:
         """Write a model's weights under Hugging Face's file names.
 
@@ -850,7 +850,7 @@ class Accelerator:
     def save_state(
         self,
         output_dir: str | os.PathLike[str] | None = None,
-        safe_serialization: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
+        safe_serialization: bool = True,
         *,
         state_dict_type: str | None = None,
         **save_model_func_kwargs: Any,
@@ -921,7 +921,7 @@ class Accelerator:
         """Call `hook(models, input_dir)` before models are loaded; it may remove models that it loads itself."""
         return self._prepared.add_load_hook(hook)
 
-    def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
+    def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
         """Return a prepared model's weights, by the names that the model itself gives them.
 
         Of a sharded model every rank must call it: rank 0 gets all weights on the CPU, and the others an empty dict.
@@ -957,7 +957,7 @@ class Accelerator:
         """
         self._trackers.init_trackers(project_name, config, init_kwargs or {})
 
-    def get_tracker(self, name: str, unwrap: bool = False) -> Any:  # noqa: FBT001, FBT002 - Accelerate's signature
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return a tracker by name, with `unwrap` its client's object; off the main process, one that does nothing."""
         return self._trackers.get_tracker(name, unwrap=unwrap)
 

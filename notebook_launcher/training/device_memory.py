@@ -32,7 +32,7 @@ SHORTAGES = (
 )
 
 
-def clear_device_cache(garbage_collection: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+def clear_device_cache(garbage_collection: bool = False) -> None:
     """Return the GPU memory that torch holds in reserve to the driver; without CUDA do nothing.
 
     Args:
@@ -116,7 +116,7 @@ def find_executable_batch_size(
     def search_and_run(*args: Any, **kwargs: Any) -> Any:
         return search.run(args, kwargs)
 
-    with contextlib.suppress(TypeError, ValueError):  # some functions written in C have no signature
+    with contextlib.suppress(TypeError, ValueError):
         signature = inspect.signature(function)
         # The batch size, which the call does not give, is the first parameter unless `*args` takes it.
         rest = list(signature.parameters.values())
@@ -165,7 +165,7 @@ class _Search:
         result, error = None, None
         try:
             result = self._function(size, *args, **kwargs)
-        except BaseException as caught:  # noqa: BLE001 - it is raised below, once the peers know of it
+        except BaseException as caught:  # it is raised below, once the peers know of it
             error = caught
         try:
             again = peers.agree(error, should_reduce_batch_size) if peers else _is_shortage(error)

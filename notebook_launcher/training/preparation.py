@@ -114,7 +114,7 @@ class Preparation:
         sizes = [getattr(loader, "batch_size", None) for loader in [*self.prepared.loaders, *loaders]]
         self.zero.check_batch_sizes([size // cut for size in sizes if size is not None])
 
-    def _prepare_object(self, obj: Any, preparer: Preparer, placed: bool | None) -> Any:  # noqa: FBT001
+    def _prepare_object(self, obj: Any, preparer: Preparer, placed: bool | None) -> Any:
         if isinstance(obj, DataLoader):
             return preparer.prepare_data_loader(obj, device_placement=placed)
         if isinstance(obj, torch.nn.Module):
@@ -128,8 +128,8 @@ class Preparation:
     def prepare_model(
         self,
         model: Any,
-        device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
-        evaluation_mode: bool = False,  # noqa: FBT001, FBT002
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
     ) -> Any:
         """Carry out `Accelerator.prepare_model`."""
         if not isinstance(model, torch.nn.Module):
@@ -190,7 +190,7 @@ class Preparation:
         self.prepared.remember(model, model)
         return model
 
-    def _prepare_leaf(self, tensor: torch.Tensor, place: bool) -> torch.Tensor:  # noqa: FBT001
+    def _prepare_leaf(self, tensor: torch.Tensor, place: bool) -> torch.Tensor:
         if any(leaf.tensor is tensor for leaf in self.prepared.members.leaves):
             return tensor
         if place and tensor.device != self.process.device:
@@ -259,7 +259,7 @@ class Preparation:
     def prepare_data_loader(
         self,
         data_loader: Any,
-        device_placement: bool | None = None,  # noqa: FBT001 - Accelerate's signature
+        device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> Any:
         """Carry out `Accelerator.prepare_data_loader`."""
@@ -281,7 +281,7 @@ class Preparation:
         self.prepared.remember(data_loader, prepared)
         return prepared
 
-    def _loader_shared_out_before(self, data_loader: Any, place: bool) -> Any:  # noqa: FBT001
+    def _loader_shared_out_before(self, data_loader: Any, place: bool) -> Any:
         """Return a loader that was shared out before, for another Accelerator; None for any other."""
         if not isinstance(data_loader, (DataLoaderShard, DataLoaderDispatcher)):
             return None
@@ -310,7 +310,7 @@ class Preparation:
             )
         return False
 
-    def _share_out(self, data_loader: Any, place: bool, slice_fn: Callable[..., Any] | None) -> Any:  # noqa: FBT001
+    def _share_out(self, data_loader: Any, place: bool, slice_fn: Callable[..., Any] | None) -> Any:
         config, layout = self.dataloader_config, self.sharding.layout
         settings = SharingSettings(
             num_processes=layout.num_data_ranks,

@@ -36,7 +36,7 @@ NO_RANK = 2**63
 """A number that no rank has, for the seed that all ranks share."""
 
 
-def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
     """Seed Python, NumPy's legacy generator if NumPy is imported, torch, and CUDA on all devices.
 
     The seeds stay as given: `Accelerator.prepare` then leaves the ranks' random numbers alone.

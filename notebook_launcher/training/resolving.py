@@ -251,7 +251,7 @@ def _resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list
     return dataclasses.replace(handler, comm_hook=DDPCommunicationHookType(launched))
 
 
-def _resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> bool:  # noqa: FBT001
+def _resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> bool:
     """Return True if ranks compare their weights; the default is the same as for the other guards."""
     if argument is None:
         launched = context.setting("check_ranks")

@@ -18,7 +18,7 @@ def synced_part(model: Any) -> Any:
     return inner if isinstance(inner, DistributedDataParallel) else model
 
 
-def unwrap_model(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:  # noqa: FBT001, FBT002 - Accelerate's signature
+def unwrap_model(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
     """Return the model that `prepare` was given.
 
     Args:
@@ -44,9 +44,9 @@ def unwrap_model(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile:
 
 def extract_model_from_parallel(
     model: Any,
-    keep_fp32_wrapper: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
-    keep_torch_compile: bool = True,  # noqa: FBT001, FBT002
-    recursive: bool = False,  # noqa: FBT001, FBT002
+    keep_fp32_wrapper: bool = True,
+    keep_torch_compile: bool = True,
+    recursive: bool = False,
 ) -> Any:
     """Return `unwrap_model(...)`; with `recursive`, wrapped submodules are unwrapped, too."""
     model = unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)

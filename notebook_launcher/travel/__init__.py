@@ -316,7 +316,7 @@ def pack_exception(exc: BaseException) -> int | None:
     """
     try:
         return _pack(exc, ExceptionPickler, "exception")
-    except Exception:  # noqa: BLE001 - the exception's report, which is plain data, travels in any case
+    except Exception:  # the exception's report, which is plain data, travels in any case
         return None
 
 
@@ -324,7 +324,7 @@ def unpack_exception(fd: int) -> BaseException | None:
     """Unpack an exception in the kernel; None if it cannot be rebuilt there."""
     try:
         exc = _unpack(fd)
-    except Exception:  # noqa: BLE001 - its class may raise anything; the report is enough
+    except Exception:  # its class may raise anything; the report is enough
         return None
     return exc if isinstance(exc, BaseException) else None
 

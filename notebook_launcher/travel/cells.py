@@ -61,7 +61,7 @@ def shown_file(filename: str) -> str:
     shell = running_shell()
     try:
         label, name = shell.compile.format_code_name(filename)
-    except Exception:  # noqa: BLE001 - no shell, an old one, or no cell
+    except Exception:  # no shell, an old one, or no cell
         return filename
     return f"{label} {name}"
 

@@ -52,7 +52,7 @@ def import_path(obj: Any) -> ImportPath | None:
             name = getattr(obj, "_qualified_op_name", None) or obj._name  # noqa: SLF001 - an operator has no public one
             return _by_full_name(obj, "torch.ops." + name.replace("::", "."))
         return _among_globals(obj, _home(obj))
-    except Exception:  # noqa: BLE001 - attributes of foreign objects may raise anything
+    except Exception:  # attributes of foreign objects may raise anything
         return None
 
 
@@ -120,7 +120,7 @@ def _can_be_copied(obj: Any) -> bool:
         return False  # `sys.version_info` goes by the name of its class
     try:
         reduced = obj.__reduce_ex__(5)
-    except Exception:  # noqa: BLE001 - foreign objects may raise anything
+    except Exception:  # foreign objects may raise anything
         return False
     make, args, state, *_ = [*reduced, None] if isinstance(reduced, tuple) else (None, (), reduced)
     return not (make is NEW_OBJECT and args == (cls,) and state is None)

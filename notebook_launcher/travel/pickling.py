@@ -255,7 +255,7 @@ def _rehearse(value: object, make_pickler: MakePickler) -> tuple[int, Exception 
     counter = _ByteCounter()
     try:
         make_pickler(counter, counter.add_buffer).dump(value)
-    except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
+    except Exception as error:  # a user's __reduce__ may raise anything
         return counter.size, error
     return counter.size, None
 
@@ -279,7 +279,7 @@ def _standard_stream(name: str) -> Any:
     return getattr(sys, name)
 
 
-def _rebuild_cached(maxsize: int | None, typed: bool, function: Callable[..., Any]) -> Any:  # noqa: FBT001
+def _rebuild_cached(maxsize: int | None, typed: bool, function: Callable[..., Any]) -> Any:
     return functools.lru_cache(maxsize, typed)(function)
 
 

@@ -291,7 +291,7 @@ def _value(owner: Any, step: Step) -> Any:  # noqa: PLR0911
     if isinstance(step, tuple):
         try:
             return owner[step[0]]
-        except Exception:  # noqa: BLE001 - a container of the user's may raise anything
+        except Exception:  # a container of the user's may raise anything
             return MISSING
     attributes = getattr(owner, "__dict__", {})
     if step in attributes or isinstance(owner, type):
@@ -300,7 +300,7 @@ def _value(owner: Any, step: Step) -> Any:  # noqa: PLR0911
         return sys.modules.get(f"{owner.__name__}.{step}", MISSING)
     try:
         return getattr(owner, step, MISSING)
-    except Exception:  # noqa: BLE001 - a property may raise anything
+    except Exception:  # a property may raise anything
         return MISSING
 
 

@@ -138,7 +138,7 @@ def _operator_named(name: str, module: str) -> Any:
     return operator
 
 
-def _overloads(operator: Any, overload: str | bool) -> Any:  # noqa: FBT001 - from a reduction
+def _overloads(operator: Any, overload: str | bool) -> Any:  # from a reduction
     import torch
 
     packet = getattr(getattr(torch.ops, operator._namespace), operator._name)  # noqa: SLF001 - as above

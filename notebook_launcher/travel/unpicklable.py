@@ -229,7 +229,7 @@ def _parts_of_data(part: Part, value: Any) -> Iterator[Part]:
 def _parts_of_object(part: Part, value: Any) -> Iterator[Part]:
     try:
         reduced = value.__reduce_ex__(5)
-    except Exception:  # noqa: BLE001 - then the object itself is the culprit, or pickled otherwise
+    except Exception:  # then the object itself is the culprit, or pickled otherwise
         return
     if not isinstance(reduced, tuple):
         return

@@ -58,7 +58,7 @@ def shape_of(value: Any) -> tuple[Any, ...] | None:
     """Return the shape of a tensor, an array or a table; None for other values, and for one that has no shape yet."""
     try:
         shape = value.shape
-    except Exception:  # noqa: BLE001 - torch's uninitialised parameters and nested tensors raise a RuntimeError
+    except Exception:  # torch's uninitialised parameters and nested tensors raise a RuntimeError
         return None
     return tuple(shape) if isinstance(shape, tuple) else None
 

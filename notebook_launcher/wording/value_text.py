@@ -35,7 +35,7 @@ def describe_value(value: Any) -> str:
     """
     try:
         return one_line(_Words().repr(value), MAX_TEXT)
-    except Exception:  # noqa: BLE001 - an attribute of a foreign object may do anything
+    except Exception:  # an attribute of a foreign object may do anything
         return type(value).__name__
 
 

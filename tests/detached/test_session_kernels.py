@@ -116,7 +116,7 @@ def test_an_error_of_a_cell_has_its_own_traceback_and_debugger(kernel: Kernel) -
     answers = iter(["p secret + 1", "q"])
     asked: list[str] = []
 
-    def answer(prompt: str, _is_password: bool) -> str:  # noqa: FBT001 - as `Kernel.wait` calls it
+    def answer(prompt: str, _is_password: bool) -> str:  # as `Kernel.wait` calls it
         asked.append(prompt)
         return next(answers)
 

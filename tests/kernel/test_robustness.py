@@ -79,7 +79,7 @@ class Asked(Exception):  # noqa: N818
 
 
 def test_failed_run_does_not_wait_for_an_answer(kernel: Kernel) -> None:
-    def never_answer(_prompt: str, _password: bool) -> str:  # noqa: FBT001 - how the harness calls it
+    def never_answer(_prompt: str, _password: bool) -> str:  # how the harness calls it
         raise Asked
 
     cell = kernel.start(

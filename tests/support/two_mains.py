@@ -54,7 +54,7 @@ def serve(fd: int) -> None:
         try:
             call, _ = travel.unpack_call(received[1][0])
             parcel = travel.pack_value(call.fn(*call.args, **call.kwargs))
-        except BaseException as exc:  # noqa: BLE001
+        except BaseException as exc:
             outcome, parcel = f"raised {exc!r}", travel.pack_exception(exc)
         channel.send(outcome, [] if parcel is None else [parcel])
         if parcel is not None:

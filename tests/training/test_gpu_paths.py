@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])
-def test_step_that_overflows_is_skipped_and_the_schedule_waits(fused: bool, max_grad_norm: float | None) -> None:  # noqa: FBT001
+def test_step_that_overflows_is_skipped_and_the_schedule_waits(fused: bool, max_grad_norm: float | None) -> None:
     scaler = GradScalerKwargs(init_scale=1024.0)
     accelerator = Accelerator(cpu=True, mixed_precision="fp16", max_grad_norm=max_grad_norm, kwargs_handlers=[scaler])
     model: Any = torch.nn.Linear(2, 1)
@@ -68,7 +68,7 @@ def test_every_checkpoint_is_loaded_so(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 0), True), ((7, 5), True), ((8, 0), False), ((9, 0), False)])
-def test_gpus_before_ampere_emulate_bf16(capability: tuple[int, int], expected: bool) -> None:  # noqa: FBT001
+def test_gpus_before_ampere_emulate_bf16(capability: tuple[int, int], expected: bool) -> None:
     assert emulates_bf16(capability) is expected
 
 

@@ -146,7 +146,7 @@ def test_nothing_is_imported_that_the_user_did_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compiled: bool) -> None:  # noqa: FBT001
+def test_modules_that_changed_since_their_import_are_named(tmp_path: Path, compiled: bool) -> None:
     (tmp_path / "core.py").write_text("def base(): return 1\n")
     (tmp_path / "utils.py").write_text("import core\ndef value(): return core.base()\n")
     notebook(

@@ -171,7 +171,7 @@ def is_literal(value: Any) -> bool:
     try:
         text = repr(value)
         return len(text) <= MAX_LITERAL and bool(ast.literal_eval(text) == value)
-    except Exception:  # noqa: BLE001 - whatever a foreign repr or comparison does, it is not a literal
+    except Exception:  # whatever a foreign repr or comparison does, it is not a literal
         return False
 
 
@@ -252,7 +252,7 @@ def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, {**vars(typing), **names})  # noqa: S307 - the user's own code, as typing does
-        except Exception:  # noqa: BLE001 - a name that exists only for the type checker
+        except Exception:  # a name that exists only for the type checker
             return MISSING
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]

@@ -333,7 +333,7 @@ class Monitor(anywidget.AnyWidget):
         try:
             key = self.key if self.explorable_since else ""
             tables, drawing = self._picture(key) if self.leaves_picture else (NOTHING, NOTHING)
-        except Exception as error:  # noqa: BLE001 - no dead widget may stay, whatever error the drawing raises
+        except Exception as error:  # no dead widget may stay, whatever error the drawing raises
             reason = f"{self.title} has ended; its picture could not be drawn: {type(error).__name__}: {error}"
             tables, drawing = {"text/plain": reason}, NOTHING
         with self._lock:

@@ -71,7 +71,7 @@ class PageRequests:
         problem = ""
         try:
             self._run.set_from_page(name, text)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+        except Exception as error:  # whatever it is, the page shows it
             problem = str(error)
         with self._lock:
             self._feed.answer(name, problem)
@@ -81,7 +81,7 @@ class PageRequests:
         run = self._run
         try:
             item = sample_item(run.sample(amount)) if kind == "sample" else profile_item(run.profile(amount))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+        except Exception as error:  # whatever it is, the page shows it
             item = {"kind": kind, "drawing": "", "tables": [], "problem": str(error)}
         with self._lock:
             self._feed.finding(item)
@@ -90,7 +90,7 @@ class PageRequests:
         """Do what was asked for. An error becomes a notice, because no cell would show it."""
         try:
             answer = act()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it
+        except Exception as error:  # whatever it is, the page shows it
             answer = f"{type(error).__name__}: {error}"
         if answer:
             with self._lock:

@@ -43,7 +43,7 @@ class FileRow:
             act()
         except OSError as error:
             self.set_note(f"✕ {error.filename}: {error.strerror}" if error.strerror else f"✕ {error}", "error")
-        except Exception as error:  # noqa: BLE001 - no cell would show the error
+        except Exception as error:  # no cell would show the error
             self.set_note(f"✕ {error}", "error")
 
     def set_note(self, text: str, level: str) -> None:

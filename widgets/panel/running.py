@@ -86,7 +86,7 @@ class RunArea:
         """Carry out a click. Show its error here, because no cell would show it."""
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - an error of any kind is shown
+        except Exception as error:  # an error of any kind is shown
             self.show_error(error)
 
     def set_ready(self, text: str, *, is_ready: bool, is_news: bool = False) -> None:
@@ -163,7 +163,7 @@ class RunArea:
         with cell.answering(self.home):
             try:
                 self._launch(self._start)
-            except BaseException as error:  # noqa: BLE001 - no cell would show it
+            except BaseException as error:  # no cell would show it
                 self.could_not_start(error)
 
     def _begin(self) -> bool:

@@ -70,6 +70,6 @@ def _text(error: BaseException) -> str:
         try:
             lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
             return str(shell.InteractiveTB.stb2text(lines))
-        except Exception:  # noqa: BLE001, S110 - an error of the shell must not hide this one
+        except Exception:  # noqa: S110 - an error of the shell must not hide this one
             pass
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))

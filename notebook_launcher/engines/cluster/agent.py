@@ -98,7 +98,7 @@ class Agent:
                     self._link.send(node_records.Pong(record.time, time.monotonic()))
                 else:
                     self._put(record)
-        except Exception:  # noqa: BLE001 - the link has ended, or something has spoilt it, so that nothing unpickles
+        except Exception:  # the link has ended, or something has spoilt it, so that nothing unpickles
             self._link.give_up()  # The main thread may wait for room in it.
             self._put(None)
 

@@ -143,7 +143,7 @@ class Relay:
                     words = data
                 else:
                     words = f"it ended with {data[0]}\n{data[1]}"
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises for an actor that is gone
+        except Exception as error:  # whatever Ray raises for an actor that is gone
             words = f"{type(error).__name__}: {error}"
         self._has_ended.set()
         self._kill_actor()
@@ -275,7 +275,7 @@ def main() -> None:
     driver = Driver(control)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # noqa: BLE001 - every error is sent to the kernel
+    except Exception as error:  # every error is sent to the kernel
         driver.tell(error=f"{type(error).__name__}: {error}"[:MAX_WORDS])
         os._exit(1)
     threading.Thread(target=driver.end_with_raylet, daemon=True).start()

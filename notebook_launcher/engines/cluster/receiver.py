@@ -114,7 +114,7 @@ class Receiver:
             return node.read()
         except OSError as error:
             self._lose(node, error)
-        except Exception as error:  # noqa: BLE001 - a record that this kernel cannot unpickle: an agent of another kind
+        except Exception as error:  # a record that this kernel cannot unpickle: an agent of another kind
             self._lose(node, LinkError(f"{type(error).__name__}: {error}"))
         return []
 

@@ -172,7 +172,7 @@ class Tap:
             receive = self._receivers.get(content.get("comm_id"))
             if kind == "comm_open" or receive is None:
                 return False
-        except Exception:  # noqa: BLE001 - ipykernel refuses a message that cannot be read
+        except Exception:  # ipykernel refuses a message that cannot be read
             return False
         try:
             if not receive(message):

@@ -145,7 +145,7 @@ def _headline(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the exception
+    except Exception:  # a broken __str__ must not hide the exception
         return "(its str() fails)"
 
 

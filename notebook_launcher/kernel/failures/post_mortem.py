@@ -136,7 +136,7 @@ class PostMortem:
         if self._ranks.tree is not None:
             self._ranks.tree.send(self._rank, answer.reply)
 
-    def interrupt(self, again: bool) -> None:  # noqa: FBT001 - as `Questions.answer_all` calls it
+    def interrupt(self, again: bool) -> None:  # as `Questions.answer_all` calls it
         """Leave the debugger at its prompt, or end the command that runs in it; `again`: end the rank."""
         tree, question = self._ranks.tree, self._open_question
         if tree is None:
@@ -162,7 +162,7 @@ class PostMortem:
                 for event in tree.events(AWAKE_EVERY):
                     is_open = self._handle(event) and is_open
                 self._output.publish()
-        except BaseException as fault:  # noqa: BLE001 - raised again in the cell
+        except BaseException as fault:  # raised again in the cell
             self._fault = fault
         finally:
             self._over.set(None)

@@ -141,7 +141,7 @@ def _rebuild(
             continue
         try:
             values[outcome.rank] = unpack(fd)
-        except Exception as error:  # noqa: BLE001 - whatever the value's own code raises
+        except Exception as error:  # whatever the value's own code raises
             unsent[outcome.rank] = without_locals(error)
     return values, unsent
 

@@ -137,7 +137,7 @@ class RunConduct:
         try:
             yield  # A generator takes no value before it has stopped once.
             outcome = yield from self._run_loop()
-        except BaseException as fault:  # noqa: BLE001 - our own fault must reach the cell, not vanish with the thread
+        except BaseException as fault:  # our own fault must reach the cell, not vanish with the thread
             outcome = self._fail(fault)
         self._finish(outcome)
 

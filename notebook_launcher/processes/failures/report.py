@@ -96,7 +96,7 @@ def _attempt(get: Callable[[], T], default: T) -> T:
     """Return what `get` returns; the default if it raises: an exception's attributes are user code."""
     try:
         return get()
-    except BaseException:  # noqa: BLE001 - a broken exception must not hide itself
+    except BaseException:  # a broken exception must not hide itself
         return default
 
 

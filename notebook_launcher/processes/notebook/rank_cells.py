@@ -117,7 +117,7 @@ class _Cells:
         task = self._loop.create_task(cell.run())
         try:
             return self._loop.run_until_complete(task)
-        except BaseException as error:  # noqa: BLE001 - raised again, without asyncio's frames
+        except BaseException as error:  # raised again, without asyncio's frames
             if not task.done():  # An interrupt has ended the wait.
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task]))

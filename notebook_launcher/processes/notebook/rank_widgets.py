@@ -91,7 +91,7 @@ class RankWidgets:
         try:
             if comm is not None:
                 _pass_on(comm, record)
-        except Exception:  # noqa: BLE001 - the code that runs beside the callback continues
+        except Exception:  # the code that runs beside the callback continues
             traceback.print_exc()
         finally:
             self._page_header = before

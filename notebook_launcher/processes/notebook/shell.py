@@ -56,11 +56,11 @@ class RankPublisher(DisplayPublisher):
             self._send(record)
         except OSError:
             raise
-        except Exception:  # noqa: BLE001 - a bundle that cannot be pickled is shown as text
+        except Exception:  # a bundle that cannot be pickled is shown as text
             text = {"text/plain": str(bundle.get("text/plain", ""))}
             self._send(messages.Display(data=text, metadata={}, transient=record.transient, update=update))
 
-    def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's signature
+    def clear_output(self, wait: bool = False) -> None:
         """Send the wish to clear the cell's output."""
         if self.widgets is not None and (capture := self.widgets.captures.innermost) is not None:
             capture.clear(wait=bool(wait))

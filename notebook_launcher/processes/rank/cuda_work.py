@@ -54,7 +54,7 @@ def run_apart(wait: Callable[[], object]) -> None:
     def run() -> None:
         try:
             wait()
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+        except BaseException as error:  # raised in the thread that waits
             errors.append(error)
         finally:
             is_over.release()

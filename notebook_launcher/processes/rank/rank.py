@@ -196,7 +196,7 @@ class _RankProcess:
                 record, fd = self._perform(call, fds)
             finally:
                 self._is_interruptible = False
-        except BaseException as error:  # noqa: BLE001 - any exception of user code is an outcome
+        except BaseException as error:  # any exception of user code is an outcome
             record, fd = self._raised(call, error)
         is_spent = isinstance(record, messages.Raised) and record.is_spent
         if self._modules is not None and not is_spent:  # A spent rank may have no descriptor left to look at files.

@@ -42,7 +42,7 @@ class LocalSGD:
         ValueError: The steps are less than one, or every rank has a part of the model only.
     """
 
-    def __init__(self, accelerator: Any, model: Any, local_sgd_steps: int, enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - Accelerate's signature
+    def __init__(self, accelerator: Any, model: Any, local_sgd_steps: int, enabled: bool = True) -> None:
         self.local_sgd_steps = whole_number("local_sgd_steps", local_sgd_steps)
         self.enabled = enabled and accelerator.num_processes > 1
         self.num_steps = 0

@@ -94,7 +94,7 @@ def unsafe_types(path: Path) -> list[str]:
     with _plain_types():
         try:
             return sorted(look(path))
-        except Exception:  # noqa: BLE001 - a damaged file fails in any way
+        except Exception:  # a damaged file fails in any way
             return []
 
 

@@ -72,7 +72,7 @@ def gather_outcomes(doing: str, step: Callable[[], T]) -> list[T]:
     failure: Exception | None = None
     try:
         outcome = step()
-    except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know of it
+    except Exception as error:  # raised below, once the other ranks know of it
         failure = error
     message = None if failure is None else f"{type(failure).__name__}: {failure}"
     by_rank = _exchange((outcome, message))
@@ -90,7 +90,7 @@ def run_each(steps: Iterable[Callable[[], Any]]) -> None:
     for step in steps:
         try:
             step()
-        except Exception as error:  # noqa: BLE001, PERF203 - raised once no rank waits for this one
+        except Exception as error:  # noqa: PERF203 - raised once no rank waits for this one
             failures.append(error)
     if failures:
         raise failures[0]

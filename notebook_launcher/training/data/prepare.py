@@ -47,16 +47,16 @@ def prepare_data_loader(
     device: torch.device | str | int | None = None,
     num_processes: int | None = None,
     process_index: int | None = None,
-    split_batches: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
-    put_on_device: bool = False,  # noqa: FBT001, FBT002
+    split_batches: bool = False,
+    put_on_device: bool = False,
     rng_types: Sequence[str] | None = None,
-    dispatch_batches: bool | None = None,  # noqa: FBT001
-    even_batches: bool = True,  # noqa: FBT001, FBT002
+    dispatch_batches: bool | None = None,
+    even_batches: bool = True,
     slice_fn_for_dispatch: Callable[..., Any] | None = None,
-    use_seedable_sampler: bool = False,  # noqa: FBT001, FBT002
+    use_seedable_sampler: bool = False,
     data_seed: int | None = None,
-    non_blocking: bool = False,  # noqa: FBT001, FBT002
-    use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002
+    non_blocking: bool = False,
+    use_stateful_dataloader: bool = False,
     *,
     uneven: str = "weigh",
     check_ranks: bool = True,

@@ -213,7 +213,7 @@ def _pickled(make: Callable[[], Any]) -> tuple[bytes, Exception | None]:
     """Return the pickled value and None; or words about an error, and the error."""
     try:
         return pickle.dumps(make()), None
-    except Exception as error:  # noqa: BLE001 - objects may raise anything
+    except Exception as error:  # objects may raise anything
         return str(error).encode(errors="replace") or b"?", error
 
 

@@ -18,7 +18,7 @@ def pad_across_processes(
     tensor: Any,
     dim: int = 0,
     pad_index: Any = 0,
-    pad_first: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+    pad_first: bool = False,
 ) -> Any:
     """Make each tensor as long as the longest that any process has, so that they can be gathered.
 

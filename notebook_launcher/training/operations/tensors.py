@@ -44,7 +44,7 @@ class TensorInformation:
 def send_to_device(
     tensor: Any,
     device: torch.device | str | int,
-    non_blocking: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+    non_blocking: bool = False,
     skip_keys: str | Collection[str] | None = None,
 ) -> Any:
     """Move a nested batch to `device`.

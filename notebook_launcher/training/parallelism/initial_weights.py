@@ -23,7 +23,7 @@ SET_BY_US = "NOTEBOOK_LAUNCHER_SET_FSDP_LOADING"
 """Names the variables that this process has set itself, so that a later Accelerator does not take them for a wish."""
 
 
-def load_on_first(on: bool) -> None:  # noqa: FBT001 - a switch
+def load_on_first(on: bool) -> None:  # a switch
     """Let rank 0 alone read pretrained weights from now on, or let all ranks, unless the user set the variables."""
     for name in os.environ.pop(SET_BY_US, "").split():
         os.environ.pop(name, None)

@@ -124,7 +124,7 @@ class UnitOrder:
             raise RuntimeError(self._explain(unit, is_reduction, odd, codes))
         return place
 
-    def _explain(self, unit: Unit, is_reduction: bool, odd: Iterable[int], codes: dict[int, int]) -> str:  # noqa: FBT001
+    def _explain(self, unit: Unit, is_reduction: bool, odd: Iterable[int], codes: dict[int, int]) -> str:
         mine = f"Rank {dist.get_rank()} {_describe(unit, is_reduction)}"
         for peer, code in codes.items():
             found = [(unit, is_reduction) for unit in self._units for is_reduction in (False, True)]
@@ -144,11 +144,11 @@ class _NoOrder:
         unshard(*args, **kwargs)
 
 
-def _code(unit: Unit, is_reduction: bool) -> int:  # noqa: FBT001
+def _code(unit: Unit, is_reduction: bool) -> int:
     return 1 + (2 * unit.number + is_reduction) % (NUMBERS - 1)
 
 
-def _describe(unit: Unit, is_reduction: bool) -> str:  # noqa: FBT001
+def _describe(unit: Unit, is_reduction: bool) -> str:
     listed = first_few(unit.parameter_names())
     return f"reduces the gradients of {listed}" if is_reduction else f"gathers {listed}"
 

@@ -183,7 +183,7 @@ class ProcessState:
         return self._goes_first(self.is_local_main_process)
 
     @contextlib.contextmanager
-    def _goes_first(self, first: bool) -> Iterator[None]:  # noqa: FBT001 - its only argument
+    def _goes_first(self, first: bool) -> Iterator[None]:  # its only argument
         if not first:
             self._barrier(wait=True)  # for as long as the first one works
             yield
@@ -229,7 +229,7 @@ class ProcessState:
         """
         return self._only(self.local_process_index == _given("local_process_index", local_process_index), function)
 
-    def _only(self, here: bool, function: Callable[..., Any] | None) -> Callable[..., Any]:  # noqa: FBT001
+    def _only(self, here: bool, function: Callable[..., Any] | None) -> Callable[..., Any]:
         if function is None:
             return functools.partial(self._only, here)
         if here or not self.use_distributed:
@@ -242,7 +242,7 @@ class ProcessState:
         return do_nothing
 
     @contextlib.contextmanager
-    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:  # noqa: FBT001, FBT002
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
         """Give each process its share of `inputs`, for inference for instance.
 
         Args:

@@ -44,7 +44,7 @@ class MLflowTracker(ClientTracker):
         logging_dir: str | os.PathLike[str] | None = None,
         run_id: str | None = None,
         tags: dict[str, Any] | str | None = None,
-        nested_run: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        nested_run: bool = False,
         run_name: str | None = None,
         description: str | None = None,
     ) -> None:

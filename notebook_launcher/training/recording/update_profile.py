@@ -70,7 +70,7 @@ class UpdateProfile:
             averages = profiler.key_averages()
             record["operators"], record["num_operators"] = _top(averages), len(averages)
             record["trace"], record["problem"] = self._write(profiler)
-        except Exception as error:  # noqa: BLE001 - no failure here may stop the training
+        except Exception as error:  # no failure here may stop the training
             record["problem"] = f"{type(error).__name__}: {error}"
         return messages.Profiled(**record)
 

@@ -205,7 +205,7 @@ def test_functions_that_ask_can_be_captured(kernel: Kernel) -> None:
 def test_input_and_breakpoint_ask_in_the_cell(kernel: Kernel) -> None:
     prompts = []
 
-    def answer(prompt: str, password: bool) -> str:  # noqa: FBT001 - how the harness calls it
+    def answer(prompt: str, password: bool) -> str:  # how the harness calls it
         prompts.append((prompt, password))
         return {"(rank 1 pdb) ": "p secret" if len(prompts) < 4 else "c"}.get(prompt, "Ada")
 

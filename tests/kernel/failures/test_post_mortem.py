@@ -69,7 +69,7 @@ class Answers:
         self.prompts: list[str] = []
         self._commands = iter(commands)
 
-    def __call__(self, prompt: str, _is_password: bool) -> str:  # noqa: FBT001 - as a kernel calls it
+    def __call__(self, prompt: str, _is_password: bool) -> str:  # as a kernel calls it
         self.prompts.append(prompt)
         return next(self._commands)
 
@@ -192,7 +192,7 @@ def test_debug_option_asks_before_the_peers_are_stopped(session: Kernel) -> None
 
 
 def test_interrupt_at_the_prompt_of_the_option_names_the_failure(session: Kernel) -> None:
-    def interrupt(_prompt: str, _password: bool) -> str:  # noqa: FBT001 - as a kernel calls it
+    def interrupt(_prompt: str, _password: bool) -> str:  # as a kernel calls it
         session.interrupt()
         return "p 1"
 
@@ -206,7 +206,7 @@ def test_interrupt_at_the_prompt_of_the_option_names_the_failure(session: Kernel
 
 def test_interrupt_at_the_prompt_leaves_the_debugger(session: Kernel) -> None:
 
-    def interrupt(_prompt: str, _password: bool) -> str:  # noqa: FBT001 - as a kernel calls it
+    def interrupt(_prompt: str, _password: bool) -> str:  # as a kernel calls it
         session.interrupt()
         return "p 1"
 

@@ -333,7 +333,7 @@ def train():
 notebook_launch(train, 2, hang_notice={SOON / 3}, monitor=False)
 """
 
-    def answer(_prompt: str, _password: bool) -> str:  # noqa: FBT001
+    def answer(_prompt: str, _password: bool) -> str:
         time.sleep(2 * SOON)  # The user thinks, for much longer than a notice takes.
         return "me"
 

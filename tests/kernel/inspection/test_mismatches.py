@@ -91,7 +91,7 @@ def test_stop_of_ranks_in_different_collectives_suggests_the_check(capsys: pytes
 
 
 @pytest.mark.parametrize(("is_checked", "words"), [(False, SUGGESTION), (True, "")])
-def test_suggestion_is_for_launches_without_the_check(is_checked: bool, words: str) -> None:  # noqa: FBT001 - a parameter
+def test_suggestion_is_for_launches_without_the_check(is_checked: bool, words: str) -> None:  # a parameter
     frame = '  File "/torch/distributed/distributed_c10d.py", line 1 in {}\n'
     dumps = {rank: f"Thread 0x1 (most recent call first):\n{frame.format(call)}" for rank, call in CALLS.items()}
     assert suggestion(Stacks.parse(dumps), is_checked=is_checked, backend="gloo") == words

@@ -93,7 +93,7 @@ STRUCTURES: dict[str, Callable[[list[int]], Any]] = {
 
 
 def test_results_have_the_same_structure_on_any_number_of_ranks(ranks):
-    def compute(length: int, even_batches: bool) -> list[list[Any]]:  # noqa: FBT001 - a parameter
+    def compute(length: int, even_batches: bool) -> list[list[Any]]:  # a parameter
         def nest(batch: torch.Tensor) -> list[Any]:
             return [make(batch.tolist()) for make in STRUCTURES.values()]
 
@@ -161,7 +161,7 @@ def test_loader_of_ones_own_leaves_nothing_out(ranks):
 SEVERAL = r"got 2 rows for each sample\. 1 sample of this round is there twice, so that every rank has as many"
 
 
-def twice(batch: torch.Tensor, as_objects: bool) -> Any:  # noqa: FBT001 - a parameter
+def twice(batch: torch.Tensor, as_objects: bool) -> Any:  # a parameter
     rows = batch.repeat_interleave(2)
     return rows.tolist() if as_objects else rows
 

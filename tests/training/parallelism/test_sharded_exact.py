@@ -151,7 +151,7 @@ def test_short_last_window_after_one_that_was_left_is_exact(ranks, layout, each)
     check(ranks.run(4, train, layout, {**options, "leave": 2}), {**options, "leave": 2})
 
 
-def count(each: bool | None) -> list[tuple[int, int]]:  # noqa: FBT001
+def count(each: bool | None) -> list[tuple[int, int]]:
     """Return the numbers of reduce-scatters and all-reduces in each backward of a window, with two replicas."""
     from torch.distributed.tensor.debug import CommDebugMode
 

@@ -206,7 +206,7 @@ def test_clipping_is_exact_with_modules_that_stay_whole(session, ignored, clip):
 
 
 def test_clipping_by_the_largest_element_is_exact_where_a_rank_has_no_part(session):
-    def clip(sharded: bool) -> tuple[float, list[float]]:  # noqa: FBT001
+    def clip(sharded: bool) -> tuple[float, list[float]]:
         from notebook_launcher import Accelerator
 
         accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin() if sharded else None)
@@ -243,7 +243,7 @@ def test_half_precision_keeps_float32_weights(session, precision, tolerance):
 
 
 def test_several_models_and_an_optimizer_with_state_are_sharded(session):
-    def train(sharded: bool) -> list[torch.Tensor]:  # noqa: FBT001
+    def train(sharded: bool) -> list[torch.Tensor]:
         from notebook_launcher import Accelerator
 
         nets: list[Any] = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)]
@@ -319,7 +319,7 @@ def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session
 
 
 def test_weights_on_the_meta_device_are_initialised_once_and_equal_on_all_ranks(session):
-    def make(everywhere: bool) -> Any:  # noqa: FBT001
+    def make(everywhere: bool) -> Any:
         from notebook_launcher import Accelerator
 
         accelerator = Accelerator(cpu=True, fsdp_plugin=Plugin(cpu_ram_efficient_loading=True))

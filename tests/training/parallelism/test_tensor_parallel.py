@@ -72,7 +72,7 @@ def windows(
     num_samples: int,
     batch_size: int,
     steps: int,
-    sync_each: bool | None,  # noqa: FBT001 - the sessions pass arguments by position
+    sync_each: bool | None,  # the sessions pass arguments by position
     clip: float | None,
 ) -> list[Any]:
     """Return the samples of each window that this rank read and that count, the window's gradient, and its norm."""

@@ -159,7 +159,7 @@ def test_record_holds_what_the_device_has_passed_and_waits_for_nothing(device: D
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_function_that_ends_before_its_device_has_the_phases_of_the_program(device: Device, dead: bool) -> None:  # noqa: FBT001
+def test_function_that_ends_before_its_device_has_the_phases_of_the_program(device: Device, dead: bool) -> None:
     device.update(forward=50.0, backward=50.0, wait=50.0)
     device.dead = dead
     device.clock.flush()

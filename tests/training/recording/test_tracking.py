@@ -364,7 +364,7 @@ def train_four_updates(every: int, *, logs: bool) -> None:
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("logs", [False, True])
-def test_a_step_is_the_number_of_updates(session: Session, every: int, logs: bool) -> None:  # noqa: FBT001
+def test_a_step_is_the_number_of_updates(session: Session, every: int, logs: bool) -> None:
     run = session.launch(train_four_updates, args=(every,), kwargs={"logs": logs})
     run.result()
     assert [rank.step for rank in run.ranks] == [4, 4]

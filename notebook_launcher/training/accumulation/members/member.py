@@ -42,7 +42,7 @@ class Member(ABC):
         """The parameters whose gradients this member synchronises on all ranks; shards differ between ranks."""
         return ()
 
-    def set_sync(self, on: bool) -> bool:  # noqa: ARG002, FBT001 - a switch
+    def set_sync(self, on: bool) -> bool:  # noqa: ARG002 - a switch
         """Switch the synchronisation of gradients on or off; return the state before."""
         return True
 

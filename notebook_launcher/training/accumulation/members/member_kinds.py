@@ -82,7 +82,7 @@ class ShardedModel(PlainModel):
         """Yield the sharded parameters, which optimizers have; between forward and backward the module has others."""
         return iter(self._parameters)
 
-    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - a switch
+    def set_sync(self, on: bool) -> bool:  # a switch
         """Switch the reduction on or off; return True, because torch does not report the state before."""
         self.module.set_requires_gradient_sync(on)
         return True
@@ -141,7 +141,7 @@ class DDPModel(PlainModel):
         """All parameters."""
         return self.parameters()
 
-    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - a switch
+    def set_sync(self, on: bool) -> bool:  # a switch
         """Set DDP's switch, which it reads at the forward."""
         before: bool = self.module.require_backward_grad_sync
         # Written into the dictionary, because Module.__setattr__ takes a microsecond.
@@ -308,7 +308,7 @@ class LeafTensor(Member):
         """The tensor."""
         return (self.tensor,)
 
-    def set_sync(self, on: bool) -> bool:  # noqa: FBT001 - a switch
+    def set_sync(self, on: bool) -> bool:  # a switch
         """Set the switch, which is read after the backward."""
         before, self.syncs = self.syncs, on
         return before

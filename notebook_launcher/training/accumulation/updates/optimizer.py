@@ -86,7 +86,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         outcome, self._is_overflow = self._updates.step(self, closure)
         return outcome
 
-    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, unless a window has gathered some that no step has used."""
         if self._updates is None or self._updates.may_clear(self):
             clear_gradients(self.optimizer, set_to_none=set_to_none)

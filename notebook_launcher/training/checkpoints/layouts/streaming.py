@@ -56,7 +56,7 @@ class _Postponed:
             return None
         try:
             return step(*args)
-        except Exception as error:  # noqa: BLE001 - raised by finish()
+        except Exception as error:  # raised by finish()
             self._failure = error
 
     def finish(self) -> None:

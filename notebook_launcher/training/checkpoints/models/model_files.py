@@ -57,7 +57,7 @@ def save_model(
     model: torch.nn.Module,
     save_directory: str | os.PathLike[str],
     max_shard_size: int | str = "10GB",
-    safe_serialization: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
+    safe_serialization: bool = True,
 ) -> None:
     """Write a model's weights under Hugging Face's file names; on rank 0, and the others return at once.
 
@@ -186,7 +186,7 @@ def gather_state_dict(model: torch.nn.Module) -> dict[str, Any]:
 def load_model(
     model: torch.nn.Module,
     directory: str | os.PathLike[str],
-    strict: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    strict: bool = True,
 ) -> Any:
     """Load weights that `save_model`, `save_state` or a Hugging Face library wrote.
 
@@ -220,8 +220,8 @@ def load_model(
 def save(
     obj: Any,
     f: Any,
-    save_on_each_node: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
-    safe_serialization: bool = False,  # noqa: FBT001, FBT002
+    save_on_each_node: bool = False,
+    safe_serialization: bool = False,
 ) -> None:
     """Write an object to a file, once and whole; on rank 0, and the others return at once.
 

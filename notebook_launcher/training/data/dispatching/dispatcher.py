@@ -61,11 +61,11 @@ class DataLoaderDispatcher(PreparedLoader):
     def __init__(
         self,
         dataset: Any,
-        split_batches: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        split_batches: bool = False,
         skip_batches: int = 0,
-        use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002
-        _drop_last: bool = False,  # noqa: FBT001, FBT002
-        _non_blocking: bool = False,  # noqa: FBT001, FBT002
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
         slice_fn: Callable[..., Any] | None = None,
         iteration: int = 0,
         *,

@@ -191,6 +191,6 @@ def _dump_error(error: Exception) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # noqa: BLE001 - whatever the exception's own code raises
+    except Exception:  # whatever the exception's own code raises
         data = pickle.dumps(RuntimeError(f"the data set failed on rank 0: {type(error).__name__}: {error}"))
     return data

@@ -51,10 +51,10 @@ class IterableDatasetShard(IterableDataset[Any]):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        drop_last: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        drop_last: bool = False,
         num_processes: int = 1,
         process_index: int = 0,
-        split_batches: bool = False,  # noqa: FBT001, FBT002
+        split_batches: bool = False,
         *,
         even_batches: bool = True,
         uneven: str = "leave",

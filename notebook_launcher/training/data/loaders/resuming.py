@@ -24,7 +24,7 @@ class SkipDataLoader(DataLoaderShard):
         self,
         dataset: Any,
         skip_batches: int = 0,
-        use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
+        use_stateful_dataloader: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, skip_batches=skip_batches, use_stateful_dataloader=use_stateful_dataloader, **kwargs)

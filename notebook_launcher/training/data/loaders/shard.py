@@ -69,9 +69,9 @@ class DataLoaderShard(PreparedLoader):
         rng_types: Sequence[str] | None = None,
         synchronized_generator: torch.Generator | None = None,
         skip_batches: int = 0,
-        use_stateful_dataloader: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
-        _drop_last: bool = False,  # noqa: FBT001, FBT002
-        _non_blocking: bool = False,  # noqa: FBT001, FBT002
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
         iteration: int = 0,
         *,
         check_ranks: bool = True,

@@ -39,7 +39,7 @@ class SeedableRandomSampler(RandomSampler):
     def __init__(
         self,
         data_source: Sized,
-        replacement: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+        replacement: bool = False,
         num_samples: int | None = None,
         generator: torch.Generator | None = None,
         *,

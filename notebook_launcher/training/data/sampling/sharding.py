@@ -64,8 +64,8 @@ class BatchSamplerShard(BatchSampler):
         batch_sampler: Any,
         num_processes: int = 1,
         process_index: int = 0,
-        split_batches: bool = False,  # noqa: FBT001, FBT002 - Accelerate's signature
-        even_batches: bool = True,  # noqa: FBT001, FBT002
+        split_batches: bool = False,
+        even_batches: bool = True,
         *,
         uneven: str = "leave",
     ) -> None:

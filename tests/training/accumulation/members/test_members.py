@@ -33,10 +33,10 @@ class FakeSharded(torch.nn.Linear):
         super().__init__(2, 1)
         self.switch = True
 
-    def set_requires_gradient_sync(self, on: bool) -> None:  # noqa: FBT001 - torch's signature
+    def set_requires_gradient_sync(self, on: bool) -> None:
         self.switch = on
 
-    def set_requires_all_reduce(self, on: bool) -> None:  # noqa: FBT001
+    def set_requires_all_reduce(self, on: bool) -> None:
         """Do nothing: there is one replica."""
 
     def reshard(self) -> None:

@@ -51,7 +51,7 @@ def test_all_groups_are_cleared():
 class Counting(torch.optim.SGD):
     cleared = 0
 
-    def zero_grad(self, set_to_none=True):  # noqa: FBT002 - torch's signature
+    def zero_grad(self, set_to_none=True):
         self.cleared += 1
         super().zero_grad(set_to_none)
 

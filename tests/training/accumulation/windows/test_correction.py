@@ -65,7 +65,7 @@ def test_total_of_nothing_leaves_the_gradients_as_they_are(total: float, expecte
 @pytest.mark.usefixtures("two_ranks")
 def test_weighted_window_on_a_device_never_reads_a_number_from_it(
     steps: int,
-    are_tensors: bool,  # noqa: FBT001
+    are_tensors: bool,
     reduction: str,
 ) -> None:
     """Tensors of the device `meta` have shapes and no numbers: whatever reads one raises."""

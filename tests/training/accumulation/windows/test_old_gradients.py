@@ -81,7 +81,7 @@ def test_correction_of_a_window_leaves_gradients_from_before_as_they_are(
     opened: Sessions,
     num_processes: int,
     num_steps: int,
-    has_weights: bool,  # noqa: FBT001
+    has_weights: bool,
     slow: int,
 ) -> None:
     def train() -> tuple[list[float], list[str]]:

@@ -67,14 +67,14 @@ def _listed(value: Any) -> Any:
     return (value.full_tensor() if hasattr(value, "full_tensor") else value).tolist()
 
 
-def save(folder: Path, layout: str, sharded: bool) -> dict[str, Any]:  # noqa: FBT001
+def save(folder: Path, layout: str, sharded: bool) -> dict[str, Any]:
     training = Training(1, sharded=sharded)
     training.train(3)
     training.accelerator.save_state(folder, state_dict_type=layout)
     return training.state()
 
 
-def load(folder: Path, sharded: bool) -> dict[str, Any]:  # noqa: FBT001
+def load(folder: Path, sharded: bool) -> dict[str, Any]:
     import warnings
 
     training = Training(2, sharded=sharded)
@@ -447,7 +447,7 @@ def test_unknown_and_impossible_layouts_are_refused(tmp_path):
 
 
 def test_hooks_of_rank_0_remove_what_they_save_themselves(ranks, tmp_path):
-    def save_with_hook(replace: bool) -> str:  # noqa: FBT001
+    def save_with_hook(replace: bool) -> str:
         training = Training(1)
 
         def hook(models: list[Any], weights: list[dict[str, Any]], folder: str) -> None:
