@@ -116,7 +116,7 @@ def find_executable_batch_size(
     def search_and_run(*args: Any, **kwargs: Any) -> Any:
         return search.run(args, kwargs)
 
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError):  # some functions written in C have no signature
         signature = inspect.signature(function)
         # The batch size, which the call does not give, is the first parameter unless `*args` takes it.
         rest = list(signature.parameters.values())
