@@ -29,6 +29,7 @@ demo: $(VENV)/installed-notebooks  ## run the first tutorial in a real Jupyter k
 
 gpu-check: $(VENV)/installed-test  ## try on GPUs what can only be tried there (5 minutes; writes gpu-check-<date>.json)
 	@$(BIN)/python -m notebook_launcher check
+	@$(BIN)/python -m pytest -q tests/gpu
 
 test: lint $(TSC)  ## check everything and run the tests; SLOW=1, as in CI: with tutorials, documentation and JupyterLab
 	@$(BIN)/python tests/everything.py $(if $(SLOW),--slow)

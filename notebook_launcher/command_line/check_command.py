@@ -36,9 +36,9 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="check",
-    summary="try this package on the machine's GPUs, in about 5 minutes; exit 1 for a failure",
+    summary="try this package on the machine's GPUs, in a few minutes; exit 1 for a failure",
     description="""\
-Try everything that needs GPUs on this machine's GPUs, without a network. Each check is a process of its own with a time
+Try on this machine's GPUs what must work there, without a network. Each check is a process of its own with a time
 limit. A table shows what passed, failed or was skipped. Attach gpu-check-<date>.json, in which names are hashed, to a
 report of a problem. Without a GPU each check runs in its CPU form, which proves nothing about GPUs.
 

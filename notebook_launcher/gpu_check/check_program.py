@@ -1,31 +1,74 @@
-"""The table of `notebook-launcher check`, line by line, and its conclusion."""
+"""`notebook-launcher check`: each check in a process of its own, the table, and the report with the machine's facts.
+
+The report is there to be attached to a report of a problem: names that identify a person or a place are replaced by
+hashes (UUIDs, the host's name, paths).
+
+A process of one check: `python -m notebook_launcher.gpu_check.check_program NAME GPUS SHARES FILE`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import dataclasses
+import datetime as dt
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import time
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from notebook_launcher import __version__
 from notebook_launcher.diagnosis.doctor import doctor
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.gpu_check.catalogue import ALL_CHECKS
-from notebook_launcher.gpu_check.check_kind import Hardware
-from notebook_launcher.gpu_check.check_report import collect_facts, report_file, write_report
-from notebook_launcher.gpu_check.check_run import count_gpus, run_all
+from notebook_launcher.gpu_check.checks import CHECKS, Check, Hardware, Skipped
+from notebook_launcher.installed import version_of
+from notebook_launcher.machine import devices, nvml
+from notebook_launcher.machine.allocation import SHARING_VARIABLE
+from notebook_launcher.machine.shared_memory import SHARED_MEMORY
 from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from notebook_launcher.gpu_check.check_kind import Check
-    from notebook_launcher.gpu_check.check_run import Outcome
-
-__all__ = ["check", "check_sharing", "last_lines"]
+__all__ = [
+    "Outcome",
+    "check",
+    "check_sharing",
+    "collect_facts",
+    "count_gpus",
+    "hide_names",
+    "last_lines",
+    "main",
+    "report_file",
+    "run_one",
+    "write_report",
+]
 
 NAME_WIDTH = 50
 FIRST_SHARING_NCCL = 23_000
-LEGEND = "A check with a * decides whether GPUs count as working."
 PROVES_NOTHING = "No GPU is used: these are CPU forms, which prove nothing about GPUs."
+LAST_LINES = 12
+"""Lines of a failed check's output that are kept."""
+UNSAID = "NVIDIA_REQUIRE_CUDA"
+"""A variable of NVIDIA's container images: pages of drivers that the image accepts."""
+VARIABLES = ("CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "HIP_", "ROCR_", "HSA_", "NVIDIA_", "OMP_NUM_THREADS", "GLOO_")
+UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F-]{8,}")
+PATH = re.compile(r"(?<![\w./])(?<!http:)(?<!https:)/+(?:[\w.@+~-]+/)+[\w.@+~-]*")
+"""A path of two parts at least, without spaces; web addresses are left."""
+QUOTED_PATH = re.compile(r"(?<=[\"'])/[^\"'\n]+/[^\"'\n]*(?=[\"'])")
+"""The same in quotation marks, where it may have spaces."""
+KEPT_PATHS = (str(SHARED_MEMORY), "/dev/nvidia")
 
 
 def check(
@@ -49,11 +92,11 @@ def check(
         LookupError: No name has one of the words.
         ConfigError: The report cannot be written, or the NCCL that torch has loaded lets no ranks share.
     """
-    chosen = [check for check in ALL_CHECKS if only is None or any(word.lower() in check.name.lower() for word in only)]
+    chosen = [check for check in CHECKS if only is None or any(word.lower() in check.name.lower() for word in only)]
     if not chosen:
         raise LookupError(f"--only {' '.join(only or ())}: no check has such a name. --list prints all names.")
     if names_only:
-        _print("\n".join(f"{'*' if check.decides else ' '} {check.name}" for check in chosen))
+        _print("\n".join(check.name for check in chosen))
         return 0
     hardware = Hardware(0 if cpu else count_gpus(), shares=share)
     _print(f"Checking {_gpus(hardware)}." if hardware.num_gpus else PROVES_NOTHING)
@@ -70,7 +113,6 @@ def check(
         raise ConfigError(
             f"--folder {folder}: the report cannot be written there: {error.strerror}. Name another folder."
         ) from None
-    _print(LEGEND)
     for outcome in run_all(chosen, hardware, _announce):
         _print(_line(outcome))
         outcomes.append(outcome)
@@ -96,8 +138,7 @@ def _announce(check: Check) -> None:
 
 
 def _line(outcome: Outcome) -> str:
-    sign = "*" if outcome.decides else " "
-    line = f"{outcome.state}  {sign} {outcome.name:<{NAME_WIDTH}} {outcome.seconds:6.1f} s  {outcome.reason}"
+    line = f"{outcome.state}  {outcome.name:<{NAME_WIDTH}} {outcome.seconds:6.1f} s  {outcome.reason}"
     shown = line.splitlines()[0].rstrip()
     return shown + "".join(f"\n          {text}" for text in outcome.output.splitlines())
 
@@ -112,13 +153,240 @@ def last_lines(outcomes: Sequence[Outcome], hardware: Hardware, *, complete: boo
     counts = f"{states.count('PASS')} passed, {states.count('FAIL')} failed, {states.count('SKIP')} skipped."
     if not hardware.num_gpus:
         return f"{counts} {PROVES_NOTHING}"
-    deciding = [outcome.state for outcome in outcomes if outcome.decides]
-    if not complete or "SKIP" in deciding:
-        return f"{counts} Not all checks that decide (*) were made, so nothing may be claimed of GPUs in general."
-    if "FAIL" in deciding:
-        return f"{counts} A check that decides (*) failed: please report it, with the file below."
-    return f"{counts} All checks that decide (*) passed on {_gpus(hardware)}."
+    if not complete or "SKIP" in states:
+        return f"{counts} Not all checks were made, so nothing may be claimed of GPUs in general."
+    if "FAIL" in states:
+        return f"{counts} A check failed: please report it, with the file below."
+    return f"{counts} All checks passed on {_gpus(hardware)}."
 
 
 def _print(text: str) -> None:
     print(text, flush=True)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Result of one check."""
+
+    name: str
+    state: str
+    """`PASS`, `FAIL` or `SKIP`."""
+    seconds: float
+    reason: str
+    """Observation, failure, or reason for the skip."""
+    output: str = ""
+    """The last lines that a failed check printed."""
+
+
+def count_gpus() -> int:
+    """Return how many GPUs launches can use."""
+    machine = devices.detect()
+    return 0 if machine.why_no_gpu else len(machine.gpus)
+
+
+def run_all(checks: Sequence[Check], hardware: Hardware, started: Callable[[Check], None]) -> Iterator[Outcome]:
+    """Yield the outcome of each check; `started` is called before each."""
+    for check in checks:
+        started(check)
+        yield run_one(check, hardware)
+
+
+def run_one(check: Check, hardware: Hardware, command: Sequence[str] = ()) -> Outcome:
+    """Return the outcome of a check, made in a process of its own.
+
+    Args:
+        check: The check to run.
+        hardware: The hardware that it runs on.
+        command: The program, to which the name, the two fields of the hardware and a file for the outcome are added;
+            empty: the package's own.
+    """
+    if why_not := check.why_not(hardware):
+        return Outcome(name=check.name, state="SKIP", seconds=0.0, reason=why_not)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        file, printed = Path(folder) / "outcome", Path(folder) / "printed"
+        program = command or (sys.executable, "-m", "notebook_launcher.gpu_check.check_program")
+        words = (check.name, str(hardware.num_gpus), str(hardware.shares), str(file))
+        status = _wait([*program, *words], printed, check.limit)
+        seconds = time.monotonic() - began
+        state, reason = _read(file, status, check.limit)
+        text = printed.read_text(encoding="utf-8", errors="replace")
+    output = "\n".join(text.splitlines()[-LAST_LINES:]) if state == "FAIL" else ""
+    return Outcome(name=check.name, state=state, seconds=seconds, reason=reason, output=output)
+
+
+def _wait(command: Sequence[str], printed: Path, limit: float) -> int | None:
+    """Return the exit status; None if the time was up and the process was ended, with all that it started."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}  # The checks assert.
+    with printed.open("wb") as out:
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        # The ranks are in sessions of their own, and end when this process, their kernel, does.
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _read(file: Path, status: int | None, limit: float) -> tuple[str, str]:
+    if status is None:
+        return "FAIL", f"not done after {limit:g} s"
+    try:
+        state, reason = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "FAIL", f"its process ended with status {status}"
+    return state, reason
+
+
+def report_file(folder: Path) -> Path:
+    """Return the file of a report that begins now, which has the day in its name."""
+    return folder / f"gpu-check-{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}.json"
+
+
+def write_report(file: Path, outcomes: Sequence[Outcome], facts: dict[str, Any]) -> None:
+    """Write the outcomes so far into the file of the report, in place of its contents."""
+    now = dt.datetime.now(dt.timezone.utc)
+    report = {"written": now.isoformat(timespec="seconds"), "facts": facts, "checks": list(map(_row, outcomes))}
+    # Before JSON escapes what is not ASCII, and quotation marks.
+    file.write_text(json.dumps(_hidden(report), indent=2) + "\n", encoding="utf-8")
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    return {**dataclasses.asdict(outcome), "seconds": round(outcome.seconds, 1)}
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, str):
+        return hide_names(value)
+    if isinstance(value, dict):
+        return {name: _hidden(entry) for name, entry in value.items()}
+    return list(map(_hidden, value)) if isinstance(value, list | tuple) else value
+
+
+def hide_names(text: str) -> str:
+    """Return the text with hashes in place of UUIDs, paths and the host's name; equal names have equal hashes."""
+    text = UUID.sub(lambda found: f"{found[1]}-{_hash(found[0])}", text)
+    for kind in (QUOTED_PATH, PATH):
+        text = kind.sub(lambda found: _hide_path(found[0]), text)
+    for host in sorted(_host_names(), key=len, reverse=True):
+        text = text.replace(host, _hash(host))
+    return text
+
+
+def _hide_path(path: str) -> str:
+    return path if path.startswith(KEPT_PATHS) else f"/{_hash(path)}"
+
+
+def _hide_setting(value: str) -> str:
+    """Return the value of a variable, which may be one path or several with colons in between, spaces included."""
+    return ":".join(_hide_path(part) if part.count("/") > 1 and part[0] == "/" else part for part in value.split(":"))
+
+
+def _host_names() -> set[str]:
+    """Return this host's name, with and without its domain, if it is too long to be part of any word by chance."""
+    name = socket.gethostname()
+    return {form for form in (name, name.partition(".")[0]) if len(form) > 3}
+
+
+def _hash(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def collect_facts() -> dict[str, Any]:
+    """Return what a reader of a report has to know of the machine."""
+    began = time.monotonic()
+    machine = devices.detect()
+    look_seconds = time.monotonic() - began  # Without persistence mode the driver wakes up every GPU first.
+    shm = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
+    return {
+        "notebook_launcher": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": machine.num_cores,
+        "driver": machine.driver,
+        "look_seconds": round(look_seconds, 3),
+        "gpus": [
+            {"name": gpu.name, "memory": gpu.total_memory, "capability": gpu.capability, "slice": gpu.is_slice}
+            for gpu in machine.gpus
+        ],
+        "slices": len(nvml.find_slices()),
+        "why_no_gpu": machine.why_no_gpu,
+        "left_out": machine.left_out,
+        "torch": _torch_facts(),
+        "shm_bytes": None if shm is None else {"total": shm.total, "free": shm.free},
+        "shm_nccl_files": _nccl_files(),
+        "topology": _printed("nvidia-smi", "topo", "-m"),
+        "variables": {
+            name: _hide_setting(value)
+            for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLES) and name != UNSAID
+        },
+        "accelerate": version_of("accelerate"),
+        "lightning-fabric": version_of("lightning-fabric"),
+    }
+
+
+def _torch_facts() -> dict[str, Any]:
+    import torch
+
+    nccl = None
+    with contextlib.suppress(Exception):  # Only builds with NCCL have it.
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "nccl": nccl,
+        "nccl_loaded": _loaded_nccl(),
+        "devices": torch.cuda.device_count(),
+    }
+
+
+def _loaded_nccl() -> int | None:
+    """Return the version of the NCCL that this process has loaded, such as 23102; torch tells its build's."""
+    number = ctypes.c_int()
+    try:
+        # Torch has loaded it already, and the loader knows it by this name. RTLD_NOLOAD: not another one.
+        status = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    return number.value if status == 0 else None
+
+
+def _nccl_files() -> int:
+    with contextlib.suppress(OSError):
+        return len(list(SHARED_MEMORY.glob("nccl-*")))
+    return 0
+
+
+def _printed(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    return "failed"
+
+
+def main(checks: Sequence[Check], words: Sequence[str]) -> None:
+    """Run one of the checks, as the words of `run_one` say, and write its state and reason into its file."""
+    name, num_gpus, shares, file = words
+    hardware = Hardware(int(num_gpus), shares=shares == "True")
+    if hardware.shares:
+        os.environ[SHARING_VARIABLE] = "1"
+    try:
+        state, reason = "PASS", next(check for check in checks if check.name == name).run(hardware) or ""
+    except Skipped as skipped:
+        state, reason = "SKIP", str(skipped)
+    except Exception as error:  # whatever fails is the outcome
+        state, reason = "FAIL", f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    Path(file).write_text(json.dumps([state, reason]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(CHECKS, sys.argv[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import subprocess
@@ -16,28 +17,37 @@ import pytest
 
 from notebook_launcher import ConfigError
 from notebook_launcher.gpu_check import check_program
-from notebook_launcher.gpu_check.catalogue import ALL_CHECKS, find_check
-from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
-from notebook_launcher.gpu_check.check_program import PROVES_NOTHING, check, check_sharing, last_lines
-from notebook_launcher.gpu_check.check_report import collect_facts, hide_names, report_file, write_report
-from notebook_launcher.gpu_check.check_run import Outcome, run_one
-from notebook_launcher.gpu_check.identities import bare, gpu_difference
-from notebook_launcher.gpu_check.trainings import compare_phases
+from notebook_launcher.gpu_check.check_program import (
+    PROVES_NOTHING,
+    Outcome,
+    check,
+    check_sharing,
+    collect_facts,
+    hide_names,
+    last_lines,
+    main,
+    report_file,
+    run_one,
+    write_report,
+)
+from notebook_launcher.gpu_check.checks import CHECKS, Check, Hardware, Skipped, bare, gpu_difference
+from tests.gpu import several_ranks
+from tests.gpu.trainings import compare_phases
 from tests.support.kernels import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def outcome(state: str, *, decides: bool = True) -> Outcome:
-    return Outcome(name="any", decides=decides, state=state, seconds=0.0, reason="")
+def outcome(state: str) -> Outcome:
+    return Outcome(name="any", state=state, seconds=0.0, reason="")
 
 
 @pytest.mark.parametrize(
     ("outcomes", "num_gpus", "complete", "words"),
     [
         ([outcome("PASS")], 0, True, PROVES_NOTHING),
-        ([outcome("PASS"), outcome("FAIL", decides=False)], 1, True, r"passed on 1 GPU\.$"),
+        ([outcome("PASS")], 1, True, r"passed on 1 GPU\.$"),
         ([outcome("PASS")], 2, False, "nothing may be claimed"),
         ([outcome("PASS"), outcome("SKIP")], 2, True, "nothing may be claimed"),
         ([outcome("PASS"), outcome("FAIL")], 2, True, "please report it"),
@@ -49,13 +59,8 @@ def test_conclusion_claims_only_what_was_tried(
     assert re.search(words, last_lines(outcomes, Hardware(num_gpus), complete=complete))
 
 
-def test_checks_that_decide_come_first_and_names_are_unique() -> None:
-    decides = [check.decides for check in ALL_CHECKS]
-    assert decides == sorted(decides, reverse=True)
-    assert len({check.name for check in ALL_CHECKS}) == len(ALL_CHECKS)
-    assert find_check(ALL_CHECKS[0].name) is ALL_CHECKS[0]
-    with pytest.raises(LookupError, match="there is no check 'nothing'"):
-        find_check("nothing")
+def test_names_of_checks_are_unique() -> None:
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
 
 
 def test_check_that_cannot_be_made_is_skipped_with_its_reason() -> None:
@@ -81,17 +86,14 @@ def test_sharing_is_refused_by_an_nccl_that_cannot() -> None:
         check_sharing(version)
 
 
-def test_process_of_a_check_lets_nccl_share_a_gpu(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from notebook_launcher.gpu_check import check_process as made;"
-        "from notebook_launcher.gpu_check.check_kind import Check, Hardware;"
-        "told = lambda hardware: str(os.environ.get('NCCL_MULTI_RANK_GPU_ENABLE'));"
-        "made.find_check = lambda name: Check(name=name, run=told);"
-        "made.main('x', Hardware(1, shares=sys.argv[1] == 'True'), Path(sys.argv[2]))"
-    )
-    for shares, told in ((True, "1"), (False, "None")):
-        subprocess.run([sys.executable, "-c", code, str(shares), str(tmp_path / "outcome")], check=True)
-        assert json.loads((tmp_path / "outcome").read_text()) == ["PASS", told]
+@pytest.mark.parametrize(("shares", "told"), [(True, "1"), (False, "None")])
+def test_process_of_a_check_lets_nccl_share_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shares: bool, told: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    tell = Check(name="x", run=lambda _: str(os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE")))
+    main([tell], ["x", "1", str(shares), str(tmp_path / "outcome")])
+    assert json.loads((tmp_path / "outcome").read_text()) == ["PASS", told]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_report_hides_names() -> None:
 def test_report_hides_paths_with_spaces_and_accents(path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NCCL_TOPO_FILE", f"{path}:/opt/x/y")
     said = f'File "{path}", line 3; file:///home/ida/x and https://pytorch.org/get-started/locally'
-    failed = Outcome(name="any", decides=True, state="FAIL", seconds=0.0, reason=said, output=said)
+    failed = Outcome(name="any", state="FAIL", seconds=0.0, reason=said, output=said)
     write_report(tmp_path / "report", [failed], collect_facts())
     text = (tmp_path / "report").read_text()
     for name in ("jos", "data set", "anna", "opt/x", "ida"):
@@ -232,15 +234,15 @@ def test_notebook_finds_the_wheel_and_shows_the_report(
 
 
 def test_words_choose_checks_and_unknown_ones_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(only=["Hooks"], names_only=True) == 0
-    assert capsys.readouterr().out == "  communication hooks\n"
+    assert check(only=["Group"], names_only=True) == 0
+    assert capsys.readouterr().out == "process group of two ranks\n"
     with pytest.raises(LookupError, match=r"--only nothing: no check has such a name\. --list prints all names"):
         check(only=["nothing"])
 
 
 def test_command_makes_checks_in_their_cpu_forms_and_writes_a_report(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "notebook_launcher", "check", "--cpu", "--folder", str(tmp_path)]
-    only = ["--only", "two ranks on one device", "fork of", "overflow"]
+    only = ["--only", "process group", "device-side", "ragged and weighted"]
     done = subprocess.run([*command, *only], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -257,20 +259,8 @@ def test_sharding_is_skipped_where_this_torch_cannot_shard_on_cpus(monkeypatch: 
     from torch.distributed.fsdp import FSDPModule
 
     monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms", raising=False)  # As in torch 2.7.
-    names = [check.name for check in ALL_CHECKS if check.name.startswith("sharded model")]
-    assert len(names) == 2
-    for name in names:
+    sharded = [check for check in several_ranks.CHECKS if check.name.startswith("sharded model")]
+    assert len(sharded) == 2
+    for each in sharded:
         with pytest.raises(Skipped, match=r"needs torch 2\.8"):
-            find_check(name).run(Hardware(0))
-
-
-@pytest.mark.slow
-def test_checks_that_decide_pass_without_a_gpu(tmp_path: Path) -> None:
-    """Some of them: all of them take four minutes, and nearly all of what their CPU forms do has tests of its own."""
-    command = [sys.executable, "-m", "notebook_launcher", "check", "--cpu", "--folder", str(tmp_path)]
-    only = ["ragged and weighted", "stop while a rank lags", "while a peer waits", "all dtypes", "sharded model"]
-    done = subprocess.run(
-        [*command, "--only", *only], cwd=ROOT, capture_output=True, text=True, check=False, timeout=150
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"7 passed, 0 failed, 0 skipped. {PROVES_NOTHING}" in done.stdout
+            each.run(Hardware(0))

@@ -5,82 +5,20 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-import signal
 import time
-from typing import TYPE_CHECKING
 
 from notebook_launcher import Session, launch, notebook_launch
-from notebook_launcher.errors import LaunchError
-from notebook_launcher.gpu_check.check_kind import Check, Hardware
-from notebook_launcher.gpu_check.several_ranks import where
+from notebook_launcher.gpu_check.checks import SECONDS_TO_REPORT, Check, Hardware, reduce, where
 from notebook_launcher.machine.shared_memory import SHARED_MEMORY
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["CHECKS"]
 
-SECONDS_TO_REPORT = 3.0
 SECONDS_TO_RETURN = 10.0
 SHORT_LIMIT = 3.0
 """Seconds that a collective may take before torch ends it."""
 SHORT_HEARTBEAT = 10
 """Seconds, in place of 8 minutes, after which NCCL's monitor of a rank ends the process of a watchdog that is stuck."""
 NUM_BYTES = 256 << 20
-
-
-def _reduce(device: torch.device) -> None:
-    """Enter an all-reduce, and on a GPU wait for its end."""
-    import torch
-    import torch.distributed as dist
-
-    dist.all_reduce(torch.ones(1, device=device))
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def _fail(how: str) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from notebook_launcher import Accelerator, report
-
-    device = Accelerator().device
-    _reduce(device)
-    report(begun=1)
-    if dist.get_rank() == 0:
-        if how == "raise":
-            raise ValueError("on purpose")
-        if how == "exit":
-            os._exit(3)
-        if how == "segfault":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        # NCCL's watchdog looks at this collective, and must not end the process before Python has the error.
-        dist.all_reduce(torch.ones(1, device=device), async_op=True)
-        torch.zeros(4, device=device)[torch.tensor([1000], device=device)].sum().item()
-    _reduce(device)
-
-
-def _failures(hardware: Hardware) -> str:
-    import torch  # noqa: F401 - its errors are unpacked here, and its import, which most kernels have done, takes seconds
-
-    told = []
-    failures = [("raise", ValueError, "on purpose"), ("exit", LaunchError, ""), ("segfault", LaunchError, "SIGSEGV")]
-    if hardware.num_gpus:
-        failures.append(("assert", RuntimeError, "device-side assert"))
-    for how, kind, words in failures:
-        run = launch(_fail, args=(how,), **hardware.ranks(2))
-        while len(run.metrics) < 2 and not run.wait(0.005):
-            pass
-        began = time.monotonic()
-        run.wait()
-        seconds = time.monotonic() - began
-        error = run.exception()
-        assert isinstance(error, kind), f"{how} ended with {error!r}"
-        assert words in str(error), f"{how} ended with {error!r}"
-        assert seconds < SECONDS_TO_REPORT, f"{how}: the error came after {seconds:.1f} s"
-        told.append(f"{how} {seconds:.1f} s")
-    return ", ".join(told)
 
 
 def _wait_for_ever() -> None:
@@ -91,7 +29,7 @@ def _wait_for_ever() -> None:
     device = Accelerator().device
     report(begun=1)
     if dist.get_rank() == 0:
-        _reduce(device)
+        reduce(device)
     time.sleep(100)
 
 
@@ -116,7 +54,7 @@ def _return_early() -> None:
 
     device = Accelerator().device
     if dist.get_rank() == 0:
-        _reduce(device)
+        reduce(device)
 
 
 def _early_return(hardware: Hardware) -> str:
@@ -138,7 +76,7 @@ def _outlast_the_watchdog() -> None:
     device = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=limit)]).device
     dist.all_reduce(torch.ones(1, device=device))
     if dist.get_rank() == 0:
-        _reduce(device)
+        reduce(device)
     time.sleep(100)
 
 
@@ -214,7 +152,6 @@ def _memory_of_a_failure(hardware: Hardware) -> str:
 
 
 CHECKS = (
-    Check(name="errors while a peer waits", run=_failures, num_gpus=2, decides=True),
     Check(name="session after an interrupt in a collective", run=_session_after_interrupt, num_gpus=2),
     Check(name="session after a collective's time limit", run=_session_after_watchdog, num_gpus=2),
     Check(name="files of NCCL in /dev/shm after a kill", run=_files_of_nccl, num_gpus=2),

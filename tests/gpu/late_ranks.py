@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_launcher import launch, notebook_launch
-from notebook_launcher.gpu_check.check_kind import Check, Hardware
-from notebook_launcher.gpu_check.toy_loops import make_batches, make_toy_model, mean_loss
+from notebook_launcher.gpu_check.checks import Check, Hardware, make_batches, make_toy_model, mean_loss
 
 __all__ = ["CHECKS"]
 
@@ -142,7 +141,7 @@ def _begin_a_sum_in(folder: str) -> Any:
     file = Path(folder) / "users_code.py"
     file.write_text(USERS_CODE, encoding="utf-8")
     names: dict[str, Any] = {"__name__": "__main__"}  # So it travels by value.
-    exec(compile(USERS_CODE, str(file), "exec"), names)  # noqa: S102 - the code above
+    exec(compile(USERS_CODE, str(file), "exec"), names)
     return names["begin_a_sum"]
 
 

@@ -3,92 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
 import time
 from typing import Any
 
-from notebook_launcher import ConfigError, Session, launch, notebook_launch
-from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
-from notebook_launcher.gpu_check.identities import gpu_difference
+from notebook_launcher import ConfigError, launch, notebook_launch
+from notebook_launcher.gpu_check.checks import SECONDS_TO_REPORT, Check, Hardware, Skipped, multiply
 from notebook_launcher.machine import devices, nvml
 from notebook_launcher.wording.counts import plural
 
 __all__ = ["CHECKS"]
 
-LOOK = """
-import json, torch
-from notebook_launcher.gpu_check import identities
-from notebook_launcher.machine import devices
-ours = [identities.bare(gpu.uuid) for gpu in devices.detect().gpus]
-print(json.dumps([ours, [identities.uuid_in_torch(at) for at in range(torch.cuda.device_count())]]))
-"""
-SECONDS_TO_REPORT = 3.0
 SECONDS_OF_CHORES = 5.0
 """By then the idle fork server has imported torch's compiler and rearranged its memory, as for all later launches."""
 
 
-def _devices_seen(hardware: Hardware) -> str:
-    machine = devices.detect()
-    values: list[str | None] = [None]
-    if hardware.num_gpus:
-        first = machine.gpus[0]
-        values += [str(hardware.num_gpus - 1), first.uuid or first.selector, *nvml.find_slices()[:1], "0,0"]
-    seen = []
-    for value in values:
-        env = {name: text for name, text in os.environ.items() if name != machine.variable}
-        if value is not None:
-            env[machine.variable] = value
-        done = subprocess.run([sys.executable, "-c", LOOK], env=env, capture_output=True, text=True, check=True)
-        ours, torchs = json.loads(done.stdout.splitlines()[-1])
-        if not hardware.num_gpus:
-            return f"launcher {len(ours)}, torch {len(torchs)}"
-        label = "unset" if value is None else f"one {value[:3]} UUID" if "-" in value else value
-        by_number = value is not None and "-" not in value
-        if found := gpu_difference(ours, torchs, by_number=by_number):
-            raise AssertionError(f"{machine.variable} {label}: {found}")
-        seen.append(f"{label}: {len(ours)}")
-    return "; ".join(seen)
-
-
-def _multiply() -> str:
-    import torch
-
-    from notebook_launcher import Accelerator
-
-    device = Accelerator().device
-    square = torch.eye(256, device=device) * 2
-    assert float((square @ square).trace()) == 4 * 256.0
-    return str(device)
-
-
-def _first_launch(hardware: Hardware) -> str:
-    began = time.monotonic()
-    (device,) = notebook_launch(_multiply, **hardware.ranks(1))
-    assert device.startswith(hardware.device), f"the rank computed on {device}"
-    return f"computed on {device} after {time.monotonic() - began:.1f} s"
-
-
-def _launch_after_use(hardware: Hardware) -> str:
-    import torch
-
-    square = torch.ones(512, 512, device=hardware.device)
-    assert float((square @ square).sum()) > 0
-    (device,) = notebook_launch(_multiply, **hardware.ranks(1))
-    return f"computed on {device}"
-
-
 def _launch_later(hardware: Hardware) -> str:
-    notebook_launch(_multiply, **hardware.ranks(1))
+    notebook_launch(multiply, **hardware.ranks(1))
     time.sleep(SECONDS_OF_CHORES)
-    (device,) = notebook_launch(_multiply, **hardware.ranks(1))
+    (device,) = notebook_launch(multiply, **hardware.ranks(1))
     return f"computed on {device}"
 
 
 def _spawn(hardware: Hardware) -> str:
-    (device,) = notebook_launch(_multiply, **hardware.ranks(1), start_method="spawn")
+    (device,) = notebook_launch(multiply, **hardware.ranks(1), start_method="spawn")
     return f"computed on {device}"
 
 
@@ -97,7 +35,7 @@ def _refused_fork(hardware: Hardware) -> str:
 
     torch.ones(1, device="cuda")
     try:
-        notebook_launch(_multiply, **hardware.ranks(1), start_method="fork")
+        notebook_launch(multiply, **hardware.ranks(1), start_method="fork")
     except ConfigError as error:
         return str(error)[:60]
     raise AssertionError("a kernel with CUDA was forked")
@@ -133,47 +71,6 @@ def _values_travel(hardware: Hardware) -> str:
     return f"the result arrived on {result['value'].device}"
 
 
-def _index_out_of_range() -> None:
-    import torch
-
-    table = torch.zeros(4, device="cuda")
-    table[torch.tensor([1000], device="cuda")].sum().item()
-
-
-def _queue_an_error() -> None:
-    import torch
-
-    table = torch.zeros(4, device="cuda")
-    table[torch.tensor([1000], device="cuda")].sum()
-
-
-def _queue_an_error_aside() -> None:
-    import torch
-
-    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        _queue_an_error()
-
-
-def _device_assert(hardware: Hardware) -> str:
-    import torch  # noqa: F401 - its errors are unpacked here, and its import, which most kernels have done, takes seconds
-
-    with Session(**hardware.ranks(1)) as session:
-        session.run(_multiply)
-        for function in (_index_out_of_range, _queue_an_error, _queue_an_error_aside):
-            began = time.monotonic()
-            try:
-                session.run(function)
-            except Exception as error:  # its type is torch's and differs by version
-                said = f"{type(error).__name__}: {error}"
-            else:
-                said = "no error"
-            assert "device-side assert" in said, f"{function.__name__}: {said}"
-            seconds = time.monotonic() - began
-            assert seconds < SECONDS_TO_REPORT, f"the error came after {seconds:.1f} s"
-            session.run(_multiply)
-    return f"last error after {seconds:.1f} s, next call works"
-
-
 def _queue_for_long() -> None:
     """Return while a kernel of about 30 s computes, so that the rank waits for its GPU after the function."""
     import torch
@@ -182,7 +79,7 @@ def _queue_for_long() -> None:
 
     torch.ones(1, device="cuda")
     report(begun=1)
-    torch.cuda._sleep(60_000_000_000)  # type: ignore[no-untyped-call]  # noqa: SLF001 - cycles; torch's tests use it
+    torch.cuda._sleep(60_000_000_000)
 
 
 def _compute_for_long() -> None:
@@ -300,10 +197,6 @@ def _hold_context() -> None:
 
 
 CHECKS = (
-    Check(name="devices seen alike by launcher and torch", run=_devices_seen, decides=True),
-    Check(name="launch from a fresh kernel", run=_first_launch, decides=True),
-    Check(name="launch after the kernel used the device", run=_launch_after_use, decides=True),
-    Check(name="device-side assert: error in time, session lives", run=_device_assert, on_cpu=False, decides=True),
     Check(name="launch after the fork server's chores", run=_launch_later),
     Check(name="launch by spawn", run=_spawn),
     Check(name="fork of a kernel with CUDA is refused", run=_refused_fork, on_cpu=False),

@@ -9,38 +9,26 @@ import time
 from pathlib import Path
 from typing import Any
 
-from notebook_launcher import Session, launch, notebook_launch
-from notebook_launcher.gpu_check.check_kind import Check, Hardware, Skipped
-from notebook_launcher.gpu_check.identities import bare, uuid_in_torch
-from notebook_launcher.gpu_check.toy_loops import make_batches, make_toy_model, mean_loss, train
+from notebook_launcher import Session, notebook_launch
+from notebook_launcher.gpu_check.checks import (
+    Check,
+    Hardware,
+    Skipped,
+    bare,
+    make_batches,
+    make_toy_model,
+    mean_loss,
+    train,
+    uuid_in_torch,
+    where,
+)
 from notebook_launcher.machine import devices as machine_devices
 
-__all__ = ["CHECKS", "where"]
+__all__ = ["CHECKS"]
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
           "complex128")  # fmt: skip
 HOOKS = ("fp16", "bf16", "power_sgd", "batched_power_sgd")
-
-
-def where() -> tuple[str, int]:
-    """Reduce over all ranks; return the name of this rank's device, and its rank."""
-    import torch
-    import torch.distributed as dist
-
-    from notebook_launcher import Accelerator
-
-    accelerator = Accelerator()
-    total = torch.ones(4, device=accelerator.device)
-    dist.all_reduce(total)
-    assert total.tolist() == [float(dist.get_world_size())] * 4
-    name = torch.cuda.get_device_properties(accelerator.device).name if accelerator.device.type == "cuda" else "cpu"
-    return name, dist.get_rank()
-
-
-def _group(hardware: Hardware) -> str:
-    began = time.monotonic()
-    places = notebook_launch(where, **hardware.ranks(2))
-    return f"2 x {places[0][0]} after {time.monotonic() - began:.1f} s"
 
 
 def _own_gpu() -> str:
@@ -79,21 +67,21 @@ def _try_operations() -> int:
     accelerator = Accelerator()
     number = accelerator.process_index
     count = 0
-    for where in dict.fromkeys(["cpu", accelerator.device.type]):
-        device = accelerator.device if where == "cuda" else torch.device("cpu")
+    for kind in dict.fromkeys(["cpu", accelerator.device.type]):
+        device = accelerator.device if kind == "cuda" else torch.device("cpu")
         for name in DTYPES:
             mine = torch.full((3,), number, device=device).to(getattr(torch, name))
             everyone = gather(mine)
-            assert everyone.device == mine.device, f"gather of {name} on {where} came back on {everyone.device}"
+            assert everyone.device == mine.device, f"gather of {name} on {kind} came back on {everyone.device}"
             assert everyone.dtype == mine.dtype
-            assert everyone[3:].tolist() == torch.ones(3).to(mine.dtype).tolist(), f"gather of {name} on {where}"
+            assert everyone[3:].tolist() == torch.ones(3).to(mine.dtype).tolist(), f"gather of {name} on {kind}"
             assert broadcast(mine.clone()).tolist() == torch.zeros(3).to(mine.dtype).tolist(), f"broadcast of {name}"
             for reduction in ("sum",) if mine.is_complex() else ("sum", "max"):
                 reduced = reduce(mine, reduction=reduction)
-                assert reduced.tolist() == [1.0] * 3, f"{reduction} of {name} on {where}: {reduced}"
+                assert reduced.tolist() == [1.0] * 3, f"{reduction} of {name} on {kind}: {reduced}"
             ragged = pad_across_processes(mine[: 1 + number])
             assert ragged.tolist() == [*mine[: 1 + number].tolist(), *[0] * (1 - number)], (
-                f"padding of {name} on {where}"
+                f"padding of {name} on {kind}"
             )
             count += 4
     assert gather_object([number]) == [0, 1]
@@ -131,25 +119,10 @@ def _operations(hardware: Hardware) -> str:
     return f"{notebook_launch(_try_operations, **hardware.ranks(2))[0]} operations"
 
 
-def _weights(**options: Any) -> Any:
-    return train(**options)[0]
-
-
-def _against_one(hardware: Hardware) -> str:
-    import torch
-
-    (alone,) = notebook_launch(_weights, **hardware.ranks(1))
-    both = notebook_launch(_weights, **hardware.ranks(2))
-    assert torch.equal(both[0], both[1]), "the ranks' weights differ"
-    difference = float((both[0] - alone).abs().max())
-    assert difference < 1e-4, f"2 ranks differ from 1 by {difference:.1e}"
-    return f"difference {difference:.1e}"
-
-
 def _hook_weights(hook: str) -> Any:
     from notebook_launcher import DistributedDataParallelKwargs
 
-    return train(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=hook)])[0]
+    return train(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=hook)])
 
 
 def _hooks(hardware: Hardware) -> str:
@@ -259,48 +232,6 @@ def _sharded_by_option(hardware: Hardware) -> str:
     return f"relative difference to a whole model {difference:.1e}, checkpoint loaded"
 
 
-def _train_on(folder: str) -> None:
-    """Train for ever on data that lies on the device, so that a program may run ahead of its GPU."""
-    import torch
-
-    from notebook_launcher import Accelerator, report
-
-    accelerator = Accelerator(project_dir=folder)
-    model: Any = make_toy_model()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
-    num_updates = 0
-    try:
-        while True:
-            with accelerator.accumulate(model):
-                accelerator.backward(mean_loss(model, batch))
-                optimizer.step()
-                optimizer.zero_grad()
-            num_updates += 1
-            if accelerator.process_index == 0:
-                time.sleep(0.002)  # The program of one rank lags behind the other's.
-            if num_updates % 50 == 0:
-                report(num_updates=num_updates)
-    except BaseException:
-        (Path(folder) / f"rank{accelerator.process_index}").write_text(str(num_updates))
-        raise
-
-
-def _save_and_stop(hardware: Hardware) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        run = launch(_train_on, args=(folder,), **hardware.ranks(2))
-        while not run.metrics:
-            assert not run.wait(0.01), run.exception()
-        run.save()
-        while not list(Path(folder).glob("checkpoints/update_*")):
-            assert not run.wait(0.01), run.exception()
-        rung = run.stop(after_step=True)
-        ends = [(Path(folder) / f"rank{rank}").read_text() for rank in (0, 1)]
-    assert rung == "ask", f"the stop needed {rung}"
-    assert ends[0] == ends[1], f"the ranks stopped after updates {' and '.join(ends)}"
-    return f"both after update {ends[0]}"
-
-
 def _inside_accelerate() -> list[float]:
     import accelerate
     import torch
@@ -351,9 +282,6 @@ def _all_gpus(hardware: Hardware) -> str:
 
 
 CHECKS = (
-    Check(name="process group of two ranks", run=_group, num_gpus=2, decides=True),
-    Check(name="two ranks train as one does", run=_against_one, num_gpus=2, decides=True),
-    Check(name="checkpoint and stop while a rank lags", run=_save_and_stop, num_gpus=2, decides=True),
     Check(name="chosen GPUs", run=_chosen, num_gpus=2, can_share=False, on_cpu=False),
     Check(name="operations on CPU and device, all dtypes", run=_operations, num_gpus=2),
     Check(name="communication hooks", run=_hooks, num_gpus=2),

@@ -1,0 +1,1 @@
+"""Tests that need GPUs, each made in a process of its own."""
