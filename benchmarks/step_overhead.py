@@ -69,8 +69,7 @@ def introduction(repeats: dict[str, int]) -> str:
         "from the contender's own loader, its start included. Microseconds per micro-batch: medians of the turns. "
         "*Adds*: the median (quartiles) of the differences from the loop by hand in the same round, which on two ranks "
         "has the same all-reduce; *busy*: these differences in the processor time of the thread that trains, which "
-        "excludes waiting for the other rank. Part of what the Accelerator adds, it saves: it clears gradients without "
-        "the layers around torch's `zero_grad`, which take 7 us of 2 parameters' clearing.\n"
+        "excludes waiting for the other rank.\n"
     )
 
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from notebook_launcher.training.accumulation.updates.clearing import clear_gradients
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -89,7 +87,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, unless a window has gathered some that no step has used."""
         if self._updates is None or self._updates.may_clear(self):
-            clear_gradients(self.optimizer, set_to_none=set_to_none)
+            self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""

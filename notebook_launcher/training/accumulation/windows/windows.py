@@ -282,10 +282,7 @@ class Window:
         """
         if world_weight is not None:
             self.world_weight = world_weight
-        full = num_ranks * self.num_steps * self.unit
-        # Written out for a number, as which a loader's counts nearly always come: a call takes longer than its work.
-        is_number = type(self.world_weight) is float and self.world_weight
-        self.correction = full / self.world_weight if is_number else ratio(full, self.world_weight, 1.0)
+        self.correction = ratio(num_ranks * self.num_steps * self.unit, self.world_weight, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the micro-batches of an open window for a checkpoint."""
