@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.detached.hosted_run import HostedRun
 from notebook_launcher.detached.preemption import on_preemption
-from notebook_launcher.detached.rehearsal import rehearse
 from notebook_launcher.detached.requests import HostOrder, HostReady, HostWaits, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_host import SessionHost
 from notebook_launcher.engines.this_machine import cool_down, take_over_server
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["main", "rehearse"]
+__all__ = ["main"]
 
 
 class Host(Protocol):

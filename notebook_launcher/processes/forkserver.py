@@ -8,9 +8,8 @@ if another launch is likely: it imports what the kernel has imported (`image.py`
 forks a deputy, which serves launches in its place until the chores are done. A launch waits only for imports that its
 own ranks need. If the chores go wrong, the deputy becomes the server.
 
-For a minute after a detached launch the server keeps a spare host, which serves the next one. After a launch that
-another one of its kind is likely to follow it keeps, for as long, spare ranks that have joined their group; so does the
-deputy while it serves.
+For a minute after a launch that another one of its kind is likely to follow, the server keeps spare ranks that have
+joined their group; so does the deputy while it serves.
 
     server ──fork──▶ imports, huge pages ──────────────▶ serves again
        └──▶ deputy   serves                        closes its channel; ends with its last supervisor
@@ -27,19 +26,17 @@ import signal
 import socket
 import time
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.processes import huge_pages, inherited, libraries
-from notebook_launcher.processes.host_process import run_host, run_spare_host
+from notebook_launcher.processes.host_process import run_host
 from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.image import Image, LaunchClock, NotCleanError, garbage_left, making_way
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, group_functions, rank_process
-from notebook_launcher.processes.spare_supervisor import run_spare_supervisor
-from notebook_launcher.processes.spares import Spares
+from notebook_launcher.processes.spare_ranks import SpareRanks
 from notebook_launcher.processes.supervisor import run_supervisor
 
 if TYPE_CHECKING:
@@ -124,10 +121,7 @@ class _Server:
         self._expects_launches = True
         """True if another launch is likely, which the chores are for: also before the first one, after `prewarm`."""
         self._launches = LaunchClock()
-        pid = os.getpid()  # The server's, also in its deputy: by this number spare processes name themselves.
-        self._spares = Spares(
-            partial(run_spare_host, _serve, server_pid=pid), partial(run_spare_supervisor, server_pid=pid)
-        )
+        self._spares = SpareRanks()
         self._is_retired = False
         """True in a deputy, or a server that could not stay one, that takes no more launches."""
         self._is_done = False
@@ -190,7 +184,7 @@ class _Server:
             return
         if self._server is not None and self._image.seconds_at_name() > MAX_IMPORT:
             self._server.kill()
-        self._keep_spares()
+        self._spares.tend(self._fork)
 
     def _on_message(self) -> None:
         try:
@@ -230,14 +224,10 @@ class _Server:
             self._start_supervisor(request, *fds)
             return
         (host_fd,) = fds
-        if not self._spares.take_host(request, host_fd):
-            self._fork(lambda: run_host(_serve, request.module, host_fd), host_fd)
-        # A host that is forked before the chores would do them all by itself.
-        if not self._has_chores and self._server is None:
-            self._spares.expect_host(request.module)
+        self._fork(lambda: run_host(_serve, request.module, host_fd), host_fd)
 
     def _start_supervisor(self, request: messages.StartSupervisor, sock_fd: int, reaped_fd: int) -> None:
-        pid = self._spares.take_ranks(request, sock_fd)
+        pid = self._spares.take(request, sock_fd)
         if pid is not None:
             self._children[pid].append(reaped_fd)
         else:
@@ -287,13 +277,6 @@ class _Server:
         os.close(fd)
         self._watch(pid, *reaped_fds)
         return pid
-
-    def _keep_spares(self) -> None:
-        """Fork the spare processes that are missing, and dismiss those that nobody has needed."""
-        for spare in self._spares.tend():
-            spare.start(self._fork)
-            if self._is_done:
-                return  # This is the child.
 
     def _close_watched(self) -> None:
         """Close the descriptors that belong to the parent's children; call it in a forked process."""
@@ -375,7 +358,7 @@ class _Server:
         self._channel.send_if_room(made)
         self._queue.extend(waiting)
         if not waiting:
-            self._keep_spares()  # Before the deputy dismisses its own.
+            self._spares.tend(self._fork)  # Before the deputy dismisses its own.
 
     @contextlib.contextmanager
     def _reaping(self) -> Iterator[None]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
-import socket
 from typing import TYPE_CHECKING
 
 from notebook_launcher.messaging.channel import Channel, channel_pair
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     Serve: TypeAlias = Callable[[Channel, int], None]
     """The life of a fork server; it gets the channel to its owner, and the owner's process number."""
 
-__all__ = ["run_host", "run_spare_host"]
+__all__ = ["run_host"]
 
 
 def run_host(serve: Serve, module: str, host_fd: int) -> None:
@@ -26,20 +24,6 @@ def run_host(serve: Serve, module: str, host_fd: int) -> None:
     if server := _leave_with_server(serve, host_fd):
         libraries.name_process("host")
         importlib.import_module(module).main(host_fd, *server)
-
-
-def run_spare_host(serve: Serve, module: str, fd: int, server_pid: int) -> None:
-    """Live as a host that begins its life once it receives its request from descriptor `fd` of a fork server."""
-    if server := _leave_with_server(serve, fd):
-        libraries.name_process(f"spare {server_pid}")
-        life = importlib.import_module(module)
-        life.rehearse()
-        with contextlib.closing(Channel(socket.socket(fileno=fd))) as channel:
-            received = channel.receive()
-        if received is not None:  # None: the host was not needed, or the fork server is gone.
-            _, (host_fd,) = received
-            libraries.name_process("host")
-            life.main(host_fd, *server)
 
 
 def _leave_with_server(serve: Serve, fd: int) -> tuple[Channel, int] | None:

@@ -16,28 +16,27 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel
-from notebook_launcher.processes import leftovers
+from notebook_launcher.processes import boot, leftovers
 from notebook_launcher.processes.child_processes import children, wait_for_end
 from notebook_launcher.processes.libraries import libc, signal_at_parents_death
 from notebook_launcher.processes.rank.rank import run_rank
 from notebook_launcher.processes.rank.rank_start import RankStart
-from notebook_launcher.processes.rank_sources import NewRanks
 from notebook_launcher.processes.session_killer import SessionKiller
 from notebook_launcher.processes.store import host_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.processes.rank_sources import RankSource
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["Supervisor", "end_with", "lead", "main", "run_supervisor", "supervise"]
+__all__ = ["NewRanks", "Supervisor", "end_with", "lead", "main", "run_supervisor", "supervise"]
 
 PR_SET_CHILD_SUBREAPER = 36
 CLEANING = 1.0
@@ -66,7 +65,7 @@ def lead() -> None:
         libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def supervise(sock: socket.socket, source: RankSource, *, inherited_call: FunctionCall | None = None) -> int:
+def supervise(sock: socket.socket, source: NewRanks, *, inherited_call: FunctionCall | None = None) -> int:
     """Serve the kernel at the other end of `sock` until it closes or dies; in a rank, serve it as the rank.
 
     Args:
@@ -107,6 +106,38 @@ def end_with(life: Callable[[], int]) -> NoReturn:
         os._exit(status)
 
 
+class NewRanks:
+    """The source of a supervisor's ranks: processes that are forked, or spawned, once they are asked for."""
+
+    store: Any = None
+    """The server of the rendezvous store, if there is one already."""
+
+    @property
+    def waiting(self) -> set[int]:
+        """The processes that wait to become ranks."""
+        return set()
+
+    def enter(self, setup: messages.Setup) -> messages.Setup:
+        """Enter the kernel's surroundings; return the settings as they are for the ranks."""
+        boot.enter_kernel_surroundings(setup)
+        return setup
+
+    def begin(self, start: RankStart) -> int:
+        """Start the process of a rank; return its number, 0 in a forked rank itself."""
+        return _spawn(start) if start.setup.start_method == "spawn" else os.fork()
+
+
+def _spawn(start: RankStart) -> int:
+    command, fds = boot.rank_command(start)
+    try:
+        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    finally:
+        os.close(fds[-1])
+    # The supervisor reaps by pid; Popen must not.
+    process.returncode = 0
+    return process.pid
+
+
 class Supervisor:
     """Serves the kernel: starts, signals and reaps the ranks of this machine.
 
@@ -115,7 +146,7 @@ class Supervisor:
         source: The source of the ranks' processes.
     """
 
-    def __init__(self, channel: Channel, source: RankSource) -> None:
+    def __init__(self, channel: Channel, source: NewRanks) -> None:
         self._channel = channel
         """The supervisor's end of the channel to the kernel."""
         self._source = source

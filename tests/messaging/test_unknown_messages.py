@@ -14,7 +14,6 @@ from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.kernel.run.loop import RunLoop
 from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.processes import forkserver, supervisor
-from notebook_launcher.processes.rank_sources import NewRanks
 from tests.support.run_state import tree_of
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 def test_supervisor_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(TypeError, match="the supervisor got an unknown message: 'hello'"):
-        supervisor.Supervisor(ends[1], NewRanks())._on_message()
+        supervisor.Supervisor(ends[1], supervisor.NewRanks())._on_message()
 
 
 def test_fork_server_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:

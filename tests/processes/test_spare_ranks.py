@@ -23,8 +23,7 @@ from notebook_launcher import LaunchConfig, RankFailedError, Session, launch, no
 from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine.devices import Machine
-from notebook_launcher.processes.spare_ranks import MAX_SPARE_RANKS, kind_of_launch
-from notebook_launcher.processes.spares import SPARES_AFTER
+from notebook_launcher.processes.spare_ranks import MAX_SPARE_RANKS, SPARES_AFTER, kind_of_launch
 from tests.support.waiting import until
 
 # pytest sets the variable anew for each stage of a test, and a launch with another environment is of another kind.

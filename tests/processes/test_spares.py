@@ -1,4 +1,4 @@
-"""Tests for the rules by which a fork server keeps processes ready; the processes are this one."""
+"""Tests for the rules by which a fork server keeps spare ranks; the processes are this one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine.devices import Machine
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel
-from notebook_launcher.processes.spares import SPARES_AFTER, Spares
+from notebook_launcher.processes.spare_ranks import SPARES_AFTER, SpareRanks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.ends: list[Channel] = []
-        self.spares = Spares(lambda *_: None, lambda *_: None)
+        self.spares = SpareRanks()
 
     def fork(self, _become: Callable[[], None], fd: int) -> int:
         self.ends.append(Channel(socket.socket(fileno=fd)))
@@ -32,10 +32,9 @@ class Kept:
 
     def tend(self) -> int:
         """Fork what is missing, and return the number of processes."""
-        missing = self.spares.tend()
-        for spare in missing:
-            spare.start(self.fork)
-        return len(missing)
+        before = len(self.ends)
+        self.spares.tend(self.fork)
+        return len(self.ends) - before
 
     def launch(self, pid: int, *, may_expect: bool = True, is_interactive: bool = False, **options: Any) -> None:
         """Launch and end."""
@@ -82,7 +81,7 @@ def test_launch_of_the_kind_is_handed_to_the_spare_ranks(kept: Kept) -> None:
     kept.launch(2)
     kept.tend()
     reading, writing = os.pipe()
-    assert kept.spares.take_ranks(request(seed=3), writing) == 1001
+    assert kept.spares.take(request(seed=3), writing) == 1001
     received = kept.ends[0].receive()
     assert received is not None
     os.close(received[1][0])
@@ -97,7 +96,7 @@ def test_launch_of_another_kind_dismisses_the_spare_ranks(kept: Kept, other: dic
     kept.launch(1)
     kept.launch(2)
     kept.tend()
-    assert kept.spares.take_ranks(request(**other), -1) is None
+    assert kept.spares.take(request(**other), -1) is None
     assert kept.ends[0].receive() is None
 
 
@@ -136,15 +135,22 @@ def test_no_spare_ranks_until_the_last_launch_has_ended(kept: Kept) -> None:
     assert kept.tend() == 1
 
 
-def test_spare_host_takes_the_request_of_its_module(kept: Kept) -> None:
-    asked = messages.StartHost(module="some.module", is_interactive=False, needs=())
-    assert not kept.spares.take_host(asked, -1)
-    kept.spares.expect_host("some.module")
-    assert kept.tend() == 1
+def test_spare_ranks_go_after_their_time(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.launch(1, is_interactive=True)
+    kept.tend()
+    monkeypatch.setattr("notebook_launcher.processes.spare_ranks.KEPT_FOR", 0.0)
+    kept.launch(2, is_interactive=True)
+    assert kept.spares.due() == 0.0
+    assert kept.tend() == 0
+    assert kept.ends[0].receive() is None
+    assert kept.spares.due() is None
+
+
+def test_launch_after_the_death_of_the_spare_ranks_is_not_handed_over(kept: Kept) -> None:
+    kept.launch(1, is_interactive=True)
+    kept.tend()
+    kept.ends[0].close()
     reading, writing = os.pipe()
-    assert kept.spares.take_host(asked, writing)
-    received = kept.ends[0].receive()
-    assert received is not None
-    assert received[0] == asked
-    os.close(received[1][0])
+    assert kept.spares.take(request(), writing) is None
+    os.close(writing)
     os.close(reading)

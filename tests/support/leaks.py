@@ -263,7 +263,7 @@ def _tolerated_servers(before: Surroundings, after: Surroundings) -> set[int]:
 
 
 def _spares(processes: list[psutil.Process], servers: set[int]) -> set[int]:
-    """Return what these fork servers keep ready for the next launch: ranks, and hosts with their own fork servers."""
+    """Return the ranks that these fork servers keep ready for the next launch."""
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):

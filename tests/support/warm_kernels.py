@@ -52,7 +52,7 @@ def _look():
     servers = [p for p in mine.children() if "processes.forkserver" in command(p)]
     # A server's deputy is in the server's session, and is gone once the server's chores are done.
     theirs = {session(p) for p in servers}
-    # Ranks and a host that a server keeps ready for the next launch come and go, and show this name.
+    # Ranks that a server keeps ready for the next launch come and go, and show this name.
     spares = {f"spare {p.pid}" for p in servers}
     def lasts(process):
         try:
