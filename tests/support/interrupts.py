@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["interrupt_at"]
 
 INTERRUPTED = ("concurrent.", "contextlib", "notebook_launcher.", "threading")
-"""Modules; not those that the collector calls, in which an exception is lost."""
+"""Modules, and beginnings of their names that end with a dot; not those that the collector calls, in which an exception
+is lost."""
 STRICT = "notebook_launcher."
 """Modules that are interrupted before any bytecode. Python handles a signal only after a call, at the start of a
 function and at a jump backwards, and the standard library counts on that where it leaves a `with lock:`."""
@@ -23,6 +24,7 @@ HANDLED_AFTER = ("CALL", "JUMP_ABSOLUTE", "JUMP_BACKWARD", "RESUME")
 def interrupt_at(number: int, function: Callable[[], object], modules: tuple[str, ...] = INTERRUPTED) -> bool:
     """Call a function and interrupt it before its bytecode number `number`; return whether it came that far."""
     left = number
+    beginnings = tuple(name for name in modules if name.endswith("."))
     names: dict[CodeType, list[str]] = {}
     latest: dict[FrameType, int] = {}
     """Index of the bytecode that each frame has executed last."""
@@ -37,8 +39,12 @@ def interrupt_at(number: int, function: Callable[[], object], modules: tuple[str
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
+        if event == "call":
+            name = frame.f_globals.get("__name__") or ""
+            if name not in modules and not name.startswith(beginnings):
+                return None
         frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_globals["__name__"].startswith(modules):
+        if event == "opcode":
             left -= 1
             before = latest.get(frame)
             latest[frame] = frame.f_lasti
