@@ -317,14 +317,22 @@ def test_page_reloaded_while_the_cell_is_busy_shows_the_whole_run(lab):
 
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_error_of_a_rank_is_shown_in_the_panel(lab):
+def test_panel_copied_to_another_notebook_runs_there_and_shows_the_error_of_a_rank(lab):
     page = lab.open("failing.ipynb", height=1600)
     lab.run(page, 0)
     lab.run(page, 1)
-    page.get_by_role("button", name="Launch", exact=True).click()
-    wait_for_state(page, "failed")
-    page.wait_for_function("document.querySelector('.nbp-panel').innerText.includes('In[1]')")
-    shown = page.locator(".nbp-panel").inner_text()
+    page.locator(".nbp-panel").wait_for()
+    lab.copy(lab.save(page, "failing.ipynb"), "copied.ipynb")
+    other = lab.open("copied.ipynb", height=1600)
+    # Its widget lives in the other notebook's kernel: nothing that could be clicked is shown, until the cell runs.
+    assert other.locator(".nbp-panel").count() == 0
+    lab.run(other, 0)
+    lab.run(other, 1)
+    other.locator(".nbp-panel").get_by_role("button", name="Launch", exact=True).click()
+    wait_for_state(other, "failed")
+    assert page.locator(".nbl-monitor").count() == 0
+    other.wait_for_function("document.querySelector('.nbp-panel').innerText.includes('In[1]')")
+    shown = other.locator(".nbp-panel").inner_text()
     assert "ValueError: rank one <b>gave up</b>" in shown
     assert "Cell In[1], line" in shown or 'File "Cell In[1]"' in shown
 
@@ -422,25 +430,7 @@ def test_monitor_shows_lost_when_the_kernel_is_restarted(lab):
 
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_panel_copied_to_another_notebook_runs_there(lab):
-    page = lab.open("failing.ipynb", height=1600)
-    lab.run(page, 0)
-    lab.run(page, 1)
-    page.locator(".nbp-panel").wait_for()
-    lab.copy(lab.save(page, "failing.ipynb"), "copied.ipynb")
-    other = lab.open("copied.ipynb", height=1600)
-    # Its widget lives in the other notebook's kernel: nothing that could be clicked is shown, until the cell runs.
-    assert other.locator(".nbp-panel").count() == 0
-    lab.run(other, 0)
-    lab.run(other, 1)
-    other.locator(".nbp-panel").get_by_role("button", name="Launch", exact=True).click()
-    wait_for_state(other, "failed")
-    assert page.locator(".nbl-monitor").count() == 0
-
-
-@lab_alone
-@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
+def test_reopened_notebook_or_dead_kernel_shows_the_panel_as_a_picture_with_its_code(lab):
     page = lab.open("kept.ipynb", height=1600)
     lab.run(page, 0)
     lab.run(page, 1)
@@ -471,19 +461,10 @@ def test_reopened_notebook_shows_the_panel_as_a_picture_with_its_code(lab):
         other.locator(".nbp-panel").wait_for()
         assert other.get_by_text("Last picture of the panel.").is_hidden()
         other.close()
-
-
-@lab_alone
-@pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_panel_of_a_dead_kernel_becomes_its_picture(lab):
-    page = lab.open("kept.ipynb", height=1600)
-    lab.run(page, 0)
-    lab.run(page, 1)
-    page.locator(".nbp-panel").wait_for()
     lab.start(page, 2)
     page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that the kernel has died.
-    page.get_by_text("Last picture of the panel.").wait_for()
-    assert page.locator(".nbp-panel").is_hidden()
+    kept.wait_for()
+    assert panel.is_hidden()
 
 
 @lab_alone
