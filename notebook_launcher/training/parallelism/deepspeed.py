@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE
-from notebook_launcher.training.parallelism.deepspeed_factories import refuse_factories
 from notebook_launcher.training.parallelism.deepspeed_keys import AUTO, check_keys, value_at
 from notebook_launcher.training.process.environment import flag
 from notebook_launcher.wording.choices import unknown
@@ -128,7 +127,12 @@ class DeepSpeedPlugin:
     def check(self) -> None:
         """Raise ValueError for settings that cannot be carried out."""
         check_keys(self.deepspeed_config)
-        refuse_factories(self.deepspeed_config)
+        for section in ("optimizer", "scheduler"):
+            if asked := self.deepspeed_config.get(section):
+                raise ValueError(
+                    f"DeepSpeed's {section} is not created from the settings. Remove it there, create it in the "
+                    f"function by the same values, and pass it to accelerator.prepare(): {asked}"
+                )
         stage = _whole(self.zero_stage)
         if stage not in STAGES:
             raise ValueError(f"zero_stage={self.zero_stage!r} is unknown. It can be 0, 1, 2 or 3.")

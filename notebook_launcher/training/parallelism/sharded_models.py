@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training.parallelism.host_memory import keep_out_of_heap
 from notebook_launcher.training.parallelism.initial_weights import (
     broadcast_from_first,
     initialise_on_first,
@@ -77,8 +76,6 @@ class Sharding:
             ValueError: The model shares parameters with one that was sharded before, or a setting does not fit it.
         """
         self._check(model, ddp)
-        if self.device.type == "cpu" and self.plugin.reshard_after_forward:
-            keep_out_of_heap(model.parameters())
         before = _places(model)
         policy = self._precision_policy(str(ddp.comm_hook))
         if policy.param_dtype is not None:

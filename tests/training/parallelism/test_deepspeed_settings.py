@@ -221,26 +221,10 @@ def test_setting_without_counterpart_is_refused_with_the_nearest_thing(config: d
     assert instead in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("section", "asked", "line"),
-    [
-        (
-            "optimizer",
-            {"type": "AdamW", "params": {"lr": 1e-05, "betas": [0.9, 0.95], "eps": "auto"}},
-            r"optimizer = torch.optim.AdamW\(model.parameters\(\), lr=1e-05, betas=\[0.9, 0.95\]\)",
-        ),
-        ("optimizer", {"type": "Adam", "params": {"adam_w_mode": False}}, r"torch.optim.Adam\(model.parameters\(\)\)"),
-        ("optimizer", {"type": "OneBitAdam"}, r"'OneBitAdam' is not created from the settings.*torch.optim.AdamW"),
-        (
-            "scheduler",
-            {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": "auto"}},
-            r"scheduler = transformers.get_linear_schedule_with_warmup\(optimizer, 10, ...\)",
-        ),
-        ("scheduler", {"type": "LRRangeTest"}, r"torch.optim.lr_scheduler.LambdaLR"),
-    ],
-)
-def test_optimizer_or_scheduler_in_a_file_is_refused_with_the_line_to_write(section: str, asked: Any, line: str):
-    with pytest.raises(ValueError, match=line):
+@pytest.mark.parametrize("section", ["optimizer", "scheduler"])
+def test_optimizer_or_scheduler_in_a_file_is_refused(section: str):
+    asked = {"type": "AdamW", "params": {"lr": 1e-05}}
+    with pytest.raises(ValueError, match=rf"DeepSpeed's {section} is not created from the settings.*'lr': 1e-05"):
         DeepSpeedPlugin(hf_ds_config=file_with(**{section: asked}))
 
 

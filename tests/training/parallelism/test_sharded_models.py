@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -392,44 +391,6 @@ def misuse_stray() -> None:
     optimizer: Any = accelerator.prepare(torch.optim.SGD(net.parameters(), lr=0.1))
     net(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-
-
-def blocks_outside_the_heap(width: int, plugin: Any) -> tuple[int, int]:
-    """Return how many of four blocks of 16 MB lie outside the heap, before and after a model is sharded."""
-    from notebook_launcher import Accelerator
-    from tests.support.heap import mapped_blocks
-
-    def count() -> int:
-        before = mapped_blocks()
-        blocks = [torch.empty(4 << 20) for _ in range(4)]
-        return mapped_blocks() - before if blocks else 0
-
-    large = torch.empty(6 << 20)
-    del large  # glibc takes smaller blocks from the heap after that
-    before = count()
-    Accelerator(cpu=True, fsdp_plugin=plugin).prepare(torch.nn.Linear(width, width))
-    return before, count()
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory so")
-@pytest.mark.parametrize(
-    ("width", "settings", "variables", "outside"),
-    [
-        (1536, {}, {}, True),
-        (1024, {}, {}, False),
-        (1536, {"reshard_after_forward": False}, {}, False),
-        (1536, {}, {"MALLOC_MMAP_THRESHOLD_": "33554432"}, False),
-        (1536, {}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432"}, False),
-    ],
-    ids=["by default", "with small tensors", "for speed", "chosen by the user", "chosen by a tunable"],
-)
-def test_large_tensors_of_a_sharded_model_lie_outside_the_heap(width, settings, variables, outside):
-    plugin = Plugin(**settings)
-    for before, after in notebook_launch(
-        blocks_outside_the_heap, 2, args=(width, plugin), devices="cpu", output="none", env=variables
-    ):
-        assert before == 0
-        assert (after > 0) == outside
 
 
 def act_alone(act: str, peers: str) -> None:
