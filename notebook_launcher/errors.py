@@ -28,6 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher import tracebacks
+from notebook_launcher.wording.text import no_such_rank
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.failures.failure import Failure
@@ -49,6 +50,7 @@ __all__ = [
     "RunFolderError",
     "RunStoppedError",
     "RunTimeoutError",
+    "check_rank",
 ]
 
 
@@ -94,6 +96,21 @@ class NoSuchRankError(ConfigError, CallOrderError, LookupError):
 
     It has several bases because calls that take a rank used to raise one of these each: they still catch it.
     """
+
+
+def check_rank(rank: int, num: int, whose: str = "run", *, typed: str = "") -> int:
+    """Return a rank; raise `NoSuchRankError` if it is not one of them.
+
+    Args:
+        rank: The rank as the user named it.
+        num: Number of ranks.
+        whose: Word for what has the ranks: run or session.
+        typed: The argument as typed, with which the message begins: `ranks=[0, 7]`.
+    """
+    if isinstance(rank, bool) or rank not in range(num):
+        words = f"{typed}: {no_such_rank(rank, num, whose)}." if typed else f"{no_such_rank(rank, num, whose)}."
+        raise tracebacks.for_caller(NoSuchRankError(words))
+    return rank
 
 
 class RunStoppedError(LaunchError):

@@ -1,4 +1,4 @@
-"""Keeps lines that torch writes for its own developers off the output of a rank."""
+"""What ranks and training mend in torch: lines for its own developers in the output, and a name that it changed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Iterator
 
-__all__ = ["without_gloo_lines", "without_profiler_lines"]
+__all__ = ["set_group_timeout", "without_gloo_lines", "without_profiler_lines"]
 
 PROFILER = re.compile(rb"^USDT:[^\n]*\] profiler_(?:start|stop)[^\n]*\n", re.MULTILINE)
 GLOO = re.compile(rb"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]*\n", re.MULTILINE)
 FIRST_WITH_GLOO, FIRST_WITHOUT = (2, 7), (2, 11)
 """The first versions of torch in which gloo writes such a line for each group of each rank, and no longer does."""
+
+
+def set_group_timeout(timeout: dt.timedelta) -> None:
+    """Set the longest wait of the default group's collectives; raise AttributeError if this torch cannot do so."""
+    from torch.distributed import distributed_c10d as c10d
+
+    # torch 2.15 has a public name for it, and warns of the old one.
+    set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout  # noqa: SLF001
+    set_timeout(timeout)
 
 
 @contextlib.contextmanager

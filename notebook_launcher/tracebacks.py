@@ -1,10 +1,11 @@
-"""Tracebacks for a notebook: the frames of the user's code, without this package's."""
+"""Tracebacks for a notebook: the frames of the user's code, without this package's, and how to tell the two apart."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from notebook_launcher.ipython_shell import running_shell
@@ -13,11 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-__all__ = ["end_at_caller", "for_caller", "render", "without_locals"]
+__all__ = ["PACKAGE_FOLDER", "end_at_caller", "for_caller", "is_ours", "render", "without_locals"]
 
 E = TypeVar("E", bound=BaseException)
 
 PACKAGE = __name__.partition(".")[0]
+# Not resolved: where a link leads to the package, the names of its files in frames go over the link, too.
+PACKAGE_FOLDER = Path(__file__).parent
+_PREFIX = f"{PACKAGE_FOLDER}/"
+
+
+def is_ours(filename: str) -> bool:
+    """Return True for a file of this package."""
+    return filename.startswith(_PREFIX)
 
 
 def render(error: BaseException, *, whole: bool = False) -> list[str]:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import travel
 from notebook_launcher.archive.edits import check_edits, read_edits, write_edits
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.errors import CallOrderError, ConfigError, RunFolderError
+from notebook_launcher.errors import CallOrderError, ConfigError, RunFolderError, check_rank
 from notebook_launcher.history import encoding, run_folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.folder_files import belongs_to_another, load_json, open_folder, read_bytes, read_json
 from notebook_launcher.history.log_order_file import read_log_order
 from notebook_launcher.history.picture_files import read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunSnapshot
-from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.text import one_line

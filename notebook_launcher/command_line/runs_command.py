@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.parser import Parser, choice, positive_number, whole_number_reader, words_of
-from notebook_launcher.errors import ConfigError
-from notebook_launcher.rank_numbers import check_rank
+from notebook_launcher.errors import ConfigError, check_rank
 from notebook_launcher.wording.counts import plural
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 import notebook_launcher
 from notebook_launcher.diagnosis.finding import Finding
 from notebook_launcher.installed import BROKEN_IPYKERNELS, version_of
-from notebook_launcher.package_folder import PACKAGE_FOLDER
 from notebook_launcher.settings import accelerate_yaml
+from notebook_launcher.tracebacks import PACKAGE_FOLDER
 
 __all__ = ["ipykernel_finding", "look_at_software", "torch_finding"]
 

@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.messaging.channel import anonymous_file
-from notebook_launcher.package_folder import PACKAGE_FOLDER
+from notebook_launcher.tracebacks import PACKAGE_FOLDER
 
 if TYPE_CHECKING:
     from notebook_launcher.messaging import messages

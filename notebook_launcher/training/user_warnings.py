@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-from notebook_launcher.package_folder import is_ours
+from notebook_launcher.tracebacks import is_ours
 
 __all__ = ["Warner", "users_name", "warn_user"]
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from notebook_launcher.package_folder import PACKAGE_FOLDER
+from notebook_launcher.tracebacks import PACKAGE_FOLDER
 from notebook_launcher.travel.parcel import read_notes
 from notebook_launcher.travel.replacements import replaced_attributes_of
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from notebook_launcher.errors import ConfigError
-from notebook_launcher.rank_numbers import check_rank
+from notebook_launcher.errors import ConfigError, check_rank
 
 __all__ = ["selected_ranks"]
 

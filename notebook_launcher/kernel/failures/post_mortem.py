@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost
-from notebook_launcher.errors import CallOrderError
+from notebook_launcher.errors import CallOrderError, check_rank
 from notebook_launcher.kernel.display.output import RunOutput
 from notebook_launcher.kernel.display.questions import Question, Questions
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.messaging import messages
-from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.stacks import LIBRARIES, StackFrame
-from notebook_launcher.package_folder import is_ours
+from notebook_launcher.tracebacks import is_ours
 from notebook_launcher.wording.counts import rank_list
 
 if TYPE_CHECKING:

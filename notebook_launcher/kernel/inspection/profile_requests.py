@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from notebook_launcher.errors import check_rank
 from notebook_launcher.kernel.inspection.profiles import Profile
 from notebook_launcher.kernel.no_update_yet import no_update_yet
 from notebook_launcher.messaging import messages
-from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT, is_end_of_call, waits_for_gpu
-from notebook_launcher.package_folder import PACKAGE_FOLDER, is_ours
+from notebook_launcher.tracebacks import PACKAGE_FOLDER, is_ours
 from notebook_launcher.travel import cells
 from notebook_launcher.wording.counts import rank_list
 

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
+from notebook_launcher.errors import check_rank
 from notebook_launcher.kernel import views
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
@@ -29,7 +30,6 @@ from notebook_launcher.kernel.run.conduct import RunConduct
 from notebook_launcher.kernel.run.steering_handle import SteeringHandle
 from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.kernel.run.time_limits import limited_start
-from notebook_launcher.rank_numbers import check_rank
 from notebook_launcher.travel.rank_function import RankFunction
 from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.units import format_seconds

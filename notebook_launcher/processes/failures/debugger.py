@@ -7,7 +7,7 @@ import io
 import pdb  # noqa: T100
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from notebook_launcher.package_folder import is_ours
+from notebook_launcher.tracebacks import is_ours
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging.messages import KeptFrames
-from notebook_launcher.package_folder import is_ours
 from notebook_launcher.processes.failures.held_memory import gpu_bytes, tensor_bytes
+from notebook_launcher.tracebacks import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from notebook_launcher.messaging.messages import ExceptionReport, Frame
-from notebook_launcher.package_folder import is_ours
+from notebook_launcher.tracebacks import is_ours
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:

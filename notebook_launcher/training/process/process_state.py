@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
-from notebook_launcher.group_timeout import set_group_timeout
 from notebook_launcher.settings.whole_numbers import whole_number
+from notebook_launcher.torch_lines import set_group_timeout
 from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.process.environment import ProcessPlace, debug_mode, flag, read_place

@@ -6,15 +6,15 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from notebook_launcher import package_folder
-from notebook_launcher.package_folder import PACKAGE_FOLDER, is_ours
+from notebook_launcher import tracebacks
+from notebook_launcher.tracebacks import PACKAGE_FOLDER, is_ours
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_a_file_of_the_package_is_ours_and_its_neighbours_are_not() -> None:
-    assert is_ours(package_folder.is_ours.__code__.co_filename)
+    assert is_ours(tracebacks.is_ours.__code__.co_filename)
     assert not is_ours(f"{PACKAGE_FOLDER}_of_another/module.py")
     assert not is_ours(__file__)
 
@@ -22,7 +22,7 @@ def test_a_file_of_the_package_is_ours_and_its_neighbours_are_not() -> None:
 def test_package_behind_a_link_knows_its_own_frames(tmp_path: Path) -> None:
     (tmp_path / "notebook_launcher").symlink_to(PACKAGE_FOLDER)
     code = (
-        "from notebook_launcher.package_folder import PACKAGE_FOLDER, is_ours\n"
+        "from notebook_launcher.tracebacks import PACKAGE_FOLDER, is_ours\n"
         "print(PACKAGE_FOLDER, is_ours(is_ours.__code__.co_filename))"
     )
     env = {"PYTHONPATH": str(tmp_path)}

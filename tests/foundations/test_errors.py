@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import CallOrderError, ConfigError, NoSuchRankError
-from notebook_launcher.rank_numbers import check_rank
+from notebook_launcher.errors import check_rank
 
 
 @pytest.mark.parametrize("kind", [NoSuchRankError, ConfigError, CallOrderError, LookupError, ValueError, RuntimeError])
