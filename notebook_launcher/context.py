@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.messaging.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from notebook_launcher.messaging.messages import Change
+    from notebook_launcher.processes.rank.rendezvous import Rendezvous
     from notebook_launcher.settings.training_settings import SettingName, TrainingSettings
+    from notebook_launcher.training.recording.phases import PhaseClock
+    from notebook_launcher.training.requests.safepoint import Safepoint
 
 __all__ = [
     "COMPUTING",
@@ -30,7 +33,6 @@ __all__ = [
     "WAITING",
     "RandomStage",
     "RankContext",
-    "RankRendezvous",
     "RunStopped",
     "activity",
     "adopt",
@@ -65,62 +67,6 @@ class RunStopped(KeyboardInterrupt):
         super().__init__(message)
 
 
-class RankSafepoint(Protocol):
-    """The part of a safepoint that is used here; the class is in `training.requests.safepoint`."""
-
-    num_backwards: int
-    num_updates: int
-
-    def is_past_stop(self) -> bool:
-        """Return True if updates were made after the update at which all ranks should have stopped."""
-        ...
-
-    def settings(self) -> dict[str, float | None]:
-        """Return the present settings of the Accelerator."""
-        ...
-
-    def close(self) -> None:
-        """End what is under way; called when the function has ended."""
-        ...
-
-
-class LoopClock(Protocol):
-    """The part of a `PhaseClock` that is used outside of training; `training.recording.phases` has the class."""
-
-    def flush(self) -> None:
-        """Send the remaining measurements."""
-        ...
-
-
-class RankStore(Protocol):
-    """The part of torch's `Store` that is used here."""
-
-    def add(self, key: str, value: int) -> int:
-        """Add to a number that all ranks see, and return the sum."""
-        ...
-
-
-class RankRendezvous(Protocol):
-    """The part of a rank's `Rendezvous` that others use; the class is in `processes.rank.rendezvous`."""
-
-    @property
-    def store(self) -> RankStore:
-        """The client of the supervisor's store."""
-        ...
-
-    def leave(self) -> None:
-        """Shut the default process group down, if there is one."""
-        ...
-
-    def noting_sockets(self) -> contextlib.AbstractContextManager[None]:
-        """Note the connections that are opened in this context, as connections of the present group."""
-        ...
-
-    def init_process_group(self, original: Callable[..., None], asked: dict[str, Any]) -> None:
-        """Carry out the function's own call of `init_process_group`."""
-        ...
-
-
 class BackwardPause(NamedTuple):
     """The time in which a rank has made no backward, though it has reached step boundaries."""
 
@@ -142,7 +88,7 @@ class RankContext:
     send: Callable[[object], None]
     board: mmap.mmap | bytearray
     """The memory that the kernel and the ranks of this machine map; `board_layout` lists its bytes."""
-    rendezvous: RankRendezvous
+    rendezvous: Rendezvous
     num_nodes: int = 1
     """Number of machines that hold ranks; each has a board of its own."""
     call_id: int = 0
@@ -153,7 +99,7 @@ class RankContext:
     """True once this rank has named a loss of this call that is not finite."""
     forwards: dict[int, Any] = dataclasses.field(default_factory=dict)
     """The latest forwards of sharded models in this call, by their number on the board."""
-    clock: LoopClock | None = None
+    clock: PhaseClock | None = None
     """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf
     """Time at which `progress` last sent a record."""
@@ -161,7 +107,7 @@ class RankContext:
     """Number of loops that have begun."""
     num_items: int = 0
     """Number of items, of all loops, that are done."""
-    safepoint: RankSafepoint | None = None
+    safepoint: Safepoint | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
     backward_pause: BackwardPause = dataclasses.field(default_factory=BackwardPause)
     """The time without a backward, while the run is being stopped."""

@@ -11,8 +11,8 @@ from notebook_launcher.training.accelerator import Accelerator as _Accelerator
 from notebook_launcher.training.rules import ACCELERATE, Rules
 
 if TYPE_CHECKING:
-    from notebook_launcher.training.data.active_loaders import Requests
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
+    from notebook_launcher.training.requests.safepoint import Safepoint
 
 __all__ = ["Accelerator"]
 
@@ -44,7 +44,7 @@ class Accelerator(_Accelerator):
         """Return the sum over ranks on every rank, the `"mean"` or the `"max"`; `scale` has no effect."""
         return reduce(tensor, reduction, scale)
 
-    def _make_gradient_state(self, plugin: GradientAccumulationPlugin, requests: Requests | None) -> GradientState:
+    def _make_gradient_state(self, plugin: GradientAccumulationPlugin, requests: Safepoint | None) -> GradientState:
         state = GradientState(plugin, requests=requests)
         state.forget_windows()  # each Accelerator counts by itself
         return state

@@ -15,7 +15,8 @@ from notebook_launcher.training.rules import ACCELERATE
 if TYPE_CHECKING:
     import datetime as dt
 
-    from notebook_launcher.training.data.active_loaders import Requests
+    from notebook_launcher.training.requests.safepoint import Safepoint
+
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]
 
@@ -112,7 +113,7 @@ class GradientState(_GradientState):
         self,
         gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
         *,
-        requests: Requests | None = None,
+        requests: Safepoint | None = None,
     ) -> None:
         self.__dict__ = self._shared_state
         if not self._shared_state:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached.hosted_run import HostedRun
 from notebook_launcher.detached.preemption import on_preemption
@@ -29,23 +29,8 @@ from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 __all__ = ["main"]
-
-
-class Host(Protocol):
-    """Protocol of what a host process conducts: a run, or a session."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder with its socket."""
-
-    def abandon(self) -> None:
-        """End immediately, because no client knows of it."""
-
-    def serve(self) -> None:
-        """Serve clients until it is over and they have left."""
 
 
 def main(fd: int, server: Channel, server_pid: int) -> None:
@@ -94,7 +79,7 @@ def _ask_for_order(kernel: Channel) -> tuple[Any, list[int]] | None:
     return kernel.receive()
 
 
-def _host(order: HostOrder | SessionOrder, fds: Sequence[int]) -> Host:
+def _host(order: HostOrder | SessionOrder, fds: Sequence[int]) -> SessionHost | _RunHost:
     return SessionHost(order) if isinstance(order, SessionOrder) else _RunHost(order, *fds)
 
 

@@ -6,28 +6,24 @@ import contextlib
 import dataclasses
 import os
 import subprocess
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.processes import boot
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
-__all__ = ["LAST_WORDS", "REAPING", "Starter", "SupervisorHandle", "popen", "reaper", "send_signal"]
+    Starter: TypeAlias = Callable[[socket.socket, Sequence[int]], "SupervisorHandle"]
+    """Starts a supervisor at the other end of a socket. A forked child has to close these descriptors of the kernel."""
+
+__all__ = ["LAST_WORDS", "REAPING", "SupervisorHandle", "popen", "reaper", "send_signal"]
 
 LAST_WORDS = 4000
 """Bytes at the end of a supervisor's standard error that are shown if it fails."""
 REAPING = 2.0
 """Longest wait in seconds until a supervisor that has ended is reaped, which takes a millisecond."""
-
-
-class Starter(Protocol):
-    """A function that starts a supervisor at the other end of a socket."""
-
-    def __call__(self, sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
-        """Start the supervisor; `kernel_fds` are the kernel's descriptors, which a forked child has to close."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

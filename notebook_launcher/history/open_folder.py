@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
@@ -16,27 +16,18 @@ from notebook_launcher.history.picture_files import PictureFiles
 from notebook_launcher.history.run_files import LogFile, MetricsFile, append, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from notebook_launcher.history.schema import RunReader, RunSnapshot
+    from notebook_launcher.kernel.calls.origin import Origin
 
-__all__ = ["FORMAT", "LateFiles", "OpenFolder"]
+__all__ = ["FORMAT", "OpenFolder"]
 
 FORMAT = 1
 """The layout of the folder; readers ignore what they do not know."""
 RESERVED = 262_144
 """Bytes of the reserve: a summary has 160 kB at most, a detached run's ending a few."""
-
-
-class LateFiles(Protocol):
-    """Origin of a run, as files of its folder by name."""
-
-    files: dict[str, str]
-
-    def later(self, *, wait: bool) -> Mapping[str, str] | None:
-        """Return files that take some time, which add to or replace `files`; None: not yet, unless `wait`."""
-        ...
 
 
 class OpenFolder:
@@ -52,7 +43,7 @@ class OpenFolder:
         self.path = path
         """The folder."""
         self._reader = reader
-        self._late: LateFiles | None = None
+        self._late: Origin | None = None
         """The origin of the run until all of its files are written."""
         self._metrics = MetricsFile(path)
         self._position = 0
@@ -70,7 +61,7 @@ class OpenFolder:
         order = 0 if self._log_order is None else self._log_order.size
         return self._metrics.size + self._pictures.size + sum(log.size for log in self._logs) + order
 
-    def write_origin(self, snapshot: RunSnapshot, origin: Callable[[Path], LateFiles] | None) -> None:
+    def write_origin(self, snapshot: RunSnapshot, origin: Callable[[Path], Origin] | None) -> None:
         """Write the options, and the files of the run's origin that are there at once."""
         settings = {**snapshot.config, "arguments": snapshot.arguments}
         append(self.path / run_folders.CONFIG, encode(settings).encode("ascii"))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from notebook_launcher.history.open_folder import LateFiles
     from notebook_launcher.history.schema import RunReader, RunSnapshot
+    from notebook_launcher.kernel.calls.origin import Origin
 
 __all__ = ["Recorder"]
 
@@ -66,7 +66,7 @@ class Recorder:
         launched: float,
         say: Callable[[str], None],
         *,
-        origin: Callable[[Path], LateFiles] | None = None,
+        origin: Callable[[Path], Origin] | None = None,
     ) -> None:
         self._open: OpenFolder | None = None
         """The folder, once something is recorded."""

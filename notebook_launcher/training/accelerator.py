@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
     from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport
-    from notebook_launcher.training.data.active_loaders import Requests
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.parallelism.sizes import ParallelismConfig
     from notebook_launcher.training.plugins import DistributedType
+    from notebook_launcher.training.requests.safepoint import Safepoint
 
 __all__ = ["Accelerator"]
 
@@ -1024,7 +1024,7 @@ class Accelerator:
         handler = self.init_handler
         return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
 
-    def _make_gradient_state(self, plugin: GradientAccumulationPlugin, requests: Requests | None) -> GradientState:
+    def _make_gradient_state(self, plugin: GradientAccumulationPlugin, requests: Safepoint | None) -> GradientState:
         return GradientState(plugin, self._rules, requests)
 
     # Accelerate's names for the lists, which ported code reads.

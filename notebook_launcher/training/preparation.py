@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -32,6 +32,7 @@ from notebook_launcher.wording.counts import plural
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from notebook_launcher.training.accelerator import Accelerator
     from notebook_launcher.training.accumulation.updates.updates import Updates
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.parallelism.sharded_models import Sharding
@@ -41,23 +42,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Preparation", "Preparer"]
-
-
-class Preparer(Protocol):
-    """An Accelerator, whose subclasses may override these methods."""
-
-    def prepare_data_loader(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare a data loader."""
-
-    def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare a model."""
-
-    def prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare an optimizer."""
-
-    def prepare_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare a learning-rate scheduler."""
+__all__ = ["Preparation"]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -92,7 +77,7 @@ class Preparation:
     _unit_order: UnitOrder | None = dataclasses.field(default=None, init=False)
     """Compares the order in which the ranks run the units of sharded models; None without any."""
 
-    def prepare(self, *args: Any, preparer: Preparer, device_placement: list[bool] | None = None) -> Any:
+    def prepare(self, *args: Any, preparer: Accelerator, device_placement: list[bool] | None = None) -> Any:
         """Carry out `Accelerator.prepare`: `preparer` prepares each object, schedulers after their optimizers."""
         placements = check_placements(device_placement, len(args))
         if self.rules.guards:
@@ -114,7 +99,7 @@ class Preparation:
         sizes = [getattr(loader, "batch_size", None) for loader in [*self.prepared.loaders, *loaders]]
         self.zero.check_batch_sizes([size // cut for size in sizes if size is not None])
 
-    def _prepare_object(self, obj: Any, preparer: Preparer, placed: bool | None) -> Any:
+    def _prepare_object(self, obj: Any, preparer: Accelerator, placed: bool | None) -> Any:
         if isinstance(obj, DataLoader):
             return preparer.prepare_data_loader(obj, device_placement=placed)
         if isinstance(obj, torch.nn.Module):

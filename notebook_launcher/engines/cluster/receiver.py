@@ -7,40 +7,17 @@ import os
 import selectors
 import threading
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging.links import LinkError
 
-__all__ = ["Receiver", "Sender"]
+if TYPE_CHECKING:
+    from notebook_launcher.engines.cluster.node import Node
+
+__all__ = ["Receiver"]
 
 LOOK_EVERY = 0.5
 """Seconds between two looks for nodes that are silent."""
-
-
-class Sender(Protocol):
-    """A node, as its receiver sees it."""
-
-    @property
-    def read_fd(self) -> int:
-        """Descriptor at which the agent's records arrive."""
-        ...
-
-    @property
-    def patience(self) -> float:
-        """Seconds of silence after which the node is lost."""
-        ...
-
-    def read(self) -> list[Any]:
-        """Read what has arrived, and return the records that are whole; raises `LinkError` at the end."""
-        ...
-
-    def take(self, record: Any, now: float) -> None:
-        """Take a record that arrived at the time `now`."""
-        ...
-
-    def lose(self, error: OSError) -> None:
-        """Note that the link has ended, or that the agent is silent; never waits."""
-        ...
 
 
 class Receiver:
@@ -56,7 +33,7 @@ class Receiver:
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self._lock = threading.Lock()
         """Held while links are read, and while nodes are added or removed."""
-        self._heard: dict[Sender, float] = {}
+        self._heard: dict[Node, float] = {}
         """The nodes whose links are read, each with the time, as in `_watched`, at which bytes last arrived."""
         self._watched = 0.0
         """Seconds that the thread has spent waiting: only then a node that sends nothing is silent."""
@@ -64,7 +41,7 @@ class Receiver:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def add(self, node: Sender) -> None:
+    def add(self, node: Node) -> None:
         """Read the link of a node from now on."""
         with self._lock:
             self._heard[node] = self._watched
@@ -73,7 +50,7 @@ class Receiver:
                 self._thread = threading.Thread(target=self._receive, name="notebook-launcher nodes", daemon=True)
                 self._thread.start()
 
-    def remove(self, node: Sender) -> None:
+    def remove(self, node: Node) -> None:
         """Read the link of a node no more; idempotent."""
         with self._lock:
             self._drop(node)
@@ -108,7 +85,7 @@ class Receiver:
                     self._looked_at = self._watched
                     self._look_for_silent_nodes()
 
-    def _read(self, node: Sender) -> list[Any]:
+    def _read(self, node: Node) -> list[Any]:
         self._heard[node] = self._watched
         try:
             return node.read()
@@ -119,7 +96,7 @@ class Receiver:
         return []
 
     @staticmethod
-    def _pass_on(node: Sender, records: list[Any], now: float) -> None:
+    def _pass_on(node: Node, records: list[Any], now: float) -> None:
         for record in records:
             node.take(record, now)
 
@@ -128,11 +105,11 @@ class Receiver:
         for node, patience in silent.items():
             self._lose(node, LinkError(f"no message arrived for {patience:g} s"))
 
-    def _lose(self, node: Sender, error: OSError) -> None:
+    def _lose(self, node: Node, error: OSError) -> None:
         self._drop(node)
         node.lose(error)
 
-    def _drop(self, node: Sender) -> None:
+    def _drop(self, node: Node) -> None:
         if self._heard.pop(node, None) is not None:
             with contextlib.suppress(KeyError, OSError):
                 self._selector.unregister(node.read_fd)

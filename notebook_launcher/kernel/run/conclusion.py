@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.engines.this_machine import is_cold
 from notebook_launcher.errors import (
@@ -35,19 +35,12 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.rank_outcome import RankOutcome
     from notebook_launcher.messaging import messages
 
-__all__ = ["SettlesFolder", "conclude", "describe_failure", "fault_of_ours"]
+__all__ = ["conclude", "describe_failure", "fault_of_ours"]
 
 LOST_VALUE = "the value is lost: the notebook's process had no file descriptor left for it (`ulimit -n`)"
 
 
-class SettlesFolder(Protocol):
-    """Protocol of the function that makes the folder of a run which has something to record."""
-
-    def __call__(self, *, failed: bool) -> Path | None:
-        """Return the run's folder; None if the run leaves none."""
-
-
-def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> RunOutcome:
+def conclude(data: RunData, settle_folder: Callable[[bool], Path | None], hosting: Hosting) -> RunOutcome:
     """Return the outcome of a run's last attempt; takes what its parcels hold, and closes them.
 
     Args:
@@ -83,7 +76,7 @@ def conclude(data: RunData, settle_folder: SettlesFolder, hosting: Hosting) -> R
         restarts=data.restarts,
         stopped_by=attempt.rung.value if attempt.rung is not None and asked_to_stop else None,
         timed_out=attempt.timed_out,
-        folder=settle_folder(failed=error is not None),
+        folder=settle_folder(error is not None),
     )
     for outcome in outcomes:
         outcome.close()

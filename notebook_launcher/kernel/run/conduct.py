@@ -150,7 +150,7 @@ class RunConduct:
             self.data.output.notice(f"{ranks}: {reason} Everything else of the run is available.", "stderr")
         return outcome
 
-    def _settle_folder(self, *, failed: bool) -> Path | None:
+    def _settle_folder(self, failed: bool) -> Path | None:
         return self._recorder.settle(failed=failed, is_brief=self.data.scope.is_brief)
 
     def _fail(self, fault: BaseException) -> RunOutcome:
@@ -159,7 +159,7 @@ class RunConduct:
         if self.data.attempt is not None:
             self.data.attempt.state.close()
         seconds = time.monotonic() - self.data.launched
-        return fault_of_ours(fault, self.data.plan, seconds=seconds, folder=self._settle_folder(failed=True))
+        return fault_of_ours(fault, self.data.plan, seconds=seconds, folder=self._settle_folder(True))
 
     def _finish(self, outcome: RunOutcome) -> None:
         data = self.data

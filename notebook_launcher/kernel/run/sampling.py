@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.kernel.inspection.samples import Samples
 from notebook_launcher.kernel.run.commands import EndSamplingCommand, SampleCommand
 from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.kernel.run.commands import AskingCommand
 
@@ -17,15 +19,6 @@ __all__ = ["check_sampling", "take_samples"]
 
 MAX_SAMPLING, MAX_RATE = 60.0, 100.0
 """Seconds of sampling, and samples a second: each sample of a rank takes some kilobytes of memory."""
-
-T = TypeVar("T")
-
-
-class AsksRun(Protocol):
-    """Protocol of the function that sends a command to the run's thread."""
-
-    def __call__(self, command: AskingCommand[T]) -> T:
-        """Return the answer to a command."""
 
 
 def check_sampling(seconds: object, rate: object) -> None:
@@ -38,7 +31,7 @@ def check_sampling(seconds: object, rate: object) -> None:
         raise for_caller(ValueError(msg))
 
 
-def take_samples(ask: AsksRun, over: Latch[None], seconds: float, rate: float) -> Samples:
+def take_samples(ask: Callable[[AskingCommand[Any]], Any], over: Latch[None], seconds: float, rate: float) -> Samples:
     """Sample the stacks of all ranks, until the time is up or the run is over.
 
     Args:

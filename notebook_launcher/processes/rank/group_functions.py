@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.context import RankRendezvous
+    from notebook_launcher.processes.rank.rendezvous import Rendezvous
 
 __all__ = ["original_of", "redirect_globals", "replace_group_functions"]
 
@@ -103,7 +103,7 @@ def _replacements() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
     return [(init_process_group, init_through_rank), (new_group, make_in_rank)]
 
 
-def _rendezvous() -> RankRendezvous | None:
+def _rendezvous() -> Rendezvous | None:
     """Return the process group of the rank that this process is; None in any other process."""
     from notebook_launcher.context import current
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.data.rounds import Round
+    from notebook_launcher.training.requests.safepoint import Safepoint
 
-__all__ = ["ActiveLoader", "ActiveLoaders", "LoopOwner", "Requests", "full_rows_of", "relative_weights"]
+__all__ = ["ActiveLoader", "ActiveLoaders", "full_rows_of", "relative_weights"]
 
 NO_DRAWS = (0, 0)
 """A loader's batches so far, and how many micro-batches in a row drew one, before its first micro-batch."""
@@ -34,38 +36,6 @@ class ActiveLoader(Protocol):
 
     def note_repeat(self) -> None:
         """Note that the loop leaves out a batch that a rank got again."""
-
-
-class Requests(Protocol):
-    """The part of `Safepoint` that a loop over a prepared loader uses."""
-
-    @property
-    def is_due(self) -> bool:
-        """True if `act` has something to do."""
-
-    def act(self) -> None:
-        """Save, change settings or stop."""
-
-
-class LoopListener(Protocol):
-    """The part of `LoopNotes` that hears of loops over prepared loaders."""
-
-    def note_end(self, loader: ActiveLoader) -> None:
-        """Note that a loop over a prepared loader has come to its end."""
-
-    def evaluates(self) -> bool:
-        """Return True if the present loop evaluates."""
-
-
-class LoopOwner(Protocol):
-    """The part of `GradientState` that hears of loops over prepared loaders."""
-
-    @property
-    def loops(self) -> LoopListener:
-        """Hears of the ends of loops."""
-
-    def loop_begins(self) -> None:
-        """Note that a loop over a prepared loader begins."""
 
 
 def full_rows_of(loader: ActiveLoader) -> int:
@@ -95,9 +65,9 @@ class ActiveLoaders:
 
     def __init__(
         self,
-        owner: LoopOwner | None = None,
+        owner: GradientState | None = None,
         *,
-        requests: Requests | None = None,
+        requests: Safepoint | None = None,
         follows_draws: bool = True,
     ) -> None:
         self._loaders: list[ActiveLoader] = []
@@ -118,15 +88,15 @@ class ActiveLoaders:
         self._rounds: dict[object, collections.deque[Round | None]] = {}
         """By the `id` of a loader: the rounds of its batches that were drawn and have had no micro-batch."""
         # Weakly: the owner holds these loaders, and only the garbage collector would free such a cycle.
-        self._owner: weakref.ref[LoopOwner] | None = None if owner is None else weakref.ref(owner)
+        self._owner: weakref.ref[GradientState] | None = None if owner is None else weakref.ref(owner)
         self.requests = requests
 
     @property
-    def owner(self) -> LoopOwner | None:
+    def owner(self) -> GradientState | None:
         """The state of accumulation whose loaders these are; None outside an Accelerator."""
         return None if self._owner is None else self._owner()
 
-    def belong_to(self, owner: LoopOwner) -> None:
+    def belong_to(self, owner: GradientState) -> None:
         """Tell another owner from now on when a loop begins and ends."""
         self._owner = weakref.ref(owner)
 

@@ -93,7 +93,7 @@ class StoreSlot:
 
     def _add(self, number: int) -> int:
         # The only operation of a store that does not wait for the key, and returns once the store has carried it out.
-        return self._context.rendezvous.store.add(f"call-{self._context.call_id}/{self._name}", number)
+        return int(self._context.rendezvous.store.add(f"call-{self._context.call_id}/{self._name}", number))
 
 
 class UpdateFence:

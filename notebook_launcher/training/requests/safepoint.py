@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.context import COMPUTING, WAITING, RunStopped, current, notify
 from notebook_launcher.messaging import board_layout, messages
@@ -19,12 +19,12 @@ from notebook_launcher.training.recording.update_profile import UpdateProfile
 from notebook_launcher.training.requests.agreement import Agreement, BoardSlot, StoreSlot, make_fence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from notebook_launcher.context import RankContext
-    from notebook_launcher.settings.changes import Wanted
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.requests.agreement import ChoiceSlot, UpdateFence
+    from notebook_launcher.training.requests.steering import Steering
 
 __all__ = ["Safepoint", "make_safepoint"]
 
@@ -33,28 +33,11 @@ MAX_NEW_CHANGES = 128
 """Changes that may wait; a larger difference means that the board's number lags behind the records in the channel."""
 
 
-class ChangingSettings(Protocol):
-    """The part of `training.requests.steering.Steering` that is used here."""
-
-    @property
-    def has_open_window(self) -> bool:
-        """True if settings may not change now."""
-        ...
-
-    def settings(self) -> dict[str, float | None]:
-        """Return the present settings of the Accelerator."""
-        ...
-
-    def change(self, wanted: Mapping[str, Wanted]) -> dict[str, tuple[Any, Any]]:
-        """Change settings; return the values before and after, by name."""
-        ...
-
-
 class Safepoint:
     """Counts the updates of an Accelerator, and carries out requests after the update that all ranks agree on."""
 
     def __init__(self, context: RankContext, fence: UpdateFence) -> None:
-        self._steering: Callable[[], ChangingSettings | None] = lambda: None
+        self._steering: Callable[[], Steering | None] = lambda: None
         """Returns the settings, which are held weakly; None before `connect`."""
         self._save_update: Callable[[], Callable[[int], Any] | None] = lambda: None
         """Returns the method that saves a checkpoint, which is held weakly; None before `connect`."""
@@ -86,7 +69,7 @@ class Safepoint:
         self._profile: UpdateProfile | None = None
         """The profile that is under way on this rank."""
 
-    def connect(self, steering: ChangingSettings, save: Callable[[int], Any]) -> None:
+    def connect(self, steering: Steering, save: Callable[[int], Any]) -> None:
         """Set the objects that carry requests out. Both are held weakly, because they hold models.
 
         Args:
@@ -192,7 +175,7 @@ class Safepoint:
         finally:
             self._context.set_activity(before)
 
-    def _carry_out(self, change: messages.Change, steering: ChangingSettings) -> None:
+    def _carry_out(self, change: messages.Change, steering: Steering) -> None:
         values = steering.change(change.values)
         if change.profile is not None and self._context.rank in change.profile.ranks:
             self._end_profile()

@@ -76,7 +76,7 @@ class Ending:
         return f"value {len(self.opened)}"
 
     def conclude(self) -> RunOutcome:
-        def settle_folder(*, failed: bool) -> None:
+        def settle_folder(failed: bool) -> None:
             self.settled.append(failed)
 
         outcome = conclude(self.data, settle_folder, self.hosting)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from notebook_launcher.training.accumulation.members.member import Member
-    from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState, OpenBlock
+    from notebook_launcher.training.accumulation.windows.gradient_state import Abandoned, GradientState
     from notebook_launcher.training.data.active_loaders import ActiveLoader
     from notebook_launcher.training.recording.phases import PhaseClock
     from notebook_launcher.training.requests.safepoint import Safepoint
@@ -75,7 +75,7 @@ class MicroBatchBlock:
         """Batches that the prepared loader had drawn when this block was last entered."""
         self._switched_off: list[tuple[Member, bool]] = []
         """Members that are switched off for this micro-batch, each with its state before."""
-        self.outer: OpenBlock | None = None
+        self.outer: MicroBatchBlock | None = None
         """The block around this one."""
 
     def copy(self) -> MicroBatchBlock:

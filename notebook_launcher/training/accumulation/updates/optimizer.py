@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from notebook_launcher.training.accumulation.updates.updates import Updates
+
 __all__ = ["AcceleratedOptimizer"]
-
-
-class WindowEnds(Protocol):
-    """The part of `training.accumulation.updates.updates.Updates` that is used here."""
-
-    present: Callable[..., Any]
-    """Returns the parameters that are trained now, for those of a list from before the model was sharded."""
-
-    def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
-        """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
-        ...
-
-    def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
-        """Return True if `zero_grad()` clears."""
-        ...
-
-    def parameters_changed(self) -> None:
-        """Have the members of each optimizer looked up again."""
-        ...
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """A prepared optimizer: inside a window `step()` and `zero_grad()` do nothing."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, updates: WindowEnds | None = None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, updates: Updates | None = None) -> None:
         # Not super().__init__(): the wrapped optimizer has the parameters and the state.
         self.optimizer = optimizer
         self._updates = updates

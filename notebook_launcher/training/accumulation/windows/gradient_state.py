@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.settings.option_numbers import DEFAULT_STEPS
 from notebook_launcher.settings.whole_numbers import accumulation_steps
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     import torch
 
     from notebook_launcher.training.accumulation.members.member import Member
-    from notebook_launcher.training.data.active_loaders import Requests
+    from notebook_launcher.training.accumulation.micro_batches.blocks import MicroBatchBlock
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
+    from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
 
-__all__ = ["Abandoned", "GradientState", "OpenBlock"]
+__all__ = ["Abandoned", "GradientState"]
 
 
 class Abandoned(NamedTuple):
@@ -36,26 +37,6 @@ class Abandoned(NamedTuple):
     """Micro-batches that it held."""
 
 
-class OpenBlock(Protocol):
-    """A block of `accumulate` that was entered, as others see it: `MicroBatchBlock`."""
-
-    @property
-    def window(self) -> Window:
-        """The window of its micro-batch."""
-
-    @property
-    def members(self) -> list[Member]:
-        """The members that it was given."""
-
-    @property
-    def probes(self) -> Sequence[torch.Tensor | None]:
-        """A trained parameter of each member."""
-
-    @property
-    def outer(self) -> OpenBlock | None:
-        """The block around it."""
-
-
 class GradientState(AccelerateNames):
     """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
 
@@ -65,12 +46,12 @@ class GradientState(AccelerateNames):
         requests: Carried out when an outermost loop over a prepared loader asks for its next batch.
     """
 
-    def __init__(self, plugin: GradientAccumulationPlugin, rules: Rules, requests: Requests | None = None) -> None:
+    def __init__(self, plugin: GradientAccumulationPlugin, rules: Rules, requests: Safepoint | None = None) -> None:
         self.sync_gradients = True
         """True if the current micro-batch is the last of its window."""
         self.active_loaders = ActiveLoaders(self, requests=requests, follows_draws=rules.follows_draws)
         self.use_plugin(plugin)
-        self.block: OpenBlock | None = None
+        self.block: MicroBatchBlock | None = None
         """The block that was entered last, and has not been left; its `outer` is the block around it."""
         self.given_unit: float | None = None
         """The unit of weights given by hand, under a gradient scaler."""
@@ -199,7 +180,7 @@ class GradientState(AccelerateNames):
             window.iteration is not None and iteration is not window.iteration and self._is_over(window)
         )
 
-    def leave(self, block: OpenBlock, *, failed: bool) -> bool:
+    def leave(self, block: MicroBatchBlock, *, failed: bool) -> bool:
         """Close a block and end its micro-batch; return False if its window cannot end: the loader is exhausted.
 
         A micro-batch that failed before its backward does not count.
