@@ -29,6 +29,7 @@ __all__ = [
     "report_pictures",
     "report_table",
     "report_values",
+    "send_values",
     "track",
     "tunable",
 ]
@@ -63,6 +64,12 @@ def report(*, step: int | None = None, **metrics: Any) -> None:
 
 def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
     """Report a mapping, in which a metric may have any name, `"step"` too."""
+    send_values(values, step=step)
+    step_boundary()
+
+
+def send_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
+    """Do the same where the rank must not stop."""
     context = current()
     drawn = {name: picture for name, value in values.items() if (picture := _picture(value)) is not None}
     numbers = {name: _number(name, value) for name, value in values.items() if name not in drawn}
@@ -78,7 +85,6 @@ def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None
             notify_of_loss(value, f"in report({name}=...)" + ("" if step is None else f" of step {step}"))
     if numbers or not drawn:
         context.send(messages.Metrics(time=time.monotonic(), step=step, values=numbers))
-    step_boundary()
 
 
 def report_pictures(pictures: Mapping[str, tuple[str, bytes]], *, step: int | None = None) -> None:

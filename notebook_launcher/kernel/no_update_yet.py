@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from notebook_launcher.messaging.messages import TrainerMade
 
 __all__ = ["no_update_yet"]
 
@@ -27,23 +30,27 @@ OTHERS: dict[str, tuple[str, str]] = {
 """By the trainer of another library: how it saves, and what works in the place of `run.set` and `run.pause`."""
 
 
-def no_update_yet(consequence: str, advice: str, trainer: str = "", asks: Literal["save", "change", ""] = "") -> str:
+def no_update_yet(
+    consequence: str, advice: str, trainer: TrainerMade | None = None, asks: Literal["save", "change", ""] = ""
+) -> str:
     """Return why the request cannot be carried out.
 
     Args:
         consequence: Clause that names what cannot be done, such as `it cannot be saved`.
         advice: Another way, or when to try again, as the end of a sentence.
-        trainer: The trainer of another library that the function has made; empty: none.
+        trainer: The trainer of another library that the function has made; None: there is none.
         asks: What was asked for, for advice about that trainer; empty: none is given.
     """
-    if trainer:
+    if trainer is not None and trainer.answers:
+        return f"{trainer.name} has made no update in this run yet, so {consequence}. Try again after the first one."
+    if trainer is not None:
         instead = ""
-        if trainer in OTHERS and asks:
-            instead = f" Instead, {OTHERS[trainer][asks == 'change']}."
+        if trainer.name in OTHERS and asks:
+            instead = f" Instead, {OTHERS[trainer.name][asks == 'change']}."
         return (
-            f"no Accelerator of notebook_launcher has made an update in this run, so {consequence}: {trainer} makes "
-            f"the updates here, and it takes no requests from the notebook.{instead} run.stop(), run.stacks() and "
-            "run.sample(seconds) work with any function."
+            f"no Accelerator of notebook_launcher has made an update in this run, so {consequence}: {trainer.name} "
+            f"makes the updates here, and it takes no requests from the notebook.{instead} run.stop(), run.stacks() "
+            "and run.sample(seconds) work with any function."
         )
     return (
         f"no Accelerator has made an update in this run yet, so {consequence}. Prepare the model and the optimizer "

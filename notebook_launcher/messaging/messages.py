@@ -617,10 +617,14 @@ class Offered:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerMade:
-    """The function has made a trainer of another library, which makes updates of its own."""
+    """The function has made a trainer of another library, which makes updates of its own, or trains with it."""
 
     name: str
     """As in `transformers' Trainer`."""
+    answers: bool = False
+    """True if it has a callback of ours that takes requests."""
+    settings: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    """Present settings that `run.set` changes; empty before it trains."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,27 @@ ACCELERATOR_SETTINGS: dict[str, SettingKind] = {
     "gradient_accumulation_steps": "count",
 }
 """Settings that every Accelerator offers; `training/requests/steering.py` changes them."""
+FIXED: dict[str, dict[str, str]] = {
+    "lr": {},
+    "max_grad_norm": {
+        "transformers' Trainer": "gradient_clipping in the settings of DeepSpeed",
+        "Lightning's Trainer": "clip_gradients(...), or Trainer(gradient_clip_val=...),",
+    },
+    "gradient_accumulation_steps": {
+        "transformers' Trainer": "TrainingArguments(gradient_accumulation_steps=...)",
+        "Lightning's Trainer": "Trainer(accumulate_grad_batches=...)",
+    },
+}
+"""By setting and trainer of another library: what to write where the trainer does not change it."""
 FACTOR = re.compile(r"\s*[x*]\s*(?P<factor>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*")
 
 
 def check_change(
-    name: str, wanted: object, tunables: Mapping[str, float], present: Mapping[str, float | None] | None = None
+    name: str,
+    wanted: object,
+    tunables: Mapping[str, float],
+    present: Mapping[str, float | None] | None = None,
+    trainer: str = "",
 ) -> Wanted:
     """Return a change that can be sent to the ranks.
 
@@ -39,6 +55,7 @@ def check_change(
         wanted: A number, of Python or NumPy, a factor such as `"x0.5"`, or None for `max_grad_norm`.
         tunables: Settings that the function offers by `tunable(...)`, with their values, whose types stay.
         present: The last known values of the Accelerator's settings.
+        trainer: The trainer of another library that has these settings; empty: an Accelerator has them.
 
     Raises:
         ValueError: There is no such setting, or the value cannot work; the message names what to type.
@@ -47,6 +64,9 @@ def check_change(
     kind = ACCELERATOR_SETTINGS.get(name)
     if kind is None:
         return _check_tunable(name, wanted, tunables)
+    if trainer and present and name not in present and (instead := FIXED[name].get(trainer)):
+        msg = f"{name}={wanted!r}: {trainer} cannot change it while it trains. Write {instead} in the function."
+        raise for_caller(ValueError(msg))
     if kind == "count":
         try:
             return accumulation_steps(name, wanted)

@@ -58,7 +58,7 @@ class ProfileRequests:
         self._recorder = recorder
         self._pending: _PendingProfile | None = None
 
-    def begin(self, command: ProfileCommand, requests: RankRequests, trainer: str) -> None:
+    def begin(self, command: ProfileCommand, requests: RankRequests, trainer: messages.TrainerMade | None) -> None:
         """Ask the ranks for a profile, or answer why there will be none; `trainer`: as for `no_update_yet`."""
         if self._pending is not None:
             command.answer.set(

@@ -20,15 +20,18 @@ class LiveSettings:
 
     def __init__(self) -> None:
         self.of_accelerator: Mapping[str, float | None] = {}
-        """By name: the settings of the Accelerator that carries changes out; empty until it made an update."""
+        """By name: the settings of the Accelerator that carries changes out, empty until it made an update; or those of
+        a trainer of another library that does so."""
         self.tunables: dict[str, float] = {}
         """By name: the settings that the function offers."""
-        self.trainer = ""
-        """The trainer of another library that makes the updates, such as `transformers' Trainer`; empty: none."""
+        self.trainer: messages.TrainerMade | None = None
+        """The trainer of another library that makes the updates; None: there is none."""
 
-    def note_trainer(self, name: str) -> None:
-        """Note a trainer of another library; the first one counts, because trainers make others for a part."""
-        self.trainer = self.trainer or name
+    def note_trainer(self, record: messages.TrainerMade) -> None:
+        """Note a trainer of another library; the first one counts until one trains that takes requests."""
+        if self.trainer is None or record.settings:
+            self.trainer = record
+        self.of_accelerator = record.settings or self.of_accelerator
 
     def take_reported(self, settings: Mapping[str, float | None]) -> None:
         """Take the Accelerator's settings from a record of phases."""
@@ -47,7 +50,7 @@ class LiveSettings:
 
     def forget(self) -> None:
         """Forget what ranks of an earlier attempt offered."""
-        self.of_accelerator, self.tunables, self.trainer = {}, {}, ""
+        self.of_accelerator, self.tunables, self.trainer = {}, {}, None
 
     def present(self) -> tuple[RunSetting, ...]:
         """Return all settings with their last known values."""

@@ -245,8 +245,8 @@ class RunLoop:
                 data.note_checkpoint(folder)
             case messages.Offered(name=name, value=value):
                 data.live.settings.offer(name, value)
-            case messages.TrainerMade(name=name):
-                data.live.settings.note_trainer(name)
+            case messages.TrainerMade():
+                data.live.settings.note_trainer(record)
             case messages.Changed():
                 self._note_change(record, attempt)
             case messages.Profiled():

@@ -110,7 +110,7 @@ class SteeringHandle(LiveRunReader):
         The first Accelerator that made an update writes the checkpoint with `save_state`, when its loop asks for the
         next batch: to the next folder if `ProjectConfiguration(automatic_checkpoint_naming=True)`, else to
         `checkpoints/update_<number>` in its project folder, or in the working directory. A line in the cell names
-        the folder.
+        the folder. Trainers of transformers and Lightning write checkpoints of their own kind.
 
         Raises:
             CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
@@ -124,8 +124,8 @@ class SteeringHandle(LiveRunReader):
         """Change settings during the training, on all ranks after the same update.
 
         `run.set(lr=1e-4)` gives a value, `run.set(lr="x0.5", max_grad_norm=1.0)` a factor and a value. The first
-        Accelerator that made an update carries the change out before its next micro-batch. A line in the cell and
-        `run.changes` show it.
+        Accelerator that made an update, or a trainer of transformers or Lightning, carries the change out before its
+        next micro-batch. A line in the cell and `run.changes` show it.
 
         Args:
             settings: New values, or factors such as `"x0.5"`. `lr`: the learning rate of each prepared optimizer's
@@ -134,7 +134,8 @@ class SteeringHandle(LiveRunReader):
                 the next window on. All others: what the function offers by `tunable(...)`.
 
         Raises:
-            ValueError: A setting is unknown, or a value cannot work. Nothing is changed.
+            ValueError: A setting is unknown, a value cannot work, or the trainer of another library cannot change it.
+                Nothing is changed.
             CallOrderError: The run is over, or no Accelerator has made an update in the run yet.
         """
         if settings:
@@ -170,7 +171,8 @@ class SteeringHandle(LiveRunReader):
 
     def _check_change(self, name: str, wanted: object) -> Wanted:
         known = self._data.live.settings
-        return check_change(name, wanted, known.tunables, known.of_accelerator)
+        trainer = known.trainer.name if known.trainer is not None and known.trainer.settings else ""
+        return check_change(name, wanted, known.tunables, known.of_accelerator, trainer)
 
     def _check_goes_on(self, consequence: str) -> None:
         if self._data.outcome is not None:

@@ -8,7 +8,8 @@ rank, which does not exist if ranks share GPUs; then the barrier names no GPU. A
 functions that are replaced here is left as it is.
 
 Settings of the launch that another library's trainer does not take are named as soon as it is made, and the kernel is
-told of it, because `run.set` and its like reach our own Accelerator alone. Accelerate's state,
+told of it, because `run.set` and its like reach our own Accelerator, and the trainers of transformers and Lightning, by
+callbacks that they are given here (`notebook_launcher/callbacks.py`). Accelerate's state,
 which the first Accelerator of a process makes for all later ones, begins anew with the first one of a session's call.
 """
 
@@ -207,6 +208,10 @@ _FABRIC = _Maker(
 )
 
 
+_WITH_CALLBACK = (_TRANSFORMERS, _LIGHTNING)
+"""Those whose trainers get a callback of ours."""
+
+
 class _OwnSettings:
     """Compares the launch's settings with those of other libraries' trainers when these are made."""
 
@@ -251,8 +256,9 @@ class _OwnSettings:
         if context is None or context.pid != os.getpid():
             return
         context.settings_are_read = True
+        answers = maker in _WITH_CALLBACK and self._attach(maker, trainer, context.num_processes)
         if context.rank == 0:
-            context.send(messages.TrainerMade(name=maker.name))
+            context.send(messages.TrainerMade(name=maker.name, answers=answers))
         uses = maker.uses(trainer)
         unused = {name: value for name, value in context.settings.asked_for().items() if uses.get(name) != value}
         words = [
@@ -265,7 +271,23 @@ class _OwnSettings:
         line = f"{given} had no effect: {maker.name} has its own settings."
         if words:
             line += f" Write {maker.write.format(advice) if maker.write else advice}"
-        if unused and line not in self._told:
+        if unused:
+            self._tell(line)
+
+    def _attach(self, maker: _Maker, trainer: Any, num_processes: int) -> bool:
+        """Give the trainer a callback; return True if it takes requests."""
+        from notebook_launcher import callbacks
+
+        is_new, answers = callbacks.attach(trainer, num_processes)
+        if is_new:
+            line = f"{maker.name} got a callback: its curves are in run.metrics"
+            line += ", and run.set(lr=...), run.pause() and run.save() work" if answers else ""
+            self._tell(f'{line}. os.environ["{callbacks.VARIABLE}"] = "off" leaves it out.')
+        return answers
+
+    def _tell(self, line: str) -> None:
+        """Write a line, once."""
+        if line not in self._told:
             self._told.add(line)
             notify(line)
 

@@ -74,7 +74,8 @@ class Safepoint:
 
         Args:
             steering: The settings.
-            save: A bound method that saves a checkpoint after the update with this number, and returns its folder.
+            save: A bound method that saves a checkpoint after the update with this number, and returns its folder; or
+                an empty text if it is saved, and named, later.
         """
         self._steering, self._save_update = weakref.ref(steering), weakref.WeakMethod(save)
 
@@ -209,8 +210,8 @@ class Safepoint:
 
     def _save(self) -> None:
         save = self._save_update()
-        if save is not None:
-            notify(f"saved {save(self.num_updates)}, after update {self.num_updates}")
+        if save is not None and (folder := save(self.num_updates)):
+            notify(f"saved {folder}, after update {self.num_updates}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.
