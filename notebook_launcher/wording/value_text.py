@@ -12,7 +12,7 @@ import types
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.wording.secret_text import redact, without_secrets
+from notebook_launcher.wording.secret_text import redact, without_option_values, without_secrets
 from notebook_launcher.wording.text import one_line, shape_of
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class _Words(reprlib.Repr):
 
     def repr_str(self, x: str, level: int) -> str:
         return super().repr_str(redact(x[:MAX_SEARCHED]), level)
+
+    def repr_list(self, x: list[Any], level: int) -> str:
+        return super().repr_list(without_option_values(x[: MAX_ITEMS + 1]), level)
+
+    def repr_tuple(self, x: tuple[Any, ...], level: int) -> str:
+        return super().repr_tuple(tuple(without_option_values(x[: MAX_ITEMS + 1])), level)
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
         # Unlike in the standard library, keys are not sorted: there may be millions of them.
