@@ -20,6 +20,7 @@ from notebook_launcher.history.picture_files import read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunSnapshot
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.secret_text import recordable_variables
 from notebook_launcher.wording.text import one_line
 from notebook_launcher.wording.units import format_seconds
 
@@ -197,7 +198,9 @@ class RecordedRun:
             options = dict(self.snapshot().config)
         with self._blaming(run_folders.CONFIG):
             given = {name: value for name, value in options.items() if name in known}
-            given["env"] = {name: value for name, value in given.get("env", {}).items() if value is not None}
+            # Only what a run records: in a folder from elsewhere, others such as LD_PRELOAD would carry in code.
+            env = recordable_variables(given.get("env", {}))
+            given["env"] = {name: value for name, value in env.items() if value is not None}
             return LaunchConfig(**given)
 
     @contextlib.contextmanager
