@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "class_name",
     "clean",
     "escape",
     "first_columns",
@@ -48,9 +49,17 @@ def first_few(names: Sequence[str], at_most: int = 3) -> str:
     return ", ".join(names[:at_most]) + (", ..." if len(names) > at_most else "")
 
 
+def class_name(value: object) -> str:
+    """Return the name of an object's class, as the user wrote it: torch makes `FSDPNet` of a model's class `Net`."""
+    kind = type(value)
+    if kind.__name__.startswith("FSDP") and kind.__bases__[0].__name__ == "FSDPModule":
+        kind = kind.__bases__[1]
+    return kind.__name__
+
+
 def type_of(value: object) -> str:
     """Return the type of a value with its article: `an int`, `a list`."""
-    name = type(value).__name__
+    name = class_name(value)
     return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
 
 

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.wording.secret_text import redact, without_option_values, without_secrets
-from notebook_launcher.wording.text import one_line, shape_of
+from notebook_launcher.wording.text import class_name, one_line, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ def describe_value(value: Any) -> str:
     try:
         return one_line(_Words().repr(value), MAX_TEXT)
     except Exception:  # an attribute of a foreign object may do anything
-        return type(value).__name__
+        return class_name(value)
 
 
 def name_of(function: Any) -> str:
@@ -74,7 +74,7 @@ class _Words(reprlib.Repr):
     repr_frozenset = repr_set
 
     def repr_instance(self, x: Any, level: int) -> str:
-        kind = type(x).__name__
+        kind = class_name(x)
         shape = shape_of(x)
         match x:
             case None | numbers.Number() | range():

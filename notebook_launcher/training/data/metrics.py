@@ -29,9 +29,10 @@ def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = Fals
 
     Args:
         data: Tensors with a row for each sample of this rank's batch; lists or tuples of objects, one for each
-            sample; arrays of NumPy with such rows; also beside each other in mappings, dataclasses and tuples, and
-            tensors in lists, too. What has another length, such as a mean loss, belongs to the batch as a whole: it
-            is gathered, and left out only of ranks that had no sample of their own.
+            sample; arrays of NumPy with such rows; also beside each other in mappings, dataclasses and tuples, and in
+            lists that hold tensors alone or fewer parts than there are samples. What has another length, such as a
+            mean loss, belongs to the batch as a whole: it is gathered, and left out only of ranks that had no sample
+            of their own.
         loader: The prepared loader that the batch came from; None: nothing is left out.
         use_gather_object: True to gather a list of objects even if they are tensors.
         copies: Number of neighbouring ranks that read the same data; the first of them counts.
@@ -50,10 +51,10 @@ def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = Fals
         counts = None
     if counts is not None and copies > 1:
         counts = counts.spread(copies)
-    return _gather(data, counts, as_objects=use_gather_object)
+    return _gather(data, counts, loader, as_objects=use_gather_object)
 
 
-def _gather(data: Any, counts: Round | None, *, as_objects: bool) -> Any:
+def _gather(data: Any, counts: Round | None, loader: Any, *, as_objects: bool) -> Any:
     if world_size() == 1:
         return data
     if as_objects:
@@ -68,7 +69,7 @@ def _gather(data: Any, counts: Round | None, *, as_objects: bool) -> Any:
         mine = {path: operations.send_to_device(part, "cpu") for _, path, part in objects}
         by_rank = operations.gather_object([mine])
         for at, path, part in objects:
-            joined, device = _join([theirs[path] for theirs in by_rank], counts), operations.find_device(part)
+            joined, device = _join([theirs[path] for theirs in by_rank], counts, loader), operations.find_device(part)
             results[at] = joined if device is None else operations.send_to_device(joined, device)
     return put_back(marked, results)
 
@@ -118,14 +119,17 @@ def _has_rows(data: Any) -> bool:
     return numpy is not None and isinstance(data, numpy.ndarray) and data.ndim > 0
 
 
-def _join(by_rank: list[Any], counts: Round | None) -> Any:
+def _join(by_rank: list[Any], counts: Round | None, loader: Any) -> Any:
     """Return the objects of all ranks, of each sample once, as a list, tuple or array like each rank's."""
     first = by_rank[0]
-    if _is_structure(by_rank, counts):
-        return tuple(_join(list(parts), counts) for parts in zip(*by_rank, strict=True))
+    if _is_structure(by_rank, counts) or (counts is not None and _is_list_of_parts(by_rank, counts, loader)):
+        return type(first)(_join(list(parts), counts, loader) for parts in zip(*by_rank, strict=True))
     if all(isinstance(part, Mapping) and part.keys() == first.keys() for part in by_rank):
-        joined_parts = iter([_join([part[key] for part in by_rank], counts) for key in first])
+        joined_parts = iter([_join([part[key] for part in by_rank], counts, loader) for key in first])
         return rebuild(first, lambda _: next(joined_parts))
+    if all(isinstance(part, torch.Tensor) and part.ndim for part in by_rank):
+        kept = zip(by_rank, _counting([len(part) for part in by_rank], counts), strict=True)
+        return torch.cat([part[:length] for part, length in kept])
     if counts is not None and _are_columns(by_rank, counts):
         real = zip(by_rank, counts.real, strict=True)
         return operations.concatenate([operations.slice_tensors(part, slice(length)) for part, length in real])
@@ -160,6 +164,31 @@ def _is_structure(by_rank: list[Any], counts: Round | None) -> bool:
         return bool(lengths[0])
     fits = all(set(lists) == {rows} for lists, rows in zip(lengths, counts.rows, strict=True))
     return fits or any(len(part) != rows for part, rows in zip(by_rank, counts.rows, strict=True))
+
+
+def _is_list_of_parts(by_rank: list[Any], counts: Round, loader: Any) -> bool:
+    """Return True for lists of few parts that have an item for each sample each, such as `[predictions, targets]`.
+
+    A list that is as long as the batch has an item for each sample, unless an earlier round of the loop had such parts.
+    """
+    if not all(type(part) is list and len(part) == len(by_rank[0]) > 0 for part in by_rank):
+        return False
+    pairs = list(zip(by_rank, counts.rows, strict=True))
+    if not all(_num_items(item) == rows for part, rows in pairs for item in part):
+        return False
+    if any(len(part) < rows for part, rows in pairs):
+        loader.gathers_parts = True
+    elif not loader.gathers_parts and any(len(part) != rows for part, rows in pairs):
+        warn_user(
+            f"gather_for_metrics() got a list of {len(by_rank[0])} lists with an item for each sample, and joins their "
+            "items as if each list were of one sample. To gather the lists beside each other, pass a tuple or a dict."
+        )
+    return bool(loader.gathers_parts)
+
+
+def _num_items(value: Any) -> int:
+    has_rows = isinstance(value, list) or _has_rows(value) or (isinstance(value, torch.Tensor) and value.ndim)
+    return len(value) if has_rows else -1
 
 
 def _counting_rows(each: Agreed, counts: Round | None) -> list[int]:

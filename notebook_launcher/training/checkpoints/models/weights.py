@@ -25,7 +25,7 @@ from notebook_launcher.training.checkpoints.layouts.sharded import has_spread
 from notebook_launcher.training.checkpoints.layouts.streaming import stream_object, stream_tensors
 from notebook_launcher.training.checkpoints.models.packing import check_tensors, compact, find_tied, spread_ties
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.text import class_name, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -189,7 +189,7 @@ def check_names_and_shapes(
             lines.append(f"\n\tsize mismatch for {name}: {theirs} in the file, {mine} in the model.")
     if any(lines):
         raise CheckpointError(
-            f"{source} does not fit {type(model).__name__}; nothing was loaded:{''.join(lines)}\nBuild the model as it "
+            f"{source} does not fit {class_name(model)}; nothing was loaded:{''.join(lines)}\nBuild the model as it "
             "was when it was saved."
         )
 
