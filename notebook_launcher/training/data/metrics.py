@@ -58,8 +58,9 @@ def _gather(data: Any, counts: Round | None, loader: Any, *, as_objects: bool) -
     if world_size() == 1:
         return data
     if as_objects:
-        return _join_items(operations.gather_object([_items(data)]), counts)
-    marked = _mark(data, None if counts is None else counts.rows[dist.get_rank()])
+        rows = list(data) if isinstance(data, torch.Tensor) and data.ndim else _items(data)
+        return _join_items(operations.gather_object([rows]), counts)
+    marked = _mark(data, None if counts is None else counts.rows[dist.get_rank()], loader)
     leaves = list(find_leaves(marked))
     results: dict[int, Any] = gather_agreed(
         agree("gather_for_metrics", leaves, row_form), lambda each: _counting_rows(each, counts)
@@ -74,7 +75,7 @@ def _gather(data: Any, counts: Round | None, loader: Any, *, as_objects: bool) -
     return put_back(marked, results)
 
 
-def _mark(data: Any, num_rows: int | None) -> Any:
+def _mark(data: Any, num_rows: int | None, loader: Any) -> Any:
     """Return `data` with every part that is to be sent as objects in a `Pickled`.
 
     A list holds an object for each sample, unless it holds tensors alone. So does a tuple of objects. A tuple of
@@ -84,6 +85,8 @@ def _mark(data: Any, num_rows: int | None) -> Any:
     Args:
         data: This rank's results.
         num_rows: Samples in its batch; None if that is unknown.
+        loader: The loader, which knows if there were mappings of rows in an earlier round; their lists may have as many
+            items as a last, short batch.
     """
     if data is None or isinstance(data, torch.Tensor):
         return data
@@ -92,17 +95,20 @@ def _mark(data: Any, num_rows: int | None) -> Any:
         tensors = list(operations.find_tensors(data))
         if not tensors:
             return Pickled(data)
-        if len(data) == num_rows and all(isinstance(item, Mapping) for item in data):
-            return Pickled(data)
+        if num_rows is not None and all(isinstance(item, Mapping) for item in data):
+            are_rows = all(tensor.ndim and len(tensor) == num_rows for tensor in tensors)
+            if len(data) == num_rows and not (loader.gathers_parts and are_rows):
+                return Pickled(data)
+            loader.gathers_parts |= are_rows
         is_structure = _only_tensors(data) or (
             isinstance(data, tuple) and any(isinstance(item, (list, torch.Tensor)) for item in data)
         )
-        return _mark_parts(data, num_rows) if is_structure else Pickled(data)
-    return _mark_parts(data, num_rows) if is_container(data) else Pickled(data)
+        return _mark_parts(data, num_rows, loader) if is_structure else Pickled(data)
+    return _mark_parts(data, num_rows, loader) if is_container(data) else Pickled(data)
 
 
-def _mark_parts(data: Any, num_rows: int | None) -> Any:
-    return rebuild(data, lambda part: _mark(part, num_rows))
+def _mark_parts(data: Any, num_rows: int | None, loader: Any) -> Any:
+    return rebuild(data, lambda part: _mark(part, num_rows, loader))
 
 
 def _only_tensors(data: Any) -> bool:
