@@ -85,6 +85,7 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(home: Path, tmp_pat
     assert resumed[0] == through[0]  # What was seen belongs to the checkpoint, which keeps rank 0's.
     assert resumed[1][1] == through[1][1]
     assert len(through[0][0]) == 36
+    assert resumed.folder is not None
     steps = [point.step for point in open_run(resumed.folder.name).metrics if point.rank == 0]
     assert steps[-11:] == list(range(8, 19))  # The count goes on after the checkpoint of update 7.
 
