@@ -13,8 +13,8 @@ from notebook_launcher.settings import accelerate_yaml, engine_choice, launch_en
 from notebook_launcher.settings.option_choices import CHOICES
 from notebook_launcher.settings.option_numbers import NUMBERS
 from notebook_launcher.settings.training_settings import TrainingSettings
-from notebook_launcher.wording.secret_text import hidden
-from notebook_launcher.wording.text import one_line, type_of
+from notebook_launcher.wording.secret_text import is_secret
+from notebook_launcher.wording.text import bounded, one_line, type_of
 
 if TYPE_CHECKING:
     import os
@@ -253,8 +253,9 @@ class LaunchConfig:
 
     def __repr__(self) -> str:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["env"] = hidden(self.env)
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+        fields["env"] = {name: "***" if is_secret(name, text) else text for name, text in self.env.items()}
+        text = f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+        return bounded(text, "dataclasses.asdict(config) has all")
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from notebook_launcher.ipython_shell import running_shell
+from notebook_launcher.wording.text import MAX_ERROR, bounded, without_colours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +20,7 @@ __all__ = ["PACKAGE_FOLDER", "end_at_caller", "for_caller", "is_ours", "render",
 E = TypeVar("E", bound=BaseException)
 
 PACKAGE = __name__.partition(".")[0]
+WHOLE = "import traceback; traceback.print_last() shows all"
 # Not resolved: where a link leads to the package, the names of its files in frames go over the link, too.
 PACKAGE_FOLDER = Path(__file__).parent
 _PREFIX = f"{PACKAGE_FOLDER}/"
@@ -83,6 +85,12 @@ def _render_present() -> list[str]:
 
 
 def _formatted(error: BaseException, tb: TracebackType | None) -> list[str]:
+    lines = _all_lines(error, tb)
+    text = without_colours("\n".join(lines))
+    return lines if len(text) <= MAX_ERROR else bounded(text, WHOLE, MAX_ERROR).split("\n")
+
+
+def _all_lines(error: BaseException, tb: TracebackType | None) -> list[str]:
     shell = running_shell()
     if shell is None:
         return "".join(traceback.format_exception(type(error), error, tb)).splitlines()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.session import Session
 from notebook_launcher.settings.option_checks import check_whole_number
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording.text import bounded, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +73,9 @@ class VerificationReport:
         ]
         verdict = "every weight is 2.04000" if self.ok else "NOT every weight is 2.04000"
         return "\n".join([head, *lines, verdict])
+
+    def __repr__(self) -> str:
+        return bounded(str(self), "print(report) shows all")
 
 
 def verify_accumulation(

@@ -18,7 +18,7 @@ from notebook_launcher.history.host_files import is_hosted, is_session
 from notebook_launcher.history.owners import is_stopped
 from notebook_launcher.wording.choices import unknown
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import escape, one_line
+from notebook_launcher.wording.text import bounded, escape, one_line
 from notebook_launcher.wording.units import format_bytes, format_metrics, format_seconds
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class RunList(Sequence[RecordedRun]):
         return RunList(self._home, items, self._stop_hosted)
 
     def __repr__(self) -> str:
-        return self.as_text(width=tables.terminal_width())
+        return bounded(self.as_text(width=tables.terminal_width()), "print(runs().as_text()) shows all")
 
     @property
     def home(self) -> Path:

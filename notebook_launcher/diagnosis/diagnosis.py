@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing.tables import Column, joined, table_html
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import escape
+from notebook_launcher.wording.text import MAX_SHOWN, bounded, escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from notebook_launcher.diagnosis.finding import Finding
 
@@ -51,12 +51,21 @@ class Diagnosis:
         return self.ok
 
     def __str__(self) -> str:
+        return self._text(self.findings)
+
+    def __repr__(self) -> str:
+        if len(text := str(self)) <= MAX_SHOWN:
+            return text
+        notable = self.problems + self.warnings
+        left = plural(len(self.findings) - len(notable), "other finding")
+        return bounded(f"{self._text(notable)}\n{left}: print(doctor()) shows all", "print(doctor()) shows all")
+
+    def _text(self, chosen: Sequence[Finding]) -> str:
         lines = []
         for area, findings in self._by_area():
-            lines += [f"{area}"] + [line for finding in findings for line in _lines(finding)]
+            if shown := [finding for finding in findings if finding in chosen]:
+                lines += [area] + [line for finding in shown for line in _lines(finding)]
         return "\n".join([*lines, self._conclusion()])
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         tables = [

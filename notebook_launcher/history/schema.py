@@ -5,14 +5,13 @@ A live run, a run that is over and a run from a folder all return these records,
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import importlib
 import math
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import clean, one_line
+from notebook_launcher.wording.text import bounded, one_line
 from notebook_launcher.wording.units import NAME_LENGTH, format_number
 
 if TYPE_CHECKING:
@@ -48,6 +47,13 @@ RunState = Literal["starting", "running", "waiting", "paused", "stopping", "done
 `"lost"`: the kernel ended before the run did; only a run that was read from its folder has this state."""
 
 RankState = Literal["starting", "running", "waiting", "saving", "asking", "returned", "failed", "stopped", "unknown"]
+
+
+def _told(record: Any) -> str:
+    """Return the repr of a record of many fields: those that say something, in a length that fits below a cell."""
+    told = ((field.name, getattr(record, field.name)) for field in dataclasses.fields(record) if field.repr)
+    words = ", ".join(f"{name}={value!r}" for name, value in told if value not in (None, "", (), {}))
+    return bounded(f"{type(record).__name__}({words})", "dataclasses.asdict() has all")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +134,9 @@ class RunPicture:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         if self.mime == "text/csv":
-            return {"text/plain": clean(self.data.decode("utf-8", "replace"))}
-        if self.mime == "image/png":
-            return {"text/plain": repr(self), self.mime: self.data}
-        # As an image, because the drawing of a folder from elsewhere may hold a script, which some pages carry out.
-        source = f"data:{self.mime};base64,{base64.b64encode(self.data).decode()}"
-        return {"text/plain": repr(self), "text/html": f'<img src="{source}">'}
+            return {"text/plain": bounded(self.data.decode("utf-8", "replace"), "picture.data has all")}
+        words = {"text/plain": repr(self)}
+        return {**words, self.mime: self.data.decode("utf-8", "replace") if self.mime == "image/svg+xml" else self.data}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +166,7 @@ class RankPhases:
     """Seconds by phase."""
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Number of spans by phase."""
-    spans: tuple[PhaseSpan, ...] = ()
+    spans: tuple[PhaseSpan, ...] = dataclasses.field(default=(), repr=False)
     """The newest `MAX_SPANS` spans, the oldest of them first; of very short spans some are left out."""
 
     @property
@@ -171,6 +174,8 @@ class RankPhases:
         """Part of each phase in the measured time, 0 to 1."""
         total = sum(self.seconds.values())
         return {phase: seconds / total if total else 0.0 for phase, seconds in self.seconds.items()}
+
+    __repr__ = _told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +192,8 @@ class RankUsage:
     """Bytes that all processes used on its GPU."""
     gpu_utilization: tuple[float | None, ...] = ()
     """Part of the time in which its GPU worked, 0 to 1."""
+
+    __repr__ = _told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +243,8 @@ class RankSnapshot:
     """Seconds from the launch to the rank's end; None while it runs."""
     returned: str = ""
     """Short form of the returned value; empty until the rank has returned."""
+
+    __repr__ = _told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +346,8 @@ class RunSnapshot:
         """Samples of all ranks per second, on average over the ranks that count them; None if none does."""
         known = [rank.samples_per_second for rank in self.ranks if rank.samples_per_second is not None]
         return sum(known) / len(known) if known else None
+
+    __repr__ = _told
 
 
 class RunReader(Protocol):

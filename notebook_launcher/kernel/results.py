@@ -12,7 +12,7 @@ from notebook_launcher.errors import MissingResultError, ReturnValueError
 from notebook_launcher.kernel import combining
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.counts import plural, rank_list
-from notebook_launcher.wording.text import one_line, shape_of
+from notebook_launcher.wording.text import bounded, one_line, shape_of
 from notebook_launcher.wording.units import format_metrics
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class Results(Sequence[Any]):
         rows = [
             f"  {ranks}: {value}" + (f"  ({metrics})" if metrics else "") for ranks, value, metrics in self._table()
         ]
-        return "\n".join([self._headline(), *rows])
+        return bounded("\n".join([self._headline(), *rows]), "results[rank] and results.ranks have all")
 
     def _repr_html_(self) -> str | None:
         """Return a table of the values; the states of the ranks are in the picture of the run."""

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "class_name",
+    "MAX_ERROR",
+    "MAX_SHOWN",
+    "bounded",
     "clean",
     "escape",
     "first_columns",
@@ -20,10 +22,14 @@ __all__ = [
     "one_line",
     "shape_of",
     "type_of",
+    "without_colours",
 ]
 
 MAX_TEXT = 50_000
 """Characters of one text that a page takes in; a traceback has about 2,000."""
+MAX_SHOWN, MAX_ERROR = 2000, 3000
+"""Characters of the text by which a value, and an error, shows itself: programs that read notebooks cut longer texts
+somewhere, and their readers pay by length."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # What XML 1.0 cannot hold, the C1 controls, and the marks that turn the direction of the text around them.
@@ -49,17 +55,9 @@ def first_few(names: Sequence[str], at_most: int = 3) -> str:
     return ", ".join(names[:at_most]) + (", ..." if len(names) > at_most else "")
 
 
-def class_name(value: object) -> str:
-    """Return the name of an object's class, as the user wrote it: torch makes `FSDPNet` of a model's class `Net`."""
-    kind = type(value)
-    if kind.__name__.startswith("FSDP") and kind.__bases__[0].__name__ == "FSDPModule":
-        kind = kind.__bases__[1]
-    return kind.__name__
-
-
 def type_of(value: object) -> str:
     """Return the type of a value with its article: `an int`, `a list`."""
-    name = class_name(value)
+    name = type(value).__name__
     return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
 
 
@@ -77,6 +75,31 @@ def clean(text: object, limit: int = MAX_TEXT) -> str:
     raw = str(text)
     kept = _UNPRINTABLE.sub("\ufffd", _ANSI.sub("", raw[:limit].replace("\r\n", "\n")))
     return kept if len(raw) <= limit else f"{kept}\n... {len(raw) - limit:,} more characters"
+
+
+def without_colours(text: str) -> str:
+    """Return the text without the escape sequences of a terminal."""
+    return _ANSI.sub("", text)
+
+
+def bounded(text: str, whole: str, limit: int = MAX_SHOWN) -> str:
+    """Return a text in at most `limit` characters: its beginning and end, and between them a line about the rest.
+
+    Args:
+        text: The text.
+        whole: A clause that says where all of it is, such as `print(run.stacks()) shows all`.
+        limit: Characters at most.
+    """
+    if len(text) <= limit:
+        return text
+    room = limit - len(whole) - 50  # for the line between
+    start, end = text[: room * 2 // 3], text[-(room // 3) :]
+    # At whole lines, unless a line is so long that too little would be left.
+    if (cut := start.rfind("\n")) > room // 3:
+        start = start[:cut]
+    if 0 <= (cut := end.find("\n")) < room // 6:
+        end = end[cut + 1 :]
+    return f"{start}\n... {len(text) - len(start) - len(end):,} characters left out here: {whole} ...\n{end}"
 
 
 def one_line(text: object, limit: int = 200) -> str:

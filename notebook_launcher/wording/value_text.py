@@ -12,8 +12,8 @@ import types
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.wording.secret_text import redact, without_option_values, without_secrets
-from notebook_launcher.wording.text import class_name, one_line, shape_of
+from notebook_launcher.wording.secret_text import redact, without_secrets
+from notebook_launcher.wording.text import one_line, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ def describe_value(value: Any) -> str:
     try:
         return one_line(_Words().repr(value), MAX_TEXT)
     except Exception:  # an attribute of a foreign object may do anything
-        return class_name(value)
+        return type(value).__name__
 
 
 def name_of(function: Any) -> str:
@@ -56,12 +56,6 @@ class _Words(reprlib.Repr):
     def repr_str(self, x: str, level: int) -> str:
         return super().repr_str(redact(x[:MAX_SEARCHED]), level)
 
-    def repr_list(self, x: list[Any], level: int) -> str:
-        return super().repr_list(without_option_values(x[: MAX_ITEMS + 1]), level)
-
-    def repr_tuple(self, x: tuple[Any, ...], level: int) -> str:
-        return super().repr_tuple(tuple(without_option_values(x[: MAX_ITEMS + 1])), level)
-
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
         # Unlike in the standard library, keys are not sorted: there may be millions of them.
         items = itertools.islice(without_secrets(x.items()), MAX_ITEMS)
@@ -74,7 +68,7 @@ class _Words(reprlib.Repr):
     repr_frozenset = repr_set
 
     def repr_instance(self, x: Any, level: int) -> str:
-        kind = class_name(x)
+        kind = type(x).__name__
         shape = shape_of(x)
         match x:
             case None | numbers.Number() | range():

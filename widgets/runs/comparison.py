@@ -20,7 +20,7 @@ from notebook_launcher.drawing.tables import Column, joined, note_html, table_ht
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.widgets.runs.readers import read_run
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording.text import bounded, one_line
 from notebook_launcher.wording.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Comparison:
         parts = [self._headline(), *table_text(self._run_columns(), width, dispensable=DISPENSABLE)]
         settings = self._setting_columns()
         parts += ["", "settings that differ:", *table_text(settings, width)] if settings else []
-        return "\n".join(parts)
+        return bounded("\n".join(parts), "as_html() has all")
 
     def _repr_html_(self) -> str:
         return self.as_html()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RunsTable", "show"]
 
-MAX_ARGUMENTS = 8
 MAX_ROWS = 200
 """Runs in the table, the newest ones."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -43,8 +42,6 @@ class RunsTable(anywidget.AnyWidget):
     _css = join_modules(STATIC / "runs.css")
     rows: Any = traitlets.List().tag(sync=True)
     """An item for each run; see `RunRow` in `static/runs.js`."""
-    arguments: Any = traitlets.List().tag(sync=True)
-    """Names of the arguments that differ between runs, each of which has a column."""
     caption = traitlets.Unicode().tag(sync=True)
     answer = traitlets.Unicode().tag(sync=True)
     """Result of the last request, in a line."""
@@ -60,12 +57,7 @@ class RunsTable(anywidget.AnyWidget):
         self.on_msg(lambda _, content, __: self._receive(content))
 
     def _renew(self) -> None:
-        rows = [_row(run) for run in self._runs.values()]
-        names = dict.fromkeys(name for row in rows for name in row["arguments"])
-        values = {name: {row["arguments"].get(name) for row in rows} for name in names}
-        # The rows come last: the page draws all when they do.
-        self.arguments = [name for name in names if len(values[name]) > 1][:MAX_ARGUMENTS]
-        self.rows = rows
+        self.rows = [_row(run) for run in self._runs.values()]
         older = f", and {self._left_out} older: runs()[{MAX_ROWS}:]" if self._left_out else ""
         self.caption = f"{len(self._runs)} runs in {self._home}{older}"
 
@@ -129,7 +121,6 @@ def _row(run: RecordedRun) -> dict[str, Any]:
         "disk": format_bytes(size),
         "bytes": size,
         "metrics": metrics,
-        "arguments": {name: one_line(words, 60) for name, words in snapshot.arguments.items()},
     }
 
 

@@ -7,6 +7,7 @@ import html
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.wording.counts import plural, rank_list
+from notebook_launcher.wording.text import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,9 +64,8 @@ class RankVariables:
             return f"No variables on {plural(self._num_ranks, 'rank')}"
         table = [COLUMNS, *(_cells(row) for row in self)]
         widths = [max(len(line[at]) for line in table) for at in range(len(COLUMNS))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
-        )
+        lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in table)
+        return bounded("\n".join(lines), "list(variables) has all")
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{name}</th>" for name in COLUMNS)

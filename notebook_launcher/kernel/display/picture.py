@@ -48,10 +48,10 @@ def picture_of(
     JupyterLab shows an SVG output of a notebook that it does not trust as text, and an image inside HTML as it is.
     Front ends without HTML take the SVG itself.
     """
-    from notebook_launcher.drawing.run_picture import picture_html, static_html, static_svg, static_text
+    from notebook_launcher.drawing.run_picture import picture_html, static_html, static_svg
 
     tables = _marked(static_html(snapshot, curves, pictures=pictures), "explore", key)
-    table = {"text/html": tables, "text/plain": static_text(snapshot)}
+    table = {"text/html": tables, "text/plain": _words(snapshot)}
     if not has_picture(snapshot, curves):
         return table, NOTHING
     drawing, words = static_svg(snapshot, curves, options), f"{snapshot.name}: curves and timeline"
@@ -87,6 +87,13 @@ def final_outputs(
     return [bundle for bundle in picture_of(snapshot, curves, key, pictures, options) if bundle is not NOTHING]
 
 
+def _words(snapshot: RunSnapshot) -> str:
+    from notebook_launcher.drawing.run_picture import static_text
+    from notebook_launcher.wording.text import bounded
+
+    return bounded(static_text(snapshot), f"open_run({snapshot.id!r}).report() has more")
+
+
 def _folded(line: str, snapshot: RunSnapshot, curves: Curves, key: str) -> Bundle:
     return {**_folded_picture(snapshot, curves, line, key), "text/plain": line}
 
@@ -109,18 +116,18 @@ def kept_picture(snapshot: RunSnapshot, curves: Curves, key: str, *, opened: boo
 
 def line_of(snapshot: RunSnapshot) -> Bundle:
     """Return the first line of a run's picture, for front ends that cannot draw the monitor above the picture."""
-    from notebook_launcher.drawing.run_picture import headline, static_text
+    from notebook_launcher.drawing.run_picture import headline
     from notebook_launcher.wording.text import escape
 
-    return {"text/html": f"<div>{escape(headline(snapshot))}</div>", "text/plain": static_text(snapshot)}
+    return {"text/html": f"<div>{escape(headline(snapshot))}</div>", "text/plain": _words(snapshot)}
 
 
 def _folded_picture(
     snapshot: RunSnapshot, curves: Curves, line: str = "", key: str = "", *, opened: bool = False
 ) -> Bundle:
     """Return the whole picture as one output that shows one line until it is clicked."""
-    from notebook_launcher.drawing.run_picture import headline, static_html, static_text
+    from notebook_launcher.drawing.run_picture import headline, static_html
     from notebook_launcher.drawing.tables import folded
 
     page = _marked(static_html(snapshot, curves, picture=has_picture(snapshot, curves)), "explore", key)
-    return {"text/html": folded(line or headline(snapshot), page, opened=opened), "text/plain": static_text(snapshot)}
+    return {"text/html": folded(line or headline(snapshot), page, opened=opened), "text/plain": _words(snapshot)}

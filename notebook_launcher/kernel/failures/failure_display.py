@@ -18,7 +18,7 @@ from notebook_launcher.kernel.failures.torch_errors import advice_on
 from notebook_launcher.kernel.inspection.mismatches import describe_mismatch
 from notebook_launcher.tracebacks import end_at_caller
 from notebook_launcher.wording.counts import rank_list
-from notebook_launcher.wording.text import name_rank
+from notebook_launcher.wording.text import MAX_ERROR, bounded, name_rank
 from notebook_launcher.wording.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ __all__ = [
     "show_as",
 ]
 
+ALL_OF_ERROR = "print(sys.last_value) shows all"
 WORTH_TELLING = 1_000_000
 """Fewest bytes of tensors in kept frames whose size the message of a failure has."""
 
@@ -74,21 +75,27 @@ def attach_failures(error: BaseException, failures: tuple[Failure, ...], results
     if own is not None and own.traceback and error.__cause__ is None:
         with contextlib.suppress(Exception):
             error.__cause__ = RemoteTraceback("\n" + text)
-    show_as(error, "\n\n".join(filter(None, (text, _headline(error) if _adds_something(error, text) else ""))))
+    shown = "\n\n".join(filter(None, (text, _headline(error) if _adds_something(error, text) else "")))
+    show_as(error, shown, "sys.last_value.failures[0].traceback has all" if text else ALL_OF_ERROR)
 
 
-def show_as(error: BaseException, text: str) -> None:
-    """Have notebooks show a text instead of an exception's traceback, unless the exception has such a text already."""
+def show_as(error: BaseException, text: str, whole: str = ALL_OF_ERROR) -> None:
+    """Have notebooks show a text instead of an exception's traceback, unless the exception has such a text already.
+
+    `whole` says where all of a long text is.
+    """
     with contextlib.suppress(Exception):
         if "_render_traceback_" not in vars(error):
-            error._render_traceback_ = _Rendering(tuple(text.splitlines()))  # type: ignore[attr-defined]
+            lines = bounded(text, whole, MAX_ERROR).splitlines()
+            error._render_traceback_ = _Rendering(tuple(lines))  # type: ignore[attr-defined]
 
 
 def add_hint(error: BaseException, hint: str) -> None:
     """Add a line of advice below the text that notebooks show for an exception."""
     rendering = getattr(error, "_render_traceback_", None)
     if isinstance(rendering, _Rendering):
-        error._render_traceback_ = _Rendering((*rendering.lines, "", hint))  # type: ignore[attr-defined]
+        lines = bounded("\n".join(rendering.lines), ALL_OF_ERROR, MAX_ERROR - len(hint) - 2).splitlines()
+        error._render_traceback_ = _Rendering((*lines, "", hint))  # type: ignore[attr-defined]
 
 
 def interrupted(name: str, outcome: RunOutcome | None) -> KeyboardInterrupt:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.drawing.tables import Column, folded, joined, note_html, table_html, table_text
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import escape
+from notebook_launcher.wording.text import bounded, escape
 from notebook_launcher.wording.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class Profile(tuple["messages.Profiled", ...]):
     def __str__(self) -> str:
         return self.table
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return bounded(str(self), "print() shows all")
 
     def _repr_html_(self) -> str:
         parts = [_rank_html(record) for record in self]

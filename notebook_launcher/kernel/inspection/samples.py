@@ -11,6 +11,7 @@ from notebook_launcher.drawing.run_picture import picture_html
 from notebook_launcher.history.flames import Flame, FlameFrame
 from notebook_launcher.kernel.inspection.stacks import BACKWARD, C10D, GROUP_CALLS, THREAD, parse_stacks
 from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording.text import bounded
 from notebook_launcher.wording.units import format_share
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Samples(tuple[Flame, ...]):
     def __str__(self) -> str:
         return "\n".join(_describe(flame) for flame in self)
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return bounded(str(self), "print() shows all")
 
     def _repr_html_(self) -> str:
         return picture_html(self.to_svg(), str(self))

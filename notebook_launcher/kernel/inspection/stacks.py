@@ -16,6 +16,7 @@ from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT, is_end_of_c
 from notebook_launcher.tracebacks import PACKAGE_FOLDER, is_ours
 from notebook_launcher.travel import cells
 from notebook_launcher.wording.counts import rank_list
+from notebook_launcher.wording.text import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -236,7 +237,8 @@ class Stacks(tuple[RankStack, ...]):
     def __str__(self) -> str:
         return self._tell(PRESENT) if self else self.verdict
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return bounded(str(self), "print(run.stacks()) shows all")
 
     def _repr_html_(self) -> str:
         ranks = "".join(
