@@ -20,7 +20,6 @@ from notebook_launcher.history.picture_files import read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunSnapshot
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.secret_text import recordable_variables
 from notebook_launcher.wording.text import one_line
 from notebook_launcher.wording.units import format_seconds
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.drawing.charts import AxisKind
+    from notebook_launcher.drawing.run_report import RunReport
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RunPicture, RunState
 
 __all__ = ["RecordedRun", "check_axis"]
@@ -198,9 +198,7 @@ class RecordedRun:
             options = dict(self.snapshot().config)
         with self._blaming(run_folders.CONFIG):
             given = {name: value for name, value in options.items() if name in known}
-            # Only what a run records: in a folder from elsewhere, others such as LD_PRELOAD would carry in code.
-            env = recordable_variables(given.get("env", {}))
-            given["env"] = {name: value for name, value in env.items() if value is not None}
+            given["env"] = {name: value for name, value in given.get("env", {}).items() if value is not None}
             return LaunchConfig(**given)
 
     @contextlib.contextmanager
@@ -245,6 +243,12 @@ class RecordedRun:
     def metrics(self) -> RunMetrics:
         """Metrics that the ranks have reported, in the order of arrival; if there are very many, not all of them."""
         return RunMetrics(self.metrics_since(0)[0])
+
+    def report(self) -> RunReport:
+        """Return what is known of the run in plain values, as `Run.report`."""
+        from notebook_launcher.drawing.run_report import report_on
+
+        return report_on(self, f"open_run({self.id!r})")
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics after a position, and the next position. The first position is 0."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.drawing.run_report import RunReport
     from notebook_launcher.history.schema import (
         MetricPoint,
         RankPhases,
@@ -102,6 +103,12 @@ class AskingHandle(RunReader):
     def metrics(self) -> RunMetrics:
         """Metrics that the ranks have reported so far, in the order of arrival."""
         return RunMetrics(self._ask("metrics"))
+
+    def report(self) -> RunReport:
+        """Return what is known of the run in plain values, as `Run.report`."""
+        from notebook_launcher.drawing.run_report import report_on
+
+        return report_on(self)
 
     def metrics_since(self, position: int) -> tuple[list[MetricPoint], int]:
         """Return the metrics reported after a position, and the next position; start with 0."""

@@ -41,8 +41,8 @@ __all__ = ["HostedRun"]
 GOODBYE = 5.0
 """Seconds after the end of the run for which clients may fetch the rest of its output. Its ending is in the folder."""
 
-OWN_METHODS = frozenset({"add_done_callback", "exception", "result", "wait", "wait_in_cell"})
-"""Methods by which a client waits for a run, without a call in the host."""
+OWN_METHODS = frozenset({"add_done_callback", "exception", "report", "result", "wait", "wait_in_cell"})
+"""Methods of a client that are no call in the host: by which it waits for a run, and `report`, which reads it."""
 OWN_ATTRIBUTES = frozenset({"id", "name", "seed", "state"})
 """Attributes that a client has from the run's folder, or from a snapshot."""
 METHODS = methods_of_runs() - OWN_METHODS

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.drawing.run_report import RunReport
     from notebook_launcher.history.schema import (
         RankPhases,
         RankSnapshot,
@@ -84,6 +85,9 @@ class AnyRun(RunReader, Protocol):
 
     def logs(self, rank: int) -> str:
         """Return everything that a rank has written so far."""
+
+    def report(self) -> RunReport:
+        """Return what is known of the run in plain values."""
 
     def stacks(self) -> Stacks:
         """Return the stack of each rank."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.drawing.run_report import RunReport
     from notebook_launcher.history.schema import (
         MetricPoint,
         RankPhases,
@@ -105,6 +106,16 @@ class LiveRunReader(RunReader):
     def snapshot(self) -> RunSnapshot:
         """Return everything that is known of the run at this moment, as plain data."""
         return snapshots.take_snapshot(self._data)
+
+    def report(self) -> RunReport:
+        """Return what is known of the run in plain values: a dict, which `print` shows as text and `to_json()` as JSON.
+
+        State, ranks, who waits where, the first error with its line, metrics (last, lowest, highest), the rank that the
+        others wait for, and what to type next; at any time, also after the run's end.
+        """
+        from notebook_launcher.drawing.run_report import report_on
+
+        return report_on(self)
 
     def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
         """Return the metrics reported after a position, and the next position; start with 0."""
