@@ -14,10 +14,8 @@ from notebook_launcher.detached.asking_handle import AskingHandle
 from notebook_launcher.detached.attached_output import AttachedOutput, follow
 from notebook_launcher.detached.attached_questions import AttachedQuestions
 from notebook_launcher.detached.ending import read_ending
-from notebook_launcher.detached.host_socket import rouse
 from notebook_launcher.errors import CallOrderError, RankFailedError, RunFolderError
 from notebook_launcher.kernel import views
-from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
@@ -38,8 +36,6 @@ __all__ = ["AttachedRun"]
 
 DYING = 5.0
 """Longest wait in seconds for the end of a host whose sockets the system has closed."""
-ROUSE_EVERY = 1.0
-"""Seconds between two looks of a stop at its host, which may be stopped (SIGSTOP) meanwhile."""
 STOP_WITHIN = 3.0
 """Seconds after the first interrupt in which a second one stops the run."""
 
@@ -65,6 +61,8 @@ class AttachedRun(AskingHandle, AnyRun):
         self._opening = threading.Lock()
         self._follower: threading.Thread | None = None
         self._questions = AttachedQuestions(self._request)
+        self._late: views.LateView | None = None
+        """The run as a later cell shows it that waits; None if no cell shows the run, or one that waits."""
 
     def __repr__(self) -> str:
         run = self.snapshot()
@@ -73,16 +71,7 @@ class AttachedRun(AskingHandle, AnyRun):
         )
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
-        """Stop the run, as `Run.stop`.
-
-        A host that is stopped (SIGSTOP) is continued for it, and killed if it says nothing for 3 seconds then: the run
-        is lost, and what it has recorded stays.
-
-        Raises:
-            TimeoutError: The run's host does not answer, though it is not stopped.
-        """
-        self._rouse()
-        self.check_protocol()
+        """Stop the run, as `Run.stop`."""
         is_over = self.snapshot().is_over
         if not is_over:
             if not after_step:  # A step may need an answer before it ends.
@@ -91,13 +80,8 @@ class AttachedRun(AskingHandle, AnyRun):
                 self._command("stop", wait=False, at_once=at_once, after_step=after_step)
         if not (wait or is_over):
             return None
-        while not self.wait(ROUSE_EVERY):
-            self._rouse()
+        self.wait()
         return None if self._ending is None else self._ending.results.stopped_by
-
-    def _rouse(self) -> None:
-        if line := rouse(self._folder):
-            make_sink().text("stderr", f"{line}\n")
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback(run)` in a thread once the run is over; immediately if the run is over already."""
@@ -111,7 +95,9 @@ class AttachedRun(AskingHandle, AnyRun):
         """
         self._follow()
         try:
-            return self._wait(timeout)
+            if self._late is None:
+                return self._wait(timeout)
+            return self._late.show_during(lambda: self._wait(timeout))
         except KeyboardInterrupt as error:
             failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.id} is still running")
             raise
@@ -154,7 +140,7 @@ class AttachedRun(AskingHandle, AnyRun):
         """Show the run in the cell that calls this: its output since the beginning, or of the last `since` seconds."""
         output = self._make_output(since)
         self._follow(output)
-        views.watch(self, output)
+        self._late = views.watch(self, output)
 
     def wait_in_cell(self) -> Results:
         """Wait in the main thread and show the run. The first interrupt releases the cell, a second stops the run."""

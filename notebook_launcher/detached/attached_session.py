@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import travel
 from notebook_launcher.detached.attached_call import AttachedCall
 from notebook_launcher.detached.attached_debugger import AttachedDebugger
-from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, rouse
+from notebook_launcher.detached.host_socket import HostConnection
 from notebook_launcher.detached.requests import Begin, CloseSession, ForgetFailures, OpenDebugger, ReadSession
 from notebook_launcher.detached.session_folders import session_name_of
 from notebook_launcher.errors import CallOrderError
@@ -101,8 +101,6 @@ class AttachedSession(SessionCells):
     def __repr__(self) -> str:
         try:
             state = "busy" if self._state().is_busy else "open"
-        except HostSilentError:
-            state = "its host does not answer"
         except CallOrderError:
             state = "closed"
         return f"<AttachedSession {self.name!r} of {self._summary}: {state}>"
@@ -163,19 +161,10 @@ class AttachedSession(SessionCells):
         self._request(ForgetFailures())
 
     def close(self) -> None:
-        """Stop the running call and end the ranks, for all clients; idempotent.
-
-        A host that is stopped (SIGSTOP) is continued for it, and killed if it says nothing for 3 seconds then.
-        """
+        """Stop the running call and end the ranks, for all clients; idempotent."""
         if not self._is_closed:
-            if line := rouse(self._folder, SESSION_SOCKET):
-                make_sink().text("stderr", f"{line}\n")
-            try:
+            with contextlib.suppress(CallOrderError, OSError, EOFError):  # Another client has closed it.
                 self._request(CloseSession())
-            except HostSilentError:
-                raise
-            except (CallOrderError, OSError, EOFError):  # Another client has closed it.
-                pass
         self._is_closed = True
         self._magic.remove()
 
@@ -205,8 +194,6 @@ class AttachedSession(SessionCells):
     def _connected(self) -> Iterator[HostConnection]:
         try:
             connection = HostConnection(self._folder, SESSION_SOCKET)
-        except HostSilentError:
-            raise
         except OSError:
             raise CallOrderError(self._why_gone()) from None
         with contextlib.closing(connection):

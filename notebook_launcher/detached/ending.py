@@ -12,7 +12,6 @@ from notebook_launcher import travel
 from notebook_launcher.detached.own_pickle import checksum_of, open_kept, read_own_pickle, write_own_pickle
 from notebook_launcher.errors import ReturnValueError, RunFolderError
 from notebook_launcher.history.host_files import ENDING
-from notebook_launcher.history.run_files import open_new
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.rank_errors import cannot_travel
 from notebook_launcher.kernel.run.outcome import RunOutcome
@@ -127,16 +126,16 @@ class KeptParcels:
 
     def _move(self, fd: int, name: str) -> tuple[int, int]:
         """Move a parcel to the folder; return its size and checksum."""
-        path = self._folder / name
+        path, flags = self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             size, done = os.fstat(fd).st_size, 0
-            with open(open_new(self._folder, name), "wb") as file:
+            with open(os.open(path, flags, 0o600), "wb") as file:
                 while done < size:
                     done += os.sendfile(file.fileno(), fd, done, size - done)
             checksum = checksum_of(fd)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise OSError(f"it could not be kept in {path}: {error.strerror or error}.") from error
+            raise OSError(f"it could not be kept in {path}: {error.strerror}.") from error
         finally:
             os.close(fd)
         return size, checksum

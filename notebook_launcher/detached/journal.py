@@ -37,7 +37,7 @@ class Journal:
 
     is_cell = True
     """True: the output is cut as for a cell, because a cell shows it in the end."""
-    has_audience = takes_comms = False
+    has_audience = is_brief = takes_comms = False
     message = None
 
     def __init__(self, pending: Callable[[], tuple[PendingQuestion, ...]] = tuple, *, is_awaited: bool = False) -> None:
@@ -84,6 +84,13 @@ class Journal:
         size = sum(len(value) for value in getattr(record, "data", {}).values() if isinstance(value, str | bytes))
         self._add("divert", (rank, record), size)
         return True
+
+    def hold_after_cell(self) -> bool:
+        """Return False, because clients come at any time."""
+        return False
+
+    def show_here(self) -> None:
+        """Do nothing, because nothing was held."""
 
     def comm(self, record: messages.CommMessage) -> None:
         """Do nothing, because there is no page."""

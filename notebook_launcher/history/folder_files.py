@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "belongs_to_another", "load_json", "open_file", "open_folder", "opened", "read_bytes", "read_json", "socket_path",
-]  # fmt: skip
+__all__ = ["belongs_to_another", "load_json", "open_file", "open_folder", "read_bytes", "read_json", "socket_path"]
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_JSON = 8_000_000
@@ -67,7 +65,7 @@ def open_file(folder: Path, name: str) -> int:
             cannot be read.
     """
     path = folder / name
-    with opened(folder) as at, _named(path):
+    with _opened(folder) as at, _named(path):
         # Without O_NONBLOCK the open of a named pipe would wait for a writer.
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
     try:
@@ -88,7 +86,7 @@ def socket_path(folder: Path, name: str) -> Iterator[str]:
         OSError: There is no such folder.
         RunFolderError: As `open_folder`; or there is something else of this name, or a socket of another user.
     """
-    with opened(folder) as at:
+    with _opened(folder) as at:
         with contextlib.suppress(FileNotFoundError):  # The caller is about to make it.
             status = os.stat(name, dir_fd=at, follow_symlinks=False)
             _check_kind(folder / name, is_right=stat.S_ISSOCK(status.st_mode))
@@ -150,8 +148,7 @@ def _read(fd: int, path: Path, start: int, limit: int) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[int]:
-    """Yield what `open_folder` returns, and close it."""
+def _opened(folder: Path) -> Iterator[int]:
     fd = open_folder(folder)
     try:
         yield fd

@@ -13,7 +13,7 @@ from notebook_launcher.history import owners, run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
 from notebook_launcher.history.log_order_file import LogOrderFile
 from notebook_launcher.history.picture_files import PictureFiles
-from notebook_launcher.history.run_files import LogFile, MetricsFile, append, open_new, replace
+from notebook_launcher.history.run_files import LogFile, MetricsFile, append, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,27 +103,17 @@ class OpenFolder:
         data = encode({**encode_snapshot(snapshot), **more}).encode("ascii")
         replace(self.path / run_folders.SUMMARY, data, self.path / run_folders.PART)
 
-    def reserve_room(self, *, is_needed: bool = False) -> None:
-        """Reserve room for the run's last state, if the disk has that much; idempotent.
-
-        Args:
-            is_needed: True to raise `OSError` if there is not that much room.
-        """
+    def reserve_room(self) -> None:
+        """Reserve room for the run's last state, if the disk has that much; idempotent, and raises nothing."""
         if self._has_reserve:
             return
-        path = self.path / run_folders.RESERVE
-        try:
-            fd = open_new(self.path, run_folders.RESERVE)
+        self._has_reserve = True
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path / run_folders.RESERVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(fd, 0, RESERVED)
             finally:
                 os.close(fd)
-            self._has_reserve = True
-        except OSError:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)  # What it got is of more use to the run.
-            if is_needed:
-                raise
 
     def release_room(self) -> None:
         """Release the room that was reserved; raises nothing."""

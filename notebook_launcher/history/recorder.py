@@ -98,14 +98,10 @@ class Recorder:
         """
         self._is_early = True
         try:
-            opened = self._write_state()
-            opened.reserve_room(is_needed=True)  # Who comes back for such a run finds its end here alone.
+            return self._write_state().path
         except OSError:
-            if self._open is not None:
-                run_folders.remove(self._open.path)
-                self._open = None
+            self._drop_unless_it_has_a_summary()
             raise
-        return opened.path
 
     def reserve_folder(self) -> Path:
         """Make an empty folder now, and fill it when the run is found worth recording; raises `OSError`."""

@@ -1,13 +1,11 @@
 """Growing files in a run's folder: metrics as JSON lines, and the output of each rank.
 
-Each write opens the folder and the file again, because processes that the user forks would inherit an open descriptor;
-and the folder must still be the user's own, for the owner of the folder of all runs can put another in its place. Both
-files have a limit, so that a run of any length and noise takes a bounded part of the disk.
+Each write opens the file again, because processes that the user forks would inherit an open descriptor. Both files
+have a limit, so that a run of any length and noise takes a bounded part of the disk.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -15,7 +13,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from notebook_launcher.history.encoding import encode_point
-from notebook_launcher.history.folder_files import opened
 from notebook_launcher.history.run_folders import METRICS, log_name
 from notebook_launcher.wording.units import format_bytes
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import MetricPoint, RunReader
 
-__all__ = ["MAX_LOG_BYTES", "MAX_METRICS_BYTES", "LogFile", "MetricsFile", "append", "open_new", "replace"]
+__all__ = ["MAX_LOG_BYTES", "MAX_METRICS_BYTES", "LogFile", "MetricsFile", "append", "replace"]
 
 MAX_METRICS_BYTES = 64_000_000
 """About 700,000 points of one metric."""
@@ -127,37 +124,20 @@ class LogFile:
 
 def append(path: Path, data: bytes) -> None:
     """Write at the end of a file, which is made if it does not exist; raises `OSError`."""
-    with opened(path.parent) as at:
-        _write(at, path.name, data, os.O_APPEND)
+    _write(path, data, os.O_APPEND)
 
 
 def replace(path: Path, data: bytes, part: Path) -> None:
     """Write a file under another name and rename it, so that readers see either version whole; raises `OSError`."""
-    with opened(path.parent) as at:
-        try:
-            _write(at, part.name, data, os.O_TRUNC)
-            os.replace(part.name, path.name, src_dir_fd=at, dst_dir_fd=at)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(part.name, dir_fd=at)  # On a full disk another file has use for the room.
-            raise
+    _write(part, data, os.O_TRUNC)
+    part.replace(path)
 
 
-def open_new(folder: Path, name: str) -> int:
-    """Return a descriptor for writing a file from its beginning; raises `OSError`."""
-    with opened(folder) as at:
-        return _open(at, name, os.O_TRUNC)
-
-
-def _write(at: int, name: str, data: bytes, mode: int) -> None:
-    fd = _open(at, name, mode)
+def _write(path: Path, data: bytes, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o600)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
-
-
-def _open(at: int, name: str, mode: int) -> int:
-    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o600, dir_fd=at)

@@ -36,7 +36,7 @@ class SyncCost:
         if self.share is None:
             return "Not measured: no Accelerator has reported a window yet."
         if self.mean_seconds is None or self.saved_seconds is None:
-            return "Not measured: the ranks have not synchronised yet."
+            return "Not measured: no rank has synchronised with another."
         waits = (
             f"{format_share(self.share)} of the time in these phases was spent waiting for other ranks "
             f"({format_seconds(self.mean_seconds)} per wait)."

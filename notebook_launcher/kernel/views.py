@@ -18,14 +18,24 @@ from notebook_launcher.kernel.held_interrupts import held_interrupts
 from notebook_launcher.kernel.run.progress_line import QUIET
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.kernel.run.any_run import AnyRun
 
-__all__ = ["HELLO_WITHIN", "RunView", "watch"]
+__all__ = ["HELLO_WITHIN", "LateView", "RunView", "watch"]
 
 HELLO_WITHIN = 3.0
 """Longest wait in seconds for an answer of a front end; JupyterLab takes 0.1 to 0.5 s."""
 HELLO_CHECK = 0.5
+VSCODE = "vscode-notebook-cell:"
+"""Beginning of the name by which VS Code's requests know their cell."""
+UNDRAWN = (
+    "VS Code has not drawn this run's live monitor, because it did not find a script for widgets. What helps is under "
+    "'VS Code' in the guide to VS Code and Colab: docs/how-to/vscode-and-colab.md"
+)
+DRAWING_BUDGET = 5.0
+"""Longest wait in seconds for the picture of a run that is over."""
 
 
 class ShownOutput(Protocol):
@@ -68,6 +78,8 @@ class RunView:
         config, sink = run.config, output.sink
         self._is_quiet = is_hidden or config.output == "none"
         """True if the run is to show no line of its own."""
+        self._told_undrawn = False
+        """True once the monitor was found not to be drawn, which one line may say."""
         self._wants_monitor = (sink.is_cell and not is_hidden) and (
             config.monitor is True or (config.monitor == "auto" and sink.has_audience and not self._is_quiet)
         )
@@ -93,6 +105,10 @@ class RunView:
         is_unseen = not self._monitor.was_seen
         is_late = is_unseen and seconds > QUIET + HELLO_WITHIN
         self._output.show_progress(on=is_late and not self._is_quiet)
+        if is_late and not self._told_undrawn:
+            self._told_undrawn = True
+            if _is_vscode(self._output.sink.message) and not self._is_quiet:
+                self._output.sink.text("stdout", f"{UNDRAWN}\n")
         poll: float | None = self._monitor.poll()
         return HELLO_CHECK if poll is None and is_unseen else poll
 
@@ -134,15 +150,49 @@ class RunView:
         sink.flush()
 
 
-def watch(run: AnyRun, output: ShownOutput) -> None:
-    """Show the view of a run for which no cell waits, from a thread that ends with the run."""
-    view = RunView(run, output, is_raised=False)
+def _is_vscode(message: Any) -> bool:
+    return str((message or {}).get("metadata", {}).get("cellId", "")).startswith(VSCODE)
+
+
+def watch(run: AnyRun, output: ShownOutput) -> LateView | None:
+    """Show the view of a run for which no cell waits, from a thread that ends with the run.
+
+    Return what a later cell shows that waits for the run; None if it shows nothing, because the run's own cell does.
+    """
+    is_held = output.sink.hold_after_cell()
+    view, thread = RunView(run, output, is_raised=False), None
     if view.is_wanted:
         name = f"notebook-launcher view of {run.name}"
+        thread = threading.Thread(target=_attend, args=(run, view), name=name, daemon=True)
         try:
-            threading.Thread(target=_attend, args=(run, view), name=name, daemon=True).start()
+            thread.start()
         except RuntimeError:  # There is no room for a thread. The run continues without a view.
             output.use_picture_from(math.inf)
+            thread = None
+    return LateView(output.sink, thread) if is_held else None
+
+
+class LateView:
+    """The output and the view of a run that goes on after its cell is seen no more, for a later cell that waits for it.
+
+    Args:
+        sink: The sink of the run's output.
+        thread: The thread that shows the view; None: there is no view.
+    """
+
+    def __init__(self, sink: Sink, thread: threading.Thread | None) -> None:
+        self._sink = sink
+        self._thread = thread
+
+    def show_during(self, wait: Callable[[], bool]) -> bool:
+        """Call a function that waits for the end of the run, and return if the run is over, as it does."""
+        if threading.current_thread() is not threading.main_thread():
+            return wait()
+        self._sink.show_here()
+        is_over = wait()
+        if is_over and self._thread is not None:
+            self._thread.join(DRAWING_BUDGET)
+        return is_over
 
 
 def _attend(run: AnyRun, view: RunView) -> None:

@@ -26,6 +26,8 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 from jupyter_core import utils as jupyter_utils
 
+from notebook_launcher.kernel.display.asking import READER
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
@@ -122,6 +124,7 @@ class Kernel:
             "IPYTHONDIR": home,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+            READER: "person",  # who sees what comes after a cell; an agent is told more, and shown less
             **(env or {}),
         }
         self._cwd = cwd

@@ -188,7 +188,8 @@ class Monitor(anywidget.AnyWidget):
     def _bundle(self) -> dict[str, Any]:
         """Return the widget, with text and HTML for front ends that show no widgets."""
         if self.is_live:
-            shown = {"text/plain": f"{self.title}: the live monitor needs a front end that displays widgets"}
+            words = f"{self.title}: the live monitor needs a front end with widgets; print(run.report()) is its text"
+            shown = {"text/plain": words}
         else:
             shown, _ = self._picture()
         return {**self._view(), **shown}

@@ -9,6 +9,7 @@ belong to ipykernel's own thread, so sending needs no lock.
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import contextvars
 import sys
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from notebook_launcher.installed import BROKEN_IPYKERNELS
 from notebook_launcher.ipython_shell import kernel_shell
+from notebook_launcher.kernel.display.asking import reader_of
 from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.wording.text import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,10 +30,13 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.events import Stream
     from notebook_launcher.messaging import messages
 
-__all__ = ["CellSink", "answering", "current_message", "is_repeated"]
+__all__ = ["CellSink", "answering", "current_message", "is_repeated", "note_for_agent", "take_news"]
 
 CLOSE_BUDGET = 5.0
 """Longest wait in seconds until all output is sent."""
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+MAX_HELD, MAX_HELD_TEXT = 200, 20_000
+"""Messages that wait for a later cell, and the characters of one of them for an agent."""
 
 _ANSWERED: contextvars.ContextVar[Any] = contextvars.ContextVar("answered", default=None)
 """The message whose cell gets the output of launches, inside `answering`; None outside."""
@@ -55,6 +61,19 @@ def answering(message: Any) -> Iterator[None]:
 class _Latest:
     lines: tuple[str, str] = "", ""
     """The cell and the first lines of the latest launch that a running cell has made."""
+    news: str | None = ""
+    """What the next launch tells an agent before it says how to return at once; None: the agent knows."""
+
+
+def note_for_agent(text: str) -> None:
+    """Have an agent's next launch tell this, and how to return at once: tools drop the output of a stopped cell."""
+    _Latest.news = text
+
+
+def take_news() -> str | None:
+    """Return what is to be told to an agent, once; None if the agent knows how to return at once."""
+    news, _Latest.news = _Latest.news, None
+    return news
 
 
 def is_repeated(message: Any, lines: str) -> bool:
@@ -77,6 +96,7 @@ class CellSink:
 
     def __init__(self, shell: Any) -> None:
         _warn_of_broken_ipykernel()
+        self._shell = shell
         self._kernel = shell.kernel
         self._parent = _ANSWERED.get() or self._kernel.get_parent("shell")
         """The message that started the cell; every output is a reply to it."""
@@ -86,6 +106,9 @@ class CellSink:
         """By stream: the file to which the cell redirects it; None if the stream is not redirected."""
         self._publisher = None if _is_zmq(shell.display_pub) else shell.display_pub
         """The publisher that captures the cell's displays; None if they are not captured."""
+        # Colab's hook on displays adds to their metadata what its page needs; each thread has hooks of its own.
+        self._hooks = () if self._publisher else tuple(getattr(shell.display_pub, "_hooks", ()))
+        """Functions that change each message of a display before it is sent, or drop it."""
         self._lock = threading.Lock()
         """Held while the live area changes."""
         self._status_id = ""
@@ -94,6 +117,10 @@ class CellSink:
         """The live area's present text."""
         self._has_unsent = False
         """True if something was sent since the last `flush`."""
+        self._moving = threading.Lock()
+        """Held while the two fields below change, or the cell that gets the output."""
+        self._held: collections.deque[tuple[str, dict[str, Any]]] | None = None
+        """Messages that wait for a later cell, because this one has ended, and is seen no more; None: none do."""
         self._earlier = [getattr(sys, name).flush for name, redirected in self._streams.items() if redirected is None]
         """Functions that flush the cell's earlier output; called by the thread that publishes, before any message."""
         for redirected in filter(None, self._streams.values()):
@@ -106,12 +133,45 @@ class CellSink:
 
     @property
     def has_audience(self) -> bool:
-        """True if a person may look at the cell.
+        """True if a person may look at the cell."""
+        return self.is_cell and reader_of(self._parent) == "person"
 
-        Programs that run notebooks (nbclient, papermill, nbconvert) state in each request that input is not
-        possible; front ends state that it is.
+    @property
+    def is_brief(self) -> bool:
+        """True if an agent reads the cell."""
+        return self.is_cell and reader_of(self._parent) == "agent"
+
+    def hold_after_cell(self) -> bool:
+        """Where no person looks, hold what comes after the cell's end for the cell that calls `show_here`.
+
+        A program that runs notebooks drops what arrives for a cell that has ended. Return False where a person looks.
         """
-        return self.is_cell and bool(self._parent.get("content", {}).get("allow_stdin", True))
+        is_held = self.is_cell and reader_of(self._parent) in {"agent", "file"}
+        if is_held:
+            self._shell.events.register("post_run_cell", self._begin_to_hold)
+        return is_held
+
+    def _begin_to_hold(self, *_: object) -> None:
+        self._shell.events.unregister("post_run_cell", self._begin_to_hold)
+        with self._moving:
+            self._held = collections.deque(maxlen=MAX_HELD)
+
+    def show_here(self) -> None:
+        """Show what was held, and what is to come, in the cell that runs now."""
+        message = current_message()
+        with self._moving:
+            if self._held is None or message is None:
+                return
+            held, self._held, self._parent = self._held, None, message
+            self._earlier = [sys.stdout.flush, sys.stderr.flush]
+            for kind, content in held:
+                if kind == "stream" and self.is_brief:
+                    content["text"] = bounded(content["text"], "run.logs(rank) has all", MAX_HELD_TEXT)
+                self.call(self._publish, kind, content, message)
+        self.status("")  # It would stay in the cell that has ended.
+        with self._lock:
+            self._status_id = ""
+        self.hold_after_cell()
 
     def text(self, stream: Stream, text: str) -> None:
         """Append text to the cell's output."""
@@ -136,7 +196,7 @@ class CellSink:
     def status(self, text: str) -> None:
         """Redraw the live area, one display that is updated in place; an empty text removes it."""
         with self._lock:
-            if text == self._status_text or any(self._streams.values()):
+            if text == self._status_text or self._held is not None or any(self._streams.values()):
                 return
             self._status_text = text
             # An empty text/plain would leave a blank line; empty HTML takes no room.
@@ -154,7 +214,7 @@ class CellSink:
         update: bool = False,
     ) -> None:
         """Show rich output, or update the one with the same `display_id`."""
-        metadata, transient = dict(metadata or {}), dict(transient or {})
+        metadata, transient = {**_widget_metadata(data), **(metadata or {})}, dict(transient or {})
         if self._publisher is not None:
             self._publisher.publish(data=dict(data), metadata=metadata, transient=transient, update=update)
             return
@@ -228,18 +288,47 @@ class CellSink:
     def _send(self, kind: str, content: dict[str, Any]) -> None:
         # In ipykernel's own thread: it opens a socket for each other thread that publishes, and closes it
         # only seconds after that thread has ended.
-        self.call(self._publish, kind, content)
+        with self._moving:
+            if self._held is None:
+                self.call(self._publish, kind, content, self._parent)
+            elif kind == "stream" and self._held and _is_stream(self._held[-1], content["name"]):
+                self._held[-1][1]["text"] += content["text"]
+            else:
+                self._held.append((kind, content))
 
-    def _publish(self, kind: str, content: dict[str, Any]) -> None:
+    def _publish(self, kind: str, content: dict[str, Any], parent: Any) -> None:
         kernel = self._kernel
         topic = kernel._topic(kind)  # noqa: SLF001 - as ipykernel's own publishers do
-        kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=topic)
+        if not (self._hooks and "display" in kind):
+            kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=topic)
+            return
+        message = kernel.session.msg(kind, content, parent=parent)
+        for hook in self._hooks:
+            message = hook(message)
+            if message is None:
+                return
+        kernel.session.send(kernel.iopub_socket, message, ident=topic)
 
 
 def _redirected(file: Any) -> TextIO | None:
     """Return the file if it is not one of the kernel's own streams."""
     iostream: Any = sys.modules.get("ipykernel.iostream")
     return None if isinstance(file, iostream.OutStream) else file
+
+
+def _widget_metadata(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a widget's bundle: on Colab, where its page finds what draws the widget."""
+    if WIDGET_VIEW not in data or "google.colab.output" not in sys.modules:
+        return {}
+    try:
+        from anywidget._util import get_repr_metadata
+    except ImportError:  # The name is not public.
+        return {}
+    return get_repr_metadata()
+
+
+def _is_stream(message: tuple[str, dict[str, Any]], name: str) -> bool:
+    return message[0] == "stream" and message[1]["name"] == name
 
 
 def _is_zmq(publisher: Any) -> bool:

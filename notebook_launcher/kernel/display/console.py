@@ -80,6 +80,7 @@ class Console:
         kept_in: For a cell: an expression for the lines that do not stay in the cell, such as `run.logs(rank)`;
             None: all lines stay.
         nodes: By rank: the name of its machine; empty if there is one.
+        is_brief: True for a cell that an agent reads.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Console:
         *,
         kept_in: str | None = None,
         nodes: Sequence[str] = (),
+        is_brief: bool = False,
     ) -> None:
         self.logs = tuple(RankLog() for _ in range(num_processes))
         """By rank: its whole output."""
@@ -106,7 +108,7 @@ class Console:
         label_size = len(label([0], self.nodes)) if self._is_labelled else 0
         self._backlog = Backlog(label_size=label_size)
         """Lines that wait for the next tick."""
-        self._room = None if kept_in is None else Room(label_size=label_size, where=kept_in)
+        self._room = None if kept_in is None else Room(label_size=label_size, where=kept_in, is_brief=is_brief)
         """The lines that a cell keeps; None for other outputs, which keep all lines."""
         self._status = ""
         """The live area as it was last published."""

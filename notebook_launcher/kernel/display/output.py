@@ -50,7 +50,11 @@ class RunOutput:
         """The cell or terminal that gets the output."""
         self._num_processes = num_processes
         self._console = Console(
-            num_processes, config.output, kept_in=kept_in if self._sink.is_cell else None, nodes=nodes
+            num_processes,
+            config.output,
+            kept_in=kept_in if self._sink.is_cell else None,
+            nodes=nodes,
+            is_brief=self._sink.is_brief,
         )
         """Turns the ranks' text into messages for the sink."""
         self._displays = displays
@@ -99,6 +103,11 @@ class RunOutput:
     def text_of(self, rank: int) -> str:
         """Return the whole output of a rank."""
         return self._console.logs[rank].text()
+
+    @property
+    def has_text(self) -> bool:
+        """True once any rank has written something."""
+        return any(log.is_written for log in self._console.logs)
 
     def text_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return the output of a rank after a position, and the next position."""

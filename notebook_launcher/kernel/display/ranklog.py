@@ -43,6 +43,11 @@ class RankLog:
                 self._spill()
             return self._in_file + len(self._memory)
 
+    @property
+    def is_written(self) -> bool:
+        """True once there is any text."""
+        return bool(self._in_file or self._memory)
+
     def text(self) -> str:
         """Return all of it, as it was printed."""
         with self._lock:

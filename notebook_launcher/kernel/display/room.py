@@ -24,6 +24,8 @@ __all__ = ["LIVE_LINES", "Room"]
 
 HEAD, SPARE, TAIL = (4500, 450_000), (400, 40_000), (5000, 480_000)
 """Lines and bytes of the beginning, of standard error after it, and of the end: below 10,000 and 1 MB in all."""
+BRIEF_HEAD, BRIEF_SPARE, BRIEF_TAIL = (150, 14_000), (40, 4_000), (250, 20_000)
+"""The same for an agent, whose tools cut longer outputs somewhere."""
 LIVE_LINES = 12
 """The newest of the lines held back, which are shown live."""
 
@@ -49,20 +51,23 @@ class Room:
     Args:
         label_size: Characters that a label adds to a line.
         where: An expression for all lines, such as `run.logs(rank)`.
+        is_brief: True if an agent reads the cell.
     """
 
-    def __init__(self, *, label_size: int, where: str) -> None:
+    def __init__(self, *, label_size: int, where: str, is_brief: bool = False) -> None:
+        self._budgets = (BRIEF_HEAD, BRIEF_SPARE, BRIEF_TAIL) if is_brief else (HEAD, SPARE, TAIL)
         self._label_size = label_size
         self._where = where
         self.reset()
 
     def reset(self) -> None:
         """Start again with all the room, because the cell was cleared."""
-        self._head, self._spare = _Budget(*HEAD), _Budget(*SPARE)
+        head, spare, tail = self._budgets
+        self._head, self._spare = _Budget(*head), _Budget(*spare)
         """Room that is left for the beginning, and for standard error after the beginning."""
         self._is_full = False
         """True once a line did not fit into the beginning."""
-        self._held = Newest(TAIL[1], lambda block: block.message_size(self._label_size), TAIL[0])
+        self._held = Newest(tail[1], lambda block: block.message_size(self._label_size), tail[0])
         """The newest lines, held back for the end."""
         self._left_out: collections.Counter[int] = collections.Counter()
         """By rank: the number of lines that the cell will not show."""

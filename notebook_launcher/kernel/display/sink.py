@@ -29,6 +29,19 @@ class Sink(Protocol):
     def has_audience(self) -> bool:
         """True for a cell that a person may look at, in a front end that may draw widgets."""
 
+    @property
+    def is_brief(self) -> bool:
+        """True for a cell that an agent reads, whose output is short."""
+
+    def hold_after_cell(self) -> bool:
+        """Where no person looks, hold what comes after the cell's end for the cell that calls `show_here`.
+
+        Return False where a person looks.
+        """
+
+    def show_here(self) -> None:
+        """Show what was held, and what is to come, in the cell that runs now."""
+
     def text(self, stream: Stream, text: str) -> None:
         """Append text."""
 

@@ -21,7 +21,7 @@ __all__ = ["StreamSink"]
 class StreamSink:
     """A terminal, a log file, or whatever `sys.stdout` is."""
 
-    is_cell = has_audience = takes_comms = False
+    is_cell = has_audience = is_brief = takes_comms = False
     message = None
 
     def __init__(self) -> None:
@@ -55,6 +55,13 @@ class StreamSink:
     ) -> None:
         """Write the plain text that every rich output carries."""
         self.text("stdout", f"{data.get('text/plain', '')}\n")
+
+    def hold_after_cell(self) -> bool:
+        """Return False, because a terminal shows what comes at any time."""
+        return False
+
+    def show_here(self) -> None:
+        """Do nothing, because nothing was held."""
 
     def comm(self, record: messages.CommMessage) -> None:
         """Do nothing, because there is no page."""

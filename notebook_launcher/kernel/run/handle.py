@@ -18,6 +18,7 @@ from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
+from notebook_launcher.kernel.display.cell import note_for_agent, take_news
 from notebook_launcher.kernel.display.questions import Questions
 from notebook_launcher.kernel.display.sink import teller
 from notebook_launcher.kernel.failures import failure_display
@@ -60,6 +61,8 @@ class Run(SteeringHandle, AnyRun):
         super().__init__(thread)
         self._questions = questions
         """Questions of ranks to the user; None in a host, whose clients answer them."""
+        self._late: views.LateView | None = None
+        """The run as a later cell shows it that waits; None if its own cell waits."""
 
     @classmethod
     def start(
@@ -98,6 +101,8 @@ class Run(SteeringHandle, AnyRun):
                     outgoing.pack(start=lambda: ranks.start(call), tell=teller(config))
             hosting = Hosting.of_kernel(call.fn, config, questions, in_cell=in_cell)
             conduct = RunConduct(ranks, outgoing, scope.describe(call, config.name), hosting, over, began)
+            if in_cell and conduct.data.kind == "run" and config.output != "none" and hosting.sink.is_brief:
+                _tell_agent(conduct.data)
             conduct.announce()
         except BaseException:
             outgoing.close()
@@ -108,7 +113,7 @@ class Run(SteeringHandle, AnyRun):
         run = cls(RunThread(conduct), questions)
         if not in_cell:
             run._thread.begin()
-            views.watch(run, run._data.output)
+            run._late = views.watch(run, run._data.output)
         return run
 
     def __repr__(self) -> str:
@@ -144,9 +149,13 @@ class Run(SteeringHandle, AnyRun):
         self._data.over.call_when_set(lambda: callback(self))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run is over, at most `timeout` seconds; return True if the run is over."""
+        """Wait until the run is over, at most `timeout` seconds; return True if the run is over.
+
+        In a program that runs notebooks, such as papermill, the cell that waits shows what its ranks write.
+        """
         try:
-            return self._data.over.wait(timeout)
+            over = self._data.over
+            return over.wait(timeout) if self._late is None else self._late.show_during(lambda: over.wait(timeout))
         except KeyboardInterrupt as error:
             failure_display.show_as(error, f"KeyboardInterrupt: the wait was interrupted; {self.name} is still running")
             raise
@@ -212,6 +221,8 @@ class Run(SteeringHandle, AnyRun):
     async def _wait_async(self) -> Results:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         self._data.over.call_when_set(lambda: loop.call_soon_threadsafe(over.set))
+        if self._late is not None:
+            self._late.show_during(lambda: False)
         try:
             while not self._data.over.is_set:
                 # A kernel's interrupt cancels the cell's task from a signal handler, which does not wake the event
@@ -244,11 +255,26 @@ class Run(SteeringHandle, AnyRun):
         thread.join()
         if not interrupted:
             return self._results_or_raise()
-        raise failure_display.interrupted(self.name, data.outcome)
+        error = failure_display.interrupted(self.name, data.outcome)
+        if data.kind == "run" and data.output.sink.is_brief:
+            note_for_agent(f"{self.name} was stopped by an interrupt after {format_seconds(data.seconds)}. ")
+            failure_display.add_hint(error, _hint(data))
+        raise error
 
     def show_late_output(self, events: list[Event]) -> None:
         """Show text that the ranks write after the run is over, while their session ends."""
         self._data.output.show_late_output(events)
+
+
+def _tell_agent(data: RunData) -> None:
+    """Tell an agent, once, how to launch without keeping its cell busy."""
+    if (news := take_news()) is not None:
+        data.output.headline(f"{news}No person waits for this cell, and an interrupt stops its run. {_hint(data)}")
+
+
+def _hint(data: RunData) -> str:
+    call = f"launch({data.scope.name}, {data.plan.num_processes}, ..., detached=True)"
+    return f"To return at once, and ask later: run = {call}; then run.wait(20); run.report()"
 
 
 def _launcher(*, many_calls: bool, in_cell: bool) -> str:

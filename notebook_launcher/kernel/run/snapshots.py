@@ -42,7 +42,8 @@ def state_of(data: RunData) -> RunState:
         return "waiting"
     if attempt is not None and attempt.requests.paused_after is not None:
         return "paused"
-    return "running" if attempt is not None and attempt.state.started else "starting"
+    is_up = attempt is not None and (attempt.state.started or (data.output.has_text and not data.restarts))
+    return "running" if is_up else "starting"
 
 
 def take_snapshot(data: RunData) -> RunSnapshot:
@@ -136,7 +137,8 @@ def _rank_state(data: RunData, rank: int) -> RankState:
     if attempt is not None and rank in attempt.state.outcomes:
         return attempt.state.outcomes[rank].state
     if attempt is None or rank not in attempt.state.started:
-        return "starting"
+        # What it writes before the call comes from the imports of the function.
+        return "running" if data.output.last_lines(rank, 1) and not data.restarts else "starting"
     if rank in data.asking:
         return "asking"
     if (hang := data.hang) is not None and rank in hang.since:

@@ -108,33 +108,6 @@ def test_results_have_the_same_structure_on_any_number_of_ranks(ranks):
         assert [repr(part) for part in ranks.run(2, compute, 5, even_batches)[1][1]] == list(map(repr, alone))
 
 
-PARTS: list[Callable[[list[int]], Any]] = [
-    lambda ids: [list(map(str, ids)), list(ids)],
-    lambda ids: [list(map(str, ids)), torch.tensor(ids), np.array(ids)],
-    lambda ids: {"both": [list(map(str, ids)), [{"id": number} for number in ids]]},
-]
-
-
-@pytest.mark.parametrize("make", PARTS)
-@pytest.mark.parametrize("length", [9, 10, 16])
-def test_a_list_of_parts_is_no_list_of_samples(ranks, make, length):
-    # The last rounds have 1 and 2 samples on a rank: as many as there are parts, or fewer.
-    found = on_all(ranks, 2, length, lambda batch: make(batch.tolist()), batch_size=4)
-    ends = [*range(8, length, 8), length]
-    assert repr(found) == repr([make(list(range(8 * at, end))) for at, end in enumerate(ends)])
-
-
-def test_a_list_of_parts_that_may_be_samples_is_joined_with_a_warning(ranks):
-    def evaluate_warned() -> tuple[list[Any], list[str]]:
-        with warnings.catch_warnings(record=True) as caught:
-            found = evaluate(2, lambda batch: [batch.tolist()] * 2, batch_size=1)
-        return found, [str(warning.message) for warning in caught]
-
-    for found, warned in ranks.run(2, evaluate_warned):
-        assert found == [[[0], [0], [1], [1]]]
-        assert re.search(r"got a list of 2 lists with an item for each sample.*pass a tuple or a dict", warned[0])
-
-
 def test_values_of_the_batch_are_gathered_whole(ranks):
     # Accelerate cuts such tensors to the number of samples that remain.
     losses = on_all(ranks, 2, 7, lambda batch: batch.float().mean())

@@ -203,12 +203,6 @@ def test_reduce_returns_sum_mean_or_max(ranks):
     assert on_all(ranks, reduce) == expected
 
 
-@pytest.mark.parametrize(("reduction", "dtype", "value", "result"), REDUCED)
-def test_reduce_alone_gives_the_dtypes_of_several_ranks(reduction, dtype, value, result):
-    reduced = operations.reduce(torch.tensor([value(1)]).to(getattr(torch, dtype)), reduction)
-    assert str(reduced.dtype) == f"torch.{result}"
-
-
 def test_mean_of_large_half_floats_is_finite(pair):
     assert on_all(pair, lambda: operations.reduce(torch.tensor([6e4]).half())).tolist() == [6e4]
 

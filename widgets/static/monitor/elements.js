@@ -16,8 +16,6 @@ const SHAPES = {
   dash: "M1.5 5h9v2h-9z",
 };
 
-const FOCUSABLE = new Set(["a", "button", "input", "select", "summary"]);
-
 /**
  * Create an element. Attributes that are undefined are left out; a string among the children becomes a text node.
  * @template {keyof HTMLElementTagNameMap} Tag
@@ -27,9 +25,6 @@ const FOCUSABLE = new Set(["a", "button", "input", "select", "summary"]);
  */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
-  // JupyterLab then leaves the keys to what has the focus: `b` in a list would insert a cell, two zeros restart the
-  // kernel. Its shortcuts match the element with the focus itself, so the attribute at a parent comes too late.
-  if (FOCUSABLE.has(tag) || attributes.tabindex) element.setAttribute("data-lm-suppress-shortcuts", "true");
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name.slice(2), value);
     else if (value !== undefined) element.setAttribute(name, value);
