@@ -94,6 +94,9 @@ if TYPE_CHECKING:
     from notebook_launcher.training import synchronize_rng_states as synchronize_rng_states
     from notebook_launcher.verification import VerificationReport as VerificationReport
     from notebook_launcher.verification import verify_accumulation as verify_accumulation
+    from notebook_launcher.widgets.monitor.monitor import Monitor as Monitor
+    from notebook_launcher.widgets.panel.panel import ConfigPanel as ConfigPanel
+    from notebook_launcher.widgets.runs.comparison import compare as compare
 
     # Accelerate has this name too; here it shares nothing but the process group.
     PartialState = ProcessState
@@ -127,11 +130,10 @@ def __getattr__(name: str) -> Any:
         raise ImportError(_ELSEWHERE)
     if name in _NAMES.homes:
         return _NAMES.find(name)
-    # The views are here too, and the rest of Accelerate's names, so that changing its import line is enough.
-    for facade in ("widgets", "training"):
-        package = importlib.import_module(f"{__name__}.{facade}")
-        if name in package.__all__:
-            return getattr(package, name)
+    # The rest of Accelerate's names is here, too, so that changing its import line is enough.
+    package = importlib.import_module(f"{__name__}.training")
+    if name in package.__all__:
+        return getattr(package, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -155,5 +157,4 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def __dir__() -> list[str]:
-    views = importlib.import_module(f"{__name__}.widgets").__all__
-    return sorted({*_NAMES.homes, *views, "__version__"})
+    return sorted({*_NAMES.homes, "__version__"})

@@ -19,7 +19,6 @@ from notebook_launcher.command_line.sharding_options import sharding_env
 from notebook_launcher.config import LaunchConfig, changed_options, load_accelerate_file
 from notebook_launcher.errors import ConfigError, LaunchError, RankFailedError, RunTimeoutError
 from notebook_launcher.settings import accelerate_yaml
-from notebook_launcher.wording.secret_text import hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,8 +63,7 @@ def _config(options: argparse.Namespace) -> LaunchConfig:
         config, file = _read_settings(options.config_file)
     given = given_options(options, has_engine=config.engine is not None)
     if file is not None:
-        there = {**changed_options(config), **({"env": hidden(config.env)} if config.env else {})}
-        changed = [f"{name}={value}" for name, value in there.items() if name not in given]
+        changed = [f"{name}={value}" for name, value in changed_options(config).items() if name not in given]
         _say(f"settings of {file.path}: {', '.join(changed) or 'the defaults'}")
         if file.ignored:
             _say(f"ignored in {file.path}: {', '.join(file.ignored)}")

@@ -9,7 +9,6 @@ from notebook_launcher.command_line.command import Command
 from notebook_launcher.command_line.parser import Parser, choice, positive_number, whole_number_reader, words_of
 from notebook_launcher.errors import ConfigError, check_rank
 from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import clean
 
 if TYPE_CHECKING:
     import argparse
@@ -111,8 +110,7 @@ def _show(options: argparse.Namespace) -> int:
     curves.fold(run.metrics)
     lines = [static_text(snapshot, curves, terminal_width()), "", f"folder: {run.folder}"]
     lines += [f"name: {run.name}", *([f"notes: {run.notes}"] if run.notes else [])]
-    git = run.environment.get("git")
-    if isinstance(git, dict) and (commit := git.get("commit")):
+    if commit := run.environment.get("git", {}).get("commit"):
         lines.append(f"git commit: {commit}")
     settings = plain_settings(snapshot)
     defaults = {} if options.all else _default_settings(snapshot)
@@ -122,8 +120,7 @@ def _show(options: argparse.Namespace) -> int:
         lines.append(f"{plural(num_left_out, 'option')} with the default: --all lists them too")
     for rank in _ranks(options.logs, snapshot.num_processes):
         lines += ["", f"rank {rank}:", *run.logs(rank).splitlines()]
-    # A folder from elsewhere could hold what makes a terminal do things.
-    print("\n".join(map(clean, lines)))
+    print("\n".join(lines))
     return 0
 
 
@@ -167,8 +164,7 @@ def _edit(options: argparse.Namespace) -> int:
     run = open_run(options.run, options.folder)
     tags = None if options.tags is None else words_of(options.tags)
     run.edit(name=options.name, tags=tags, notes=options.notes)
-    text = f"{run.id}: {run.name}; tags: {', '.join(run.tags) or 'none'}; notes: {run.notes or 'none'}"
-    print(clean(text))
+    print(f"{run.id}: {run.name}; tags: {', '.join(run.tags) or 'none'}; notes: {run.notes or 'none'}")
     return 0
 
 

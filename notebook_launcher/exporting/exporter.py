@@ -25,12 +25,10 @@ from notebook_launcher.exporting.script_text import (
 )
 from notebook_launcher.exporting.trying_out import try_out
 from notebook_launcher.kernel.calls import everywhere
-from notebook_launcher.kernel.calls.argument_text import arguments_by_name
 from notebook_launcher.kernel.calls.checks import check_call
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.notebook_code.needs import Needs, literal_of
 from notebook_launcher.settings.option_numbers import MAX_SEED
-from notebook_launcher.wording.secret_text import is_secret, redact
 from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
@@ -97,7 +95,7 @@ def export(
         options: Fields of `LaunchConfig` by name; they override `config`. The script holds those about the training,
             the seed, devices and variables; the command of `notebook-launcher launch` holds those about the run, such
             as `timeout` and `name`. Variables that look like secrets are not written: the script asks for them. With
-            other variables, and with arguments or code that look like secrets, only its owner can read it.
+            other variables, only its owner can read it.
 
     Returns:
         The files, and the commands that run them.
@@ -122,17 +120,12 @@ def export(
     contents = _contents(needs, plan, script, function=name, arguments=arguments, sbatch=sbatch)
     _check_free(contents, script, overwrite=overwrite)
     untried = try_out(contents, script, needs.registries, plan.config.env)
-    given_here = arguments_by_name(fn, args, kwargs).items()
-    secret = [name for name, value in given_here if isinstance(value, str) and value and is_secret(name, value)]
-    text = contents[script].decode()
-    is_private = bool(plan.config.env or secret or redact(text) != text)  # Nobody else's business.
     for file, content in contents.items():
-        if is_private:
+        if plan.config.env:  # Its values are nobody else's business.
             file.touch(0o600)
             file.chmod(0o600)
         file.write_bytes(content)
-    holds = f"the script holds {', '.join(secret)}: its owner alone can read it" if secret else ""
-    return _exported(needs, plan, script, contents, untried, holds)
+    return _exported(needs, plan, script, contents, untried)
 
 
 def _check_engine(config: LaunchConfig) -> None:
@@ -174,7 +167,7 @@ def _contents(
     return contents
 
 
-def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path], *more: str) -> Exported:
+def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path], untried: str) -> Exported:
     values, job = script.with_suffix(VALUES), script.with_suffix(JOB)
     commands = [shlex.join(torchrun_words(plan, script)), shlex.join(launch_words(plan, script))]
     commands += [f"sbatch {job.name}"] if job in written else []
@@ -183,7 +176,7 @@ def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path], 
         values=values if values in written else None,
         job=job if job in written else None,
         commands=tuple(commands),
-        notes=(*_notes(needs, script), *_left_out(plan), *_to_set(plan), *filter(None, more)),
+        notes=(*_notes(needs, script), *_left_out(plan), *_to_set(plan), *filter(None, [untried])),
     )
 
 

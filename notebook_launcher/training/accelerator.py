@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from notebook_launcher import reporting
-from notebook_launcher.pictures import Rates
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accelerator_arguments import AcceleratorArguments, PreparationArguments
 from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
@@ -39,7 +37,6 @@ from notebook_launcher.training.random import draw_alike
 from notebook_launcher.training.recording.profiling import build_profiler
 from notebook_launcher.training.requests.safepoint import make_safepoint
 from notebook_launcher.training.rules import EXACT, Rules
-from notebook_launcher.wording.text import class_name
 
 if TYPE_CHECKING:
     import os
@@ -453,12 +450,11 @@ class Accelerator:
         """Make a scheduler advance once for each update of its optimizer."""
         return self._preparation.prepare_scheduler(scheduler)
 
-    def preview(self, scheduler: Any, updates: int | None = None, *, group: int = 0) -> Rates:
+    def preview(self, scheduler: Any, updates: int | None = None, *, group: int = 0) -> list[float]:
         """Return the learning rates of the coming updates, without a step of the scheduler or of its optimizer.
 
         The rates are counted in updates, as a prepared scheduler steps: eight micro-batches that are accumulated are
-        one of them. Works before `prepare` and after it, in the notebook and in ranks. A cell shows the list as a
-        curve, and in a run the monitor shows it among the pictures, as `rates ahead`.
+        one of them. Works before `prepare` and after it, in the notebook and in ranks.
 
         Args:
             scheduler: A scheduler of torch, prepared or not.
@@ -470,11 +466,7 @@ class Accelerator:
             TypeError: The rates of this scheduler cannot be known before the training.
             ValueError: The number of updates or the group cannot be.
         """
-        rates = Rates(self._preparation.preview(scheduler, updates, group))
-        rates.first_update = 1 + (reporting.updates_so_far() or 0)
-        if self.is_main_process:
-            reporting.report_values({f"rates ahead, group {group}" if group else "rates ahead": rates})
-        return rates
+        return self._preparation.preview(scheduler, updates, group)
 
     def prepare_data_loader(
         self,
@@ -520,7 +512,7 @@ class Accelerator:
         members = self._prepared.members.inside(model)
         if not members and self._rules.guards:
             raise ValueError(
-                f"no_sync({class_name(model)}): nothing in it was prepared. Pass the model that prepare() returned."
+                f"no_sync({type(model).__name__}): nothing in it was prepared. Pass the model that prepare() returned."
             )
         return synchronisation.without_sync(members)
 

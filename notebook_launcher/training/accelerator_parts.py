@@ -204,7 +204,6 @@ class AcceleratorParts:
             project=self._resolved.project,
             rank_check=self.rank_check,
             fsdp_plugin=self._layout.plugin,
-            safepoint=self._safepoint,
         )
 
     def _make_trackers(self, log_with: Any) -> Trackers:

@@ -13,7 +13,7 @@ from notebook_launcher.wording.value_text import describe_value
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["arguments_by_name", "describe_arguments"]
+__all__ = ["describe_arguments"]
 
 MAX_ARGUMENTS = 64
 
@@ -23,14 +23,13 @@ def describe_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
     Arguments with names of secrets (`api_key`) are left out.
     """
-    named = without_secrets(arguments_by_name(function, args, kwargs).items())
+    while isinstance(function, functools.partial):
+        args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
+    named = without_secrets(_bind(function, args, kwargs).items())
     return {name: describe_value(value) for name, value in itertools.islice(named, MAX_ARGUMENTS)}
 
 
-def arguments_by_name(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments, including defaults and those of a `functools.partial`."""
-    while isinstance(function, functools.partial):
-        args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
+def _bind(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):  # Some functions written in C have no signature.

@@ -10,7 +10,6 @@ from torch.distributed.algorithms.join import Join, Joinable
 from notebook_launcher.training.accumulation.members.ddp import SyncedModel
 from notebook_launcher.training.argument_checks import check_switch
 from notebook_launcher.training.user_warnings import warn_user
-from notebook_launcher.wording.text import class_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +46,7 @@ def join_uneven_inputs(
     if num_processes == 1:
         yield
         return
-    alone = next((class_name(model) for model in joinables if not isinstance(model, Joinable)), None)
+    alone = next((type(model).__name__ for model in joinables if not isinstance(model, Joinable)), None)
     if alone is not None:
         warn_user(
             f"join_uneven_inputs has no effect: it is only supported for multi-GPU and multi-CPU training with "

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from notebook_launcher.training.prepared import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
-    from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["Checkpointer"]
@@ -41,7 +40,6 @@ class Checkpointer:
         project: Folder and naming of checkpoints.
         rank_check: Compares the ranks' weights before a save; None: they are not compared.
         fsdp_plugin: Says the layout of sharded models at each save; None: by size.
-        safepoint: Counts the updates; None outside of a launch.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class Checkpointer:
         project: ProjectConfiguration,
         rank_check: RankCheck | None,
         fsdp_plugin: FullyShardedDataParallelPlugin | None,
-        safepoint: Safepoint | None,
     ) -> None:
         self.project = project
         self._process = process
@@ -65,15 +62,10 @@ class Checkpointer:
         self._rules = rules
         self._rank_check = rank_check
         self._fsdp_plugin = fsdp_plugin
-        self._safepoint = safepoint
 
     def _collect(self) -> StatefulObjects:
         return StatefulObjects.of(
-            self._prepared,
-            self._gradient_state,
-            self._rules,
-            scaler=self._updates.scaling.update(),
-            safepoint=self._safepoint,
+            self._prepared, self._gradient_state, self._rules, scaler=self._updates.scaling.update()
         )
 
     def save(self, obj: Any, f: str | os.PathLike[str], *, safe: bool) -> None:

@@ -29,10 +29,9 @@ def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = Fals
 
     Args:
         data: Tensors with a row for each sample of this rank's batch; lists or tuples of objects, one for each
-            sample; arrays of NumPy with such rows; also beside each other in mappings, dataclasses and tuples, and in
-            lists that hold tensors alone or fewer parts than there are samples. What has another length, such as a
-            mean loss, belongs to the batch as a whole: it is gathered, and left out only of ranks that had no sample
-            of their own.
+            sample; arrays of NumPy with such rows; also beside each other in mappings, dataclasses and tuples, and
+            tensors in lists, too. What has another length, such as a mean loss, belongs to the batch as a whole: it
+            is gathered, and left out only of ranks that had no sample of their own.
         loader: The prepared loader that the batch came from; None: nothing is left out.
         use_gather_object: True to gather a list of objects even if they are tensors.
         copies: Number of neighbouring ranks that read the same data; the first of them counts.
@@ -51,16 +50,15 @@ def gather_for_metrics(data: Any, loader: Any, *, use_gather_object: bool = Fals
         counts = None
     if counts is not None and copies > 1:
         counts = counts.spread(copies)
-    return _gather(data, counts, loader, as_objects=use_gather_object)
+    return _gather(data, counts, as_objects=use_gather_object)
 
 
-def _gather(data: Any, counts: Round | None, loader: Any, *, as_objects: bool) -> Any:
+def _gather(data: Any, counts: Round | None, *, as_objects: bool) -> Any:
     if world_size() == 1:
         return data
     if as_objects:
-        rows = list(data) if isinstance(data, torch.Tensor) and data.ndim else _items(data)
-        return _join_items(operations.gather_object([rows]), counts)
-    marked = _mark(data, None if counts is None else counts.rows[dist.get_rank()], loader)
+        return _join_items(operations.gather_object([_items(data)]), counts)
+    marked = _mark(data, None if counts is None else counts.rows[dist.get_rank()])
     leaves = list(find_leaves(marked))
     results: dict[int, Any] = gather_agreed(
         agree("gather_for_metrics", leaves, row_form), lambda each: _counting_rows(each, counts)
@@ -70,12 +68,12 @@ def _gather(data: Any, counts: Round | None, loader: Any, *, as_objects: bool) -
         mine = {path: operations.send_to_device(part, "cpu") for _, path, part in objects}
         by_rank = operations.gather_object([mine])
         for at, path, part in objects:
-            joined, device = _join([theirs[path] for theirs in by_rank], counts, loader), operations.find_device(part)
+            joined, device = _join([theirs[path] for theirs in by_rank], counts), operations.find_device(part)
             results[at] = joined if device is None else operations.send_to_device(joined, device)
     return put_back(marked, results)
 
 
-def _mark(data: Any, num_rows: int | None, loader: Any) -> Any:
+def _mark(data: Any, num_rows: int | None) -> Any:
     """Return `data` with every part that is to be sent as objects in a `Pickled`.
 
     A list holds an object for each sample, unless it holds tensors alone. So does a tuple of objects. A tuple of
@@ -85,8 +83,6 @@ def _mark(data: Any, num_rows: int | None, loader: Any) -> Any:
     Args:
         data: This rank's results.
         num_rows: Samples in its batch; None if that is unknown.
-        loader: The loader, which knows if there were mappings of rows in an earlier round; their lists may have as many
-            items as a last, short batch.
     """
     if data is None or isinstance(data, torch.Tensor):
         return data
@@ -95,20 +91,17 @@ def _mark(data: Any, num_rows: int | None, loader: Any) -> Any:
         tensors = list(operations.find_tensors(data))
         if not tensors:
             return Pickled(data)
-        if num_rows is not None and all(isinstance(item, Mapping) for item in data):
-            are_rows = all(tensor.ndim and len(tensor) == num_rows for tensor in tensors)
-            if len(data) == num_rows and not (loader.gathers_parts and are_rows):
-                return Pickled(data)
-            loader.gathers_parts |= are_rows
+        if len(data) == num_rows and all(isinstance(item, Mapping) for item in data):
+            return Pickled(data)
         is_structure = _only_tensors(data) or (
             isinstance(data, tuple) and any(isinstance(item, (list, torch.Tensor)) for item in data)
         )
-        return _mark_parts(data, num_rows, loader) if is_structure else Pickled(data)
-    return _mark_parts(data, num_rows, loader) if is_container(data) else Pickled(data)
+        return _mark_parts(data, num_rows) if is_structure else Pickled(data)
+    return _mark_parts(data, num_rows) if is_container(data) else Pickled(data)
 
 
-def _mark_parts(data: Any, num_rows: int | None, loader: Any) -> Any:
-    return rebuild(data, lambda part: _mark(part, num_rows, loader))
+def _mark_parts(data: Any, num_rows: int | None) -> Any:
+    return rebuild(data, lambda part: _mark(part, num_rows))
 
 
 def _only_tensors(data: Any) -> bool:
@@ -125,17 +118,14 @@ def _has_rows(data: Any) -> bool:
     return numpy is not None and isinstance(data, numpy.ndarray) and data.ndim > 0
 
 
-def _join(by_rank: list[Any], counts: Round | None, loader: Any) -> Any:
+def _join(by_rank: list[Any], counts: Round | None) -> Any:
     """Return the objects of all ranks, of each sample once, as a list, tuple or array like each rank's."""
     first = by_rank[0]
-    if _is_structure(by_rank, counts) or (counts is not None and _is_list_of_parts(by_rank, counts, loader)):
-        return type(first)(_join(list(parts), counts, loader) for parts in zip(*by_rank, strict=True))
+    if _is_structure(by_rank, counts):
+        return tuple(_join(list(parts), counts) for parts in zip(*by_rank, strict=True))
     if all(isinstance(part, Mapping) and part.keys() == first.keys() for part in by_rank):
-        joined_parts = iter([_join([part[key] for part in by_rank], counts, loader) for key in first])
+        joined_parts = iter([_join([part[key] for part in by_rank], counts) for key in first])
         return rebuild(first, lambda _: next(joined_parts))
-    if all(isinstance(part, torch.Tensor) and part.ndim for part in by_rank):
-        kept = zip(by_rank, _counting([len(part) for part in by_rank], counts), strict=True)
-        return torch.cat([part[:length] for part, length in kept])
     if counts is not None and _are_columns(by_rank, counts):
         real = zip(by_rank, counts.real, strict=True)
         return operations.concatenate([operations.slice_tensors(part, slice(length)) for part, length in real])
@@ -170,31 +160,6 @@ def _is_structure(by_rank: list[Any], counts: Round | None) -> bool:
         return bool(lengths[0])
     fits = all(set(lists) == {rows} for lists, rows in zip(lengths, counts.rows, strict=True))
     return fits or any(len(part) != rows for part, rows in zip(by_rank, counts.rows, strict=True))
-
-
-def _is_list_of_parts(by_rank: list[Any], counts: Round, loader: Any) -> bool:
-    """Return True for lists of few parts that have an item for each sample each, such as `[predictions, targets]`.
-
-    A list that is as long as the batch has an item for each sample, unless an earlier round of the loop had such parts.
-    """
-    if not all(type(part) is list and len(part) == len(by_rank[0]) > 0 for part in by_rank):
-        return False
-    pairs = list(zip(by_rank, counts.rows, strict=True))
-    if not all(_num_items(item) == rows for part, rows in pairs for item in part):
-        return False
-    if any(len(part) < rows for part, rows in pairs):
-        loader.gathers_parts = True
-    elif not loader.gathers_parts and any(len(part) != rows for part, rows in pairs):
-        warn_user(
-            f"gather_for_metrics() got a list of {len(by_rank[0])} lists with an item for each sample, and joins their "
-            "items as if each list were of one sample. To gather the lists beside each other, pass a tuple or a dict."
-        )
-    return bool(loader.gathers_parts)
-
-
-def _num_items(value: Any) -> int:
-    has_rows = isinstance(value, list) or _has_rows(value) or (isinstance(value, torch.Tensor) and value.ndim)
-    return len(value) if has_rows else -1
 
 
 def _counting_rows(each: Agreed, counts: Round | None) -> list[int]:

@@ -136,12 +136,9 @@ def broadcast_objects(operation: str, mine: list[Any], source: int) -> list[Any]
     """
     is_source = dist.get_rank() == source
     payload, error = _pickled(lambda: mine) if is_source else (b"", None)
-    num = len(mine)
+    items = f"{len(mine)} items"
     sizes = _handshake(
-        operation,
-        [str(num)],
-        [len(payload) * (-1 if error else 1)],
-        lambda: {"object_list": (str(num), f"{num} items")},
+        operation, [items], [len(payload) * (-1 if error else 1)], lambda: {"object_list": (items, items)}
     )
     size = sizes[source][0]
     wire = _to_tensor(payload) if is_source else torch.empty(abs(size), dtype=torch.uint8)
@@ -297,8 +294,6 @@ def _differences(everyone: list[tuple[str, dict[str, tuple[str, str]]]]) -> str:
             )
         elif len({form.split()[0] for form in forms}) > 1:
             advice["dtypes"] = "Give all ranks one dtype, as with tensor.float()."
-        elif len({_num_dimensions(form) for form in forms}) > 1:
-            advice["dimensions"] = "Give all ranks as many dimensions, as with tensor[None]."
         else:
             advice["shapes"] = SHAPES.get(operations[0].partition("(")[0], "Shapes must be equal on all ranks.")
     more = [f"  and {len(lines) - MAX_DIFFERENCES} more"] if len(lines) > MAX_DIFFERENCES else []
@@ -310,12 +305,6 @@ def _differences(everyone: list[tuple[str, dict[str, tuple[str, str]]]]) -> str:
             " ".join(advice.values()),
         ]
     )
-
-
-def _num_dimensions(form: str) -> int:
-    """Return the number of dimensions in `torch.float32 [*, 3] cpu`, or of a form that has the number alone."""
-    sizes = form.partition("[")[2].partition("]")[0]
-    return sizes.count(",") + 1 if sizes else 0
 
 
 def _by_rank(words: dict[int, str]) -> str:

@@ -26,7 +26,6 @@ from notebook_launcher.training.parallelism.unused_parameters import reduce_unus
 from notebook_launcher.training.parallelism.wrapping import find_ignored, find_units
 from notebook_launcher.training.precision import DTYPES
 from notebook_launcher.training.spread_tensors import is_spread
-from notebook_launcher.wording.text import class_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +108,7 @@ class Sharding:
             check_sums()
         if any(self.replacements.has(parameter) for parameter in model.parameters()):
             raise ValueError(
-                f"prepare(): {class_name(model)} shares parameters with a model that was sharded before, and would "
+                f"prepare(): {type(model).__name__} shares parameters with a model that was sharded before, and would "
                 "train copies of them. Put both into one module, and prepare that."
             )
         if str(ddp.comm_hook) not in REDUCED_IN:

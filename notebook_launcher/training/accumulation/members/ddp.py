@@ -14,7 +14,6 @@ from notebook_launcher.training.fingerprints import fingerprint_nested
 from notebook_launcher.training.plugins import DDPCommunicationHookType as Hook
 from notebook_launcher.training.plugins import DistributedDataParallelKwargs
 from notebook_launcher.training.process.arrivals import EVALUATION, meet
-from notebook_launcher.wording.text import class_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +36,6 @@ class SyncedModel(DistributedDataParallel):
 
     DDP decides in the forward whether the backward synchronises. If the switch differs between forward and backward,
     each rank silently keeps its own gradients. `Updates.step` finds this in the notes and refuses the step.
-
-    The model's public attributes and methods are reached through it, as on one rank. What one of its methods computes
-    does not go through this forward: without gradients that is harmless, and a step with such gradients is refused.
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
@@ -47,36 +43,10 @@ class SyncedModel(DistributedDataParallel):
             # torch 2.15 advises another name, which Accelerate's options lack and which means something else if False.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             super().__init__(module, **kwargs)
-        if hasattr(module, "dim"):
-            del self.dim  # The models' own size is often called so, and torch reads its own for several devices only.
         self.notes = Notes()
         """Notes of the forwards and backwards."""
         self.trained = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
         """The parameters that get gradients."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            model = self.__dict__.get("_modules", {}).get("module")
-            # By private names libraries find out what a module is, and `copy` and `pickle` how to treat it.
-            if name.startswith("_") or model is None:
-                if name.startswith("__") or not hasattr(model, name):
-                    raise
-                raise AttributeError(
-                    f"{name!r} is private to {class_name(model)}, which prepare() wraps on several ranks. Write "
-                    f"accelerator.unwrap_model(model).{name}."
-                ) from None
-        return getattr(model, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = self.__dict__
-        if name not in own and "trained" in own and not name.startswith("_") and not hasattr(type(self), name):
-            model = self._modules["module"]
-            if hasattr(model, name) and name not in self._modules:
-                setattr(model, name, value)
-                return
-        super().__setattr__(name, value)
 
     def has_gradients(self) -> bool:
         """Return True if any parameter has a gradient."""

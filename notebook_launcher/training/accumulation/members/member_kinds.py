@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from notebook_launcher.training.accumulation.members.ddp import FORWARD_REPEATED, FORWARD_SYNCED, SyncedModel
 from notebook_launcher.training.accumulation.members.held_gradients import drop_held, has_held, parameter_groups
 from notebook_launcher.training.accumulation.members.member import Member, SwitchOff
-from notebook_launcher.wording.text import class_name, first_few
+from notebook_launcher.wording.text import first_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,7 +62,7 @@ class PlainModel(Member):
 
     def describe(self) -> str:
         """Return the class of the module, or of the one that it wraps."""
-        return class_name(getattr(self.module, "module", self.module))
+        return type(getattr(self.module, "module", self.module)).__name__
 
 
 class ShardedModel(PlainModel):
@@ -281,10 +281,9 @@ class PreparedModel(DDPModel):
                 "micro-batches use different models, set sync_each_batch=True in GradientAccumulationPlugin."
             )
         return (
-            "Its forward went past the prepared model, as unwrap_model(model)(x) or a method such as model.encode(x) "
-            "do, or the last micro-batch did without it. Call the prepared model itself: model(x). To average "
-            "gradients by hand, compute them by torch.autograd.grad or loss.backward(), not by "
-            "accelerator.backward(loss)."
+            "Its forward went past the prepared model, as unwrap_model(model)(x) or model.module(x) do, or the last "
+            "micro-batch did without it. Call the model that prepare() returned. To average gradients by hand, compute "
+            "them by torch.autograd.grad or loss.backward(), not by accelerator.backward(loss)."
         )
 
 

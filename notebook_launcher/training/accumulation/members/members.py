@@ -20,7 +20,6 @@ from notebook_launcher.training.accumulation.members.shared_buffers import Share
 from notebook_launcher.training.accumulation.members.targets import flatten, parameters_of
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.training.unwrapping import synced_part
-from notebook_launcher.wording.text import class_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -88,7 +87,7 @@ class Members:
             if not flat or any(id(member) in found for member in self.of_optimizer(strays.optimizer)):
                 found[id(strays)] = strays
         if flat and not found and self._strict:
-            named = ", ".join(class_name(target) for target in flat)
+            named = ", ".join(type(target).__name__ for target in flat)
             raise ValueError(f"accumulate({named}): no parameters in it. Pass the model that prepare() returned.")
         return list(found.values())
 
@@ -149,7 +148,7 @@ class Members:
         return [*found, *strays]
 
     def _check_strays(self, target: Any, strays: list[StrayParameters]) -> None:
-        name = class_name(target)
+        name = type(target).__name__
         advice = (
             "Write `model, optimizer = accelerator.prepare(model, optimizer)` before the loop, and pass that model or "
             "a module that contains it."

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from notebook_launcher.wording.text import class_name
-
 __all__ = ["flatten", "parameters_of"]
 
 
@@ -38,6 +36,6 @@ def parameters_of(target: Any) -> list[torch.Tensor]:
     if callable(getattr(target, "parameters", None)):
         return list(target.parameters())
     raise TypeError(
-        f"accumulate({class_name(target)}): expected the models, or the leaf tensors, that prepare() returned, or "
+        f"accumulate({type(target).__name__}): expected the models, or the leaf tensors, that prepare() returned, or "
         "objects that contain their parameters."
     )

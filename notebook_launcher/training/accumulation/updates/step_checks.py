@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.wording.text import class_name, first_few
+from notebook_launcher.wording.text import first_few
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +122,7 @@ def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Ten
     inside = [model for model in members.models if any(id(parameter) in mine for parameter in model.parameters())]
     shapes = first_few([str(tuple(parameter.shape)) for parameter in parameters])
     if inside:
-        name = class_name(getattr(inside[0], "module", inside[0]))
+        name = type(getattr(inside[0], "module", inside[0])).__name__
         why = (
             f"were frozen, or not yet part of the {name}, when prepare() wrapped it. Unfreeze or add them first and "
             "call prepare() then, after accelerator.free_memory() if it was called for this model before; for stages "

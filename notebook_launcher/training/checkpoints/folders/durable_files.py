@@ -1,4 +1,4 @@
-"""Writes files that are on the disk when the call returns, and returns their digests; reads files from elsewhere."""
+"""Writes files that are on the disk when the call returns, and returns their digests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = [
-    "FileDigest", "check_plain", "measure", "read_text", "sync_folder", "write_object", "write_tensors", "write_text",
-]  # fmt: skip
+__all__ = ["FileDigest", "measure", "sync_folder", "write_object", "write_tensors", "write_text"]
 
 CHUNK = 2**20
 """Bytes read at a time; larger reads make a digest no faster."""
-MAX_TEXT = 100_000_000
-"""Bytes of a text that is read: the manifest of 10,000 files has 2 MB, the index of a million tensors 100 MB."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,24 +77,6 @@ def write_text(path: Path, text: str) -> None:
     with path.open("wb") as file:
         file.write(text.encode())
         _sync(file)
-
-
-def check_plain(path: Path) -> None:
-    """Raise `OSError` unless a file is an ordinary one: a named pipe, which an archive can hold, never ends.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
-
-
-def read_text(path: Path) -> str:
-    """Return the text of an ordinary file that is not larger than any of a checkpoint; raises `OSError`."""
-    check_plain(path)
-    if path.stat().st_size > MAX_TEXT:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_TEXT:,} bytes", str(path))
-    return path.read_text()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> FileDigest:

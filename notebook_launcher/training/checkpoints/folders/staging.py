@@ -21,15 +21,10 @@ import json
 import os
 import secrets
 import shutil
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.folders.durable_files import read_text, sync_folder, write_text
-from notebook_launcher.training.checkpoints.folders.file_names import leaves_folder
-from notebook_launcher.training.checkpoints.folders.manifest import DAMAGE
-from notebook_launcher.wording.text import one_line
+from notebook_launcher.training.checkpoints.folders.durable_files import sync_folder, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -105,19 +100,9 @@ def publish(stage: Path, target: Path, *, last: str, stale: Collection[str], rep
 
 
 def settle(target: Path) -> None:
-    """Finish the save that a killed process had completed but not moved to `target`.
-
-    Anybody may have put a folder of such a name beside the target, or into it before it was copied: a folder of another
-    user stays as it is.
-
-    Raises:
-        CheckpointError: The list of what is to be moved leads out of the folders.
-    """
-    owners = {os.geteuid(), *(path.stat().st_uid for path in [target] if path.exists())}
+    """Finish the save that a killed process had completed but not moved to `target`."""
     for ready in _siblings(target, "ready"):
-        status = ready.lstat()
-        if stat.S_ISDIR(status.st_mode) and status.st_uid in owners:
-            _move_in(ready, target)
+        _move_in(ready, target)
 
 
 def discard(stage: Path) -> None:
@@ -188,7 +173,7 @@ def _move_in(ready: Path, target: Path) -> None:
     """Move the files of a complete save into their folder, continuing where another process was killed."""
     with _locked(ready):
         try:
-            moves = _read_moves(ready, target)
+            moves = json.loads((ready / MOVES).read_text())
         except FileNotFoundError:
             return  # another process was quicker
         *_, last = moves["files"]
@@ -209,21 +194,6 @@ def _move_in(ready: Path, target: Path) -> None:
         ready.rename(finished)
         shutil.rmtree(finished)
         sync_folder(target)
-
-
-def _read_moves(ready: Path, target: Path) -> dict[str, list[str]]:
-    """Return the names of the files to move and of those to remove; raise `CheckpointError` if one leads elsewhere."""
-    path = ready / MOVES
-    try:
-        moves = json.loads(read_text(path))
-        (*_, _), every = moves["files"], [*moves["files"], *moves["stale"]]
-    except DAMAGE as error:
-        raise CheckpointError(f"{path} is damaged: {one_line(repr(error))}. Remove {ready}.") from error
-    for name in every:
-        # A folder on the way may be a link.
-        if leaves_folder(name) or any((top / name).parent.resolve() != (top / name).parent for top in (ready, target)):
-            raise CheckpointError(f"{path} is damaged: {name!r} is outside the folder. Remove {ready}.")
-    return dict(moves)
 
 
 @contextlib.contextmanager

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import pickle
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 
-from notebook_launcher.training.checkpoints.folders.durable_files import check_plain
 from notebook_launcher.training.checkpoints.folders.file_names import METADATA, leaves_folder
 
 __all__ = ["ShardReader"]
@@ -35,15 +32,11 @@ class ShardReader(dcp.FileSystemReader):
 
     def read_metadata(self, *_: Any, **__: Any) -> Any:
         """Return the index of the folder."""
-        folder = Path(self.path)
-        check_plain(folder / METADATA)
-        with (folder / METADATA).open("rb") as file:
+        with (self.path / METADATA).open("rb") as file:  # type: ignore[operator]
             metadata = _IndexUnpickler(file).load()
-        for name in {stored.relative_path for stored in (metadata.storage_data or {}).values()}:
-            if leaves_folder(name):
-                raise pickle.UnpicklingError(f"{name!r} is outside the folder")
-            with contextlib.suppress(FileNotFoundError):  # torch names it.
-                check_plain(folder / name)
+        for stored in (metadata.storage_data or {}).values():
+            if leaves_folder(stored.relative_path):
+                raise pickle.UnpicklingError(f"{stored.relative_path!r} is outside the folder")
         if metadata.storage_meta is None:
             metadata.storage_meta = dcp.metadata.StorageMeta()
         metadata.storage_meta.load_id = self.load_id

@@ -36,7 +36,7 @@ from notebook_launcher.training.checkpoints.models.weights import (
 from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.unwrapping import unwrap_model
-from notebook_launcher.wording.text import class_name, type_of
+from notebook_launcher.wording.text import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -174,7 +174,7 @@ def gather_state_dict(model: torch.nn.Module) -> dict[str, Any]:
         TypeError: The object has no state dict.
     """
     if not hasattr(model, "state_dict"):
-        raise TypeError(f"get_state_dict({class_name(model)}): pass a model.")
+        raise TypeError(f"get_state_dict({type(model).__name__}): pass a model.")
     state: dict[str, Any] = model.state_dict()
     if not has_spread(state):
         return state

@@ -11,21 +11,14 @@ import safetensors.torch
 import torch
 
 from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.folders.durable_files import (
-    FileDigest,
-    check_plain,
-    read_text,
-    write_object,
-    write_tensors,
-)
+from notebook_launcher.training.checkpoints.folders.durable_files import FileDigest, write_object, write_tensors
 from notebook_launcher.training.checkpoints.folders.file_names import leaves_folder
-from notebook_launcher.training.checkpoints.folders.manifest import ADVICE, DAMAGE
+from notebook_launcher.training.checkpoints.folders.manifest import ADVICE
 from notebook_launcher.training.checkpoints.layouts.distributed_files import read_outline, read_shards
 from notebook_launcher.training.checkpoints.layouts.sharded import has_spread
 from notebook_launcher.training.checkpoints.layouts.streaming import stream_object, stream_tensors
 from notebook_launcher.training.checkpoints.models.packing import check_tensors, compact, find_tied, spread_ties
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.wording.text import class_name, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -120,7 +113,6 @@ def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs
 
 def _read_safetensors(path: Path, map_location: Any, weights: Weights) -> None:
     try:
-        check_plain(path)
         weights.tensors.update(safetensors.torch.load_file(path, device=str(map_location)))
         with safetensors.safe_open(path, framework="pt") as file:
             weights.aliases.update(file.metadata() or {})
@@ -139,10 +131,9 @@ def read_index(path: Path) -> list[Path]:
         CheckpointError: The index does not parse, or names a file outside its folder.
     """
     try:
-        names = set(json.loads(read_text(path))["weight_map"].values())
-    except (*DAMAGE, OSError) as error:
-        why = one_line(repr(error))
-        raise CheckpointError(f"{path} is damaged: it does not parse ({why}). Save the model again.") from error
+        names = set(json.loads(path.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: it does not parse ({error!r}). Save the model again.") from error
     if outside := [name for name in names if leaves_folder(name)]:
         raise CheckpointError(f"{path} is damaged: {outside[0]!r} is outside the folder. Save the model again.")
     return [path.parent / name for name in sorted(names)]
@@ -189,7 +180,7 @@ def check_names_and_shapes(
             lines.append(f"\n\tsize mismatch for {name}: {theirs} in the file, {mine} in the model.")
     if any(lines):
         raise CheckpointError(
-            f"{source} does not fit {class_name(model)}; nothing was loaded:{''.join(lines)}\nBuild the model as it "
+            f"{source} does not fit {type(model).__name__}; nothing was loaded:{''.join(lines)}\nBuild the model as it "
             "was when it was saved."
         )
 

@@ -178,9 +178,7 @@ class CheckpointWriter:
         # Last, since hooks and states of the user's objects may draw numbers.
         windows = self.stateful.gradient_state.state_dict().get("windows", [])
         step = windows[0]["num_batches"] if windows else 0
-        safepoint = self.stateful.safepoint
-        counts = {"step": step} | ({} if safepoint is None else {"updates": safepoint.last_update})
-        mine[file_names.random_states(self.rank)] = {**counts, **capture_rng_states()}
+        mine[file_names.random_states(self.rank)] = {"step": step, **capture_rng_states()}
         for name, obj in mine.items():
             digests[name] = durable_files.write_object(self.stage / name, obj)
         if self.leads:

@@ -169,8 +169,6 @@ def _apply(
     if stateful.scaler is not None and states.scaler is not None:
         stateful.scaler.load_state_dict(states.scaler)
     restore_window(stateful, states.window)
-    if stateful.safepoint is not None:
-        stateful.safepoint.continue_after(states.num_updates)
     # Last, since states of the user's objects may draw numbers.
     restore_rng_states(states.rng)
 

@@ -58,8 +58,6 @@ class ObjectStates:
     """This rank's part of the open window; None if none was open."""
     rng: dict[str, Any]
     """The states of this rank's random number generators."""
-    num_updates: int
-    """Updates that the training had made; 0 if that is unknown."""
 
 
 class Reader:
@@ -119,7 +117,6 @@ class Reader:
         optimizers = [self._read_optimizer(at, optimizer) for at, optimizer in enumerate(stateful.optimizers)]
         for at, (optimizer, state) in enumerate(zip(stateful.optimizers, optimizers, strict=True)):
             _check_groups(self.folder / file_names.optimizer(at), optimizer, state)
-        rng, num_updates = self._read_rng()
         return ObjectStates(
             leaves=self._read_leaves(stateful),
             optimizers=optimizers,
@@ -128,8 +125,7 @@ class Reader:
             custom_objects=self._read_states(file_names.custom_object, stateful.custom_objects),
             scaler=self._read_scaler(stateful),
             window=self._read_window(stateful),
-            rng=rng,
-            num_updates=num_updates,
+            rng=self._read_rng(),
         )
 
     def read_models(self, models: list[torch.nn.Module], *, strict: bool) -> list[dict[str, Any]]:
@@ -297,18 +293,17 @@ class Reader:
                 "and as many ranks."
             )
 
-    def _read_rng(self) -> tuple[dict[str, Any], int]:
-        """Return the states of this rank's random number generators, and the number of updates beside them."""
+    def _read_rng(self) -> dict[str, Any]:
         new = [rank for rank in range(self._num_processes) if file_names.random_states(rank) not in self.files]
         if new and file_names.random_states(0) in self.files:
             self.remarks.append(
                 f"{self.folder} was saved by fewer ranks: the random number generators of "
                 f"{rank_list(new)} start from states derived from rank 0's."
             )
-        is_new = self._rank in new
-        states: dict[str, Any] = self._load(file_names.random_states(0 if is_new else self._rank))
-        num_updates = int(states.get("updates", 0))
-        return derive_rng_states(states, self._rank) if is_new else states, num_updates
+        if self._rank not in new:
+            states: dict[str, Any] = self._load(file_names.random_states(self._rank))
+            return states
+        return derive_rng_states(self._load(file_names.random_states(0)), self._rank)
 
 
 def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:

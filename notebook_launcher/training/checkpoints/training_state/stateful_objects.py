@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
     from notebook_launcher.training.prepared import Prepared
-    from notebook_launcher.training.requests.safepoint import Safepoint
     from notebook_launcher.training.rules import Rules
 
 __all__ = ["StatefulObjects"]
@@ -36,8 +35,6 @@ class StatefulObjects:
     """The gradient scaler of fp16; None in other precisions."""
     gradient_state: Any
     """The `GradientState` with the open windows."""
-    safepoint: Safepoint | None
-    """Counts the updates; None outside of a launch."""
     save_hooks: list[Callable[..., Any]]
     """Called with models, weights and folder before models are saved."""
     load_hooks: list[Callable[..., Any]]
@@ -48,15 +45,7 @@ class StatefulObjects:
     """True if loaders continue where they were saved."""
 
     @classmethod
-    def of(
-        cls,
-        prepared: Prepared,
-        gradient_state: GradientState,
-        rules: Rules,
-        *,
-        scaler: Any,
-        safepoint: Safepoint | None,
-    ) -> StatefulObjects:
+    def of(cls, prepared: Prepared, gradient_state: GradientState, rules: Rules, *, scaler: Any) -> StatefulObjects:
         """Return what an Accelerator has prepared at this moment."""
         return cls(
             models=[unwrap_model(model, keep_torch_compile=False) for model in prepared.models],
@@ -67,7 +56,6 @@ class StatefulObjects:
             custom_objects=list(prepared.custom_objects),
             scaler=scaler,
             gradient_state=gradient_state,
-            safepoint=safepoint,
             save_hooks=list(prepared.save_hooks.values()),
             load_hooks=list(prepared.load_hooks.values()),
             nominal_divisor=rules.nominal_divisor,

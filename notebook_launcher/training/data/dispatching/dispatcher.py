@@ -13,7 +13,7 @@ from notebook_launcher.training.data.completing import uneven_error
 from notebook_launcher.training.data.dispatching import wire
 from notebook_launcher.training.data.dispatching.counted import CountedBatch, CountingCollate, counted
 from notebook_launcher.training.data.dispatching.portions import Portions
-from notebook_launcher.training.data.iterables.own_shards import OnlyRankInWorker, compare_streams, open_as_only_rank
+from notebook_launcher.training.data.iterables.own_shards import OnlyRankInWorker, open_as_only_rank
 from notebook_launcher.training.data.loaders.loader import PreparedLoader
 from notebook_launcher.training.data.loaders.loader_arguments import data_arguments
 from notebook_launcher.training.data.loaders.loader_settings import LoaderSettings
@@ -84,8 +84,6 @@ class DataLoaderDispatcher(PreparedLoader):
         self._split_batches = split_batches
         self._has_drawn_seed = False
         """True once this rank, which does not read, has drawn the seed of rank 0's workers."""
-        self._has_compared = False
-        """True once the ranks have compared what they hold of a stream."""
         self._num_processes = world_size() if num_processes is None else num_processes
         super().__init__(
             dataset,
@@ -176,9 +174,6 @@ class DataLoaderDispatcher(PreparedLoader):
                 f"This loader deals out to {self.num_processes} ranks, and the process group has {world_size()}. "
                 "Create it inside the ranks, or pass dispatch_batches=False."
             )
-        if self._reads_for_all and not self._has_compared:
-            self._has_compared = True
-            compare_streams(self.dataset)
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         where = torch.device("cpu" if self.device is None else self.device)

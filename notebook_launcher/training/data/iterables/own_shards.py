@@ -7,35 +7,21 @@ is but one rank: it gives all samples, and the loader shares them out.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
-from notebook_launcher.context import current, notify
 from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard, StreamRound
 from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.operations.checking import gather_numbers
-from notebook_launcher.training.operations.collectives import gather_object
-from notebook_launcher.training.user_warnings import warn_user
-from notebook_launcher.wording.value_text import describe_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "OnlyRankInWorker",
-    "OwnShards",
-    "compare_streams",
-    "is_share",
-    "open_as_only_rank",
-    "shards_of_rank",
-]
+__all__ = ["OnlyRankInWorker", "OwnShards", "is_share", "open_as_only_rank", "shards_of_rank"]
 
 NAMES = (
     ("rank", "world_size"),
@@ -45,8 +31,6 @@ NAMES = (
     ("dp_rank", "dp_world_size"),
 )
 """Attributes by which a data set shows that it was made for one of several ranks."""
-MAX_ITEMS = 10_000
-"""Items of a list that are compared between ranks."""
 ONLY_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
@@ -82,46 +66,6 @@ def _split_of(dataset: Any) -> tuple[int, int] | None:
     held = {name.lstrip("_"): value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) is int}
     pairs = ((held[rank], held[size]) for rank, size in NAMES if rank in held and size in held)
     return next(((rank, size) for rank, size in pairs if 0 <= rank < size > 1), None)
-
-
-def compare_streams(dataset: Any) -> None:
-    """Say if a stream was made otherwise on other ranks, by the numbers and texts that it holds; every rank calls this.
-
-    One that asked for its rank when it was made, and not when it is read, would have its samples shared out once more,
-    or those of rank 0 alone.
-    """
-    held = dict(_held(dataset))
-    digest = hashlib.blake2b(repr(sorted(held.items())).encode(), digest_size=7).digest()
-    if len({number for (number,) in gather_numbers([int.from_bytes(digest, "little")])}) == 1:
-        return
-    by_rank = gather_object([{name: describe_value(value) for name, value in held.items()}])
-    name = next((name for name in held if len({of_rank.get(name) for of_rank in by_rank}) > 1), None)
-    if dist.get_rank() or name is None:
-        return
-    odd = next(rank for rank, of_rank in enumerate(by_rank) if of_rank.get(name) != by_rank[0].get(name))
-    text = (
-        f"the data set differs between ranks: {name} is {by_rank[0].get(name, 'not there')} on rank 0 and "
-        f"{by_rank[odd].get(name, 'not there')} on rank {odd}. If each rank's data set has samples of its own, many of "
-        "them are never read: rank 0 reads for all, or each rank takes a share of its own. Make it alike on every "
-        "rank, with all samples; or with attributes called rank and world_size, by which a share is recognised."
-    )
-    if current() is None:
-        warn_user(text)
-    else:
-        notify(text)
-
-
-def _held(dataset: Any, name: str = "", depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """Yield what a data set, and the data sets and stages within it, hold of numbers, texts, and lists of them."""
-    for attribute, value in getattr(dataset, "__dict__", {}).items():
-        path = f"{name}.{attribute}" if name else attribute
-        items = list(value) if isinstance(value, (list, tuple)) and len(value) <= MAX_ITEMS else [value]
-        if isinstance(value, range) or (items and all(type(item) in (bool, int, str) for item in items)):
-            yield path, value
-        elif depth:
-            for inner in items:
-                if not isinstance(inner, (torch.Tensor, torch.nn.Module)):
-                    yield from _held(inner, path, depth - 1)
 
 
 def open_as_only_rank(open_loader: Callable[[], Iterator[Any]]) -> Iterator[Any]:

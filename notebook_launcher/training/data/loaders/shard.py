@@ -12,12 +12,7 @@ from torch.utils.data import DataLoader
 from notebook_launcher.context import current, notify
 from notebook_launcher.training.data.iterables.in_step import OWN_SHARDS, InStep, Readings, wrong_readers
 from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
-from notebook_launcher.training.data.iterables.own_shards import (
-    OnlyRankInWorker,
-    OwnShards,
-    compare_streams,
-    open_as_only_rank,
-)
+from notebook_launcher.training.data.iterables.own_shards import OnlyRankInWorker, OwnShards, open_as_only_rank
 from notebook_launcher.training.data.iterables.streams import CollateWithReceipt, StartWorker, StreamWithReceipts
 from notebook_launcher.training.data.loaders.epoch_plan import EpochPlan, agree_on_plan, rows_of
 from notebook_launcher.training.data.loaders.loader import PreparedLoader
@@ -90,8 +85,6 @@ class DataLoaderShard(PreparedLoader):
         self.use_stateful_dataloader = use_stateful_dataloader
         self._has_told_of_orders = False
         """True once the user was told that ranks draw different orders."""
-        self._has_compared = False
-        """True once the ranks have compared what they hold of a stream."""
         self._stream: StreamWithReceipts | None = None
         """The iterable data set as `base_dataloader` reads it; None for a map-style data set."""
         super().__init__(
@@ -148,9 +141,6 @@ class DataLoaderShard(PreparedLoader):
             plan = agree_on_plan(self._plan(start, 0 if seedable is None else seedable.initial_seed))
             if seedable is not None:
                 seedable.initial_seed = plan.seed
-            if isinstance(shard, IterableDatasetShard) and self._reads_for_all and not self._has_compared:
-                self._has_compared = True
-                compare_streams(shard.dataset)
         if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
             # If workers cut a stream, its length does not show where their parts end.
             shard.check()
