@@ -59,5 +59,6 @@ html_theme = "furo"
 html_title = f"notebook-launcher {version}"
 html_static_path = ["_static"]
 html_css_files = ["formulas.css"]
+html_extra_path = ["llms.txt"]  # for agents, at the root (llmstxt.org)
 html_copy_source = False
 html_show_sphinx = False
