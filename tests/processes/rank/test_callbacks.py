@@ -83,6 +83,8 @@ def lightning(steps=8, callbacks=(), **options):
 """
 )
 
+KERNEL_FILES: dict[str, str] = {}  # A working directory of its own, for the folder `out`.
+
 LIBRARIES = [
     pytest.param(
         name,
