@@ -13,16 +13,16 @@ __all__ = ["STATIC", "join_modules"]
 
 STATIC = Path(__file__).parent / "static"
 
-_IMPORT = re.compile(r'^(?:import \{[^}]*\} from|@import) "\./([\w.]+)";\n', re.MULTILINE)
+_IMPORT = re.compile(r'^(?:import \{[^}]*\} from|@import) "\./([\w./]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:class|const|function) )", re.MULTILINE)
 
 
 def join_modules(entry: Path) -> str:
     """Return a script or a style sheet with the files that it imports, each once and before the files that need it.
 
-    Scripts import names from files beside them (`import { h } from "./elements.js";`), style sheets whole files
-    (`@import "./theme.css";`). The joined text has one scope, so top-level names of the scripts must differ. It exports
-    what `entry` exports.
+    Scripts import names from files beside or below them (`import { h } from "./elements.js";`), style sheets whole
+    files (`@import "./theme.css";`). The joined text has one scope, so top-level names of the scripts must differ. It
+    exports what `entry` exports.
     """
     joined: dict[Path, str] = {}
     _join(entry, joined)
@@ -33,6 +33,6 @@ def join_modules(entry: Path) -> str:
 def _join(path: Path, joined: dict[Path, str]) -> None:
     text = path.read_text(encoding="utf-8")
     for name in _IMPORT.findall(text):
-        if path.with_name(name) not in joined:
-            _join(path.with_name(name), joined)
+        if path.parent / name not in joined:
+            _join(path.parent / name, joined)
     joined[path] = _IMPORT.sub("", text)

@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import ipywidgets
+
     from notebook_launcher.kernel.display.sink import Sink
 
-__all__ = ["Kept", "panel_html"]
+__all__ = ["Kept", "panel_html", "show_live"]
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 STYLE = """
 body:has(.{live}:not(.jupyter-widgets-disconnected)) .{kept} {{ display: none }}
@@ -69,6 +73,15 @@ class Kept:
     def _bundle(self, picture: str, text: str) -> dict[str, Any]:
         style = STYLE.format(live=self.live, kept=self._kept)
         return {"text/html": f'<style>{style}</style><div class="{self._kept}">{picture}</div>', "text/plain": text}
+
+
+def show_live(widget: ipywidgets.DOMWidget, sink: Sink, picture: str, text: str) -> None:
+    """Show a widget in a cell, and below it the picture that stays."""
+    kept = Kept()
+    widget.add_class(kept.live)
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    sink.display({WIDGET_VIEW: view, "text/html": "", "text/plain": text})
+    kept.show(sink, picture, text)
 
 
 def panel_html(title: str, rows: Mapping[str, str], status: str, code: str) -> str:

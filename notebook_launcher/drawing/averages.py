@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Series", "mean_of", "series_of", "smooth"]
 
-MAX_BUCKETS = 256
+MAX_BUCKETS = 512
 """Number of intervals of steps over which values are averaged, if ranks report at different steps."""
 
 Point = tuple[float, float]
@@ -34,32 +34,42 @@ class Series:
     """Range around the line, as (place, lowest, highest)."""
     style: int = 0
     """Number of the line's style; each label has its own."""
+    stride: float = 1.0
+    """Reported values for each point, on average: more than 1 where the curve was thinned."""
 
 
 def series_of(label: str, curve: Curve, style: int, places: Places = by_step) -> Series:
     """Return the line of one rank."""
-    return Series(label=label, points=places(curve), style=style)
+    points = places(curve)
+    return Series(label=label, points=points, style=style, stride=_stride([curve], len(points)))
+
+
+def _stride(curves: Iterable[Curve], num_points: int) -> float:
+    """Return the values for each point, to two digits: a smoothed line then seldom changes as a whole."""
+    return max(1.0, float(f"{max(curve.count for curve in curves) / max(num_points, 1):.2g}"))
 
 
 def mean_of(label: str, curves: Iterable[Curve], style: int, places: Places = by_step) -> Series:
     """Return the mean over ranks, and the lowest and highest of them as its band.
 
-    Ranks that report at the same steps are averaged step by step. Otherwise each rank's values are averaged over
-    intervals of steps, and interpolated between its first and last step. Where a rank is NaN or infinite, so is the
-    mean.
+    Ranks that report at the same steps are averaged step by step, as far as each has come. Otherwise each rank's
+    values are averaged over intervals of steps, and interpolated between its first and last step. Where a rank is NaN
+    or infinite, so is the mean.
     """
+    curves = list(curves)
     every = [points for curve in curves if (points := sorted(places(curve), key=lambda point: point[0]))]
     if not every:
         return Series(label=label, points=(), style=style)
-    steps = [step for step, _ in every[0]]
+    steps = [step for step, _ in max(every, key=len)]
     distinct = all(before < after for before, after in itertools.pairwise(steps))
-    if distinct and all([step for step, _ in points] == steps for points in every):
-        columns: list[list[float]] = [list(values) for values in zip(*([v for _, v in p] for p in every), strict=True)]
+    # During a run some ranks are a report ahead.
+    if distinct and all([step for step, _ in points] == steps[: len(points)] for points in every):
+        columns = [[points[at][1] for points in every if at < len(points)] for at in range(len(steps))]
     else:
         steps, columns = _bucketed(every)
     points = [(step, _mean(values)) for step, values in zip(steps, columns, strict=True) if values]
     band = [(step, min(finite), max(finite)) for step, finite in _finite(steps, columns)] if len(every) > 1 else []
-    return Series(label=label, points=points, band=band, style=style)
+    return Series(label=label, points=points, band=band, style=style, stride=_stride(curves, len(points)))
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -100,13 +110,15 @@ def _rank_buckets(points: Sequence[Point], low: float, high: float, num: int) ->
     return filled
 
 
-def smooth(points: Sequence[Point], weight: float) -> list[Point]:
+def smooth(points: Sequence[Point], weight: float, stride: float = 1.0) -> list[Point]:
     """Return the exponential moving average, corrected for its start; values that are not finite stay as they are.
 
     Args:
         points: (step, value).
         weight: Weight of the past, 0 (none) to less than 1.
+        stride: Values for each point: a thinned curve is smoothed over as many steps as a whole one.
     """
+    weight = weight**stride
     smoothed, total, count = [], 0.0, 0
     for step, value in points:
         if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Charts of a run: which metrics share one, and what stands on its horizontal axis. The page has the same rules."""
+"""Charts of a run: which metrics share one, and what stands on its horizontal axis."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The legend of a run: words, letters, colours and limits of its static pictures and of the monitor's page.
 
-Neither has a table of its own: `legend_item` is what the page receives with each `reset` message, number formats
-(`units.FORMATS`) included.
+Neither has a table of its own: `legend_item` is what the page receives with each `reset` message.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.colours import BAD, GOOD, SERIES
-from notebook_launcher.history.curves import MAX_POINTS
 from notebook_launcher.history.schema import MAX_SPANS
-from notebook_launcher.wording.units import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,8 +93,6 @@ RANK_STATES: dict[str, StateLook] = {
 class Limits:
     """The most of each kind that the page keeps or shows."""
 
-    points: int = MAX_POINTS
-    """Points that are kept of a curve: more than a plot has pixels."""
     plots: int = 12
     """Plots that are drawn at once; further ones on demand."""
     separate_ranks: int = 4
@@ -131,7 +126,6 @@ def legend_item() -> dict[str, Any]:
         "run_states": _state_records(RUN_STATES),
         "rank_states": _state_records(RANK_STATES),
         "limits": dataclasses.asdict(LIMITS),
-        "formats": dataclasses.asdict(FORMATS),
     }
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from notebook_launcher.drawing.charts import AxisKind, Chart, Places
     from notebook_launcher.history.curves import Curves
 
-__all__ = ["MAX_LINES", "curves_picture", "curves_svg"]
+__all__ = ["MAX_LINES", "curves_picture", "curves_svg", "plot_of"]
 
 MAX_LINES = 6
 """Largest number of lines in a plot; more ranks are drawn as their mean."""
@@ -69,12 +69,7 @@ def curves_picture(
     fold = average or most > MAX_LINES
     places = places_on(options.axis, curves)
     charts = charts_of(chosen, grouped=options.grouped)
-    plots = [
-        _group_plot(curves, chart, places)
-        if len(chart.members) > 1
-        else _plot(curves, chart.members[0][1], places, fold=fold)
-        for chart in charts
-    ]
+    plots = [plot_of(curves, chart, places, fold=fold) for chart in charts]
     every = [series for plot in plots if not plot.names_lines for series in plot.series]
     legend = legend_of(every)
     if fold or not every:
@@ -83,13 +78,17 @@ def curves_picture(
     return draw_plots(plots, options, legend=legend)
 
 
-def _plot(curves: Curves, name: str, places: Places, *, fold: bool) -> Plot:
+def plot_of(curves: Curves, chart: Chart, places: Places, *, fold: bool) -> Plot:
+    """Return the plot of a chart: a line for each rank, or with `fold` and for several metrics their means."""
+    if len(chart.members) > 1:
+        return _group_plot(curves, chart, places)
+    name = chart.members[0][1]
     ranks = curves[name] if name in curves.names else {}
     if not fold:
         lines = tuple(series_of(f"rank {rank}", curve, rank, places) for rank, curve in sorted(ranks.items()))
         return Plot(title=name, series=lines)
     note = f"{len(ranks)} ranks" if len(ranks) > 1 else "".join(f"rank {rank} only" for rank in ranks)
-    return Plot(title=name, series=(mean_of("mean", ranks.values(), 0, places),) if ranks else (), note=note)
+    return Plot(title=name, series=(mean_of("mean of ranks", ranks.values(), 0, places),) if ranks else (), note=note)
 
 
 def _group_plot(curves: Curves, chart: Chart, places: Places) -> Plot:

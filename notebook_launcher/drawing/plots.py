@@ -58,6 +58,8 @@ class PlotOptions:
     """Quantity on the horizontal axis."""
     grouped: bool = True
     """True if the same quantity of several parts of the data, such as `train/loss` and `val/loss`, shares a plot."""
+    average: bool | None = None
+    """True if the mean of the ranks is drawn, False if each rank is; None: the mean of many."""
     least_span: float = 0.0
     """Length of a vertical axis at least, as a part of its largest value."""
     marks: tuple[tuple[float, str], ...] = ()
@@ -163,7 +165,8 @@ class _PlotBox:
         return lines + (text(x(words[-1][0]) + 3, HEAD + 10, words[-1][1]) if words else "")
 
     def _smooth(self, series: Series) -> Sequence[tuple[float, float]]:
-        return smooth(series.points, self._options.smoothing) if self._options.smoothing else series.points
+        weight = self._options.smoothing
+        return smooth(series.points, weight, series.stride) if weight else series.points
 
     def _steps(self, margin: float, width: float, common: tuple[float, float] | None) -> Scale | None:
         own = _common_steps([self._plot])

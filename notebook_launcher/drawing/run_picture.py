@@ -33,7 +33,16 @@ if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunPicture, RunSnapshot
 
-__all__ = ["call_text", "headline", "picture_html", "static_html", "static_svg", "static_text"]
+__all__ = [
+    "LEAST_SPAN",
+    "call_text",
+    "change_marks",
+    "headline",
+    "picture_html",
+    "static_html",
+    "static_svg",
+    "static_text",
+]
 
 DISPENSABLE = ("curve", "time", "progress", "memory now", "lowest", "highest", "last line")
 """Columns that a narrow terminal leaves out, the first of them first."""
@@ -41,7 +50,7 @@ MAX_FAILURES = 32
 MAX_TRACEBACKS = 2
 """Tracebacks in a text; ranks tend to fail in the same way."""
 LEAST_SPAN = 0.05
-"""Of 1 GB, a change by a few kB would fill the whole axis; `usage.js` has the same number."""
+"""Of 1 GB, a change by a few kB would fill the whole axis."""
 
 
 def headline(snapshot: RunSnapshot) -> str:
@@ -150,7 +159,7 @@ def static_svg(snapshot: RunSnapshot, curves: Curves, options: PlotOptions | Non
 
 def _drawings(snapshot: RunSnapshot, curves: Curves, options: PlotOptions) -> list[SvgPicture]:
     timeline = [timeline_picture(snapshot.phases, width=options.width)] if snapshot.phases else []
-    marked = dataclasses.replace(options, marks=tuple(_marks(snapshot, curves, options.axis)))
+    marked = dataclasses.replace(options, marks=tuple(change_marks(snapshot, curves, options.axis)))
     used = usage_curves(snapshot.usage)
     usage = (
         [curves_picture(used, None, PlotOptions(width=options.width, axis="time", least_span=LEAST_SPAN))]
@@ -158,7 +167,11 @@ def _drawings(snapshot: RunSnapshot, curves: Curves, options: PlotOptions) -> li
         else []
     )
     # A run that reported no metric is drawn without a word about them if there is something else to see.
-    metrics = [curves_picture(curves, None, marked)] if len(curves) or not (timeline or usage) else []
+    metrics = (
+        [curves_picture(curves, None, marked, average=bool(options.average))]
+        if len(curves) or not (timeline or usage)
+        else []
+    )
     return [*metrics, *timeline, *usage]
 
 
@@ -198,7 +211,7 @@ def _text_metrics(curves: Curves, width: int | None) -> list[str]:
     return tables.table_text(columns, width, dispensable=DISPENSABLE)
 
 
-def _marks(snapshot: RunSnapshot, curves: Curves, axis: AxisKind) -> Iterator[tuple[float, str]]:
+def change_marks(snapshot: RunSnapshot, curves: Curves, axis: AxisKind) -> Iterator[tuple[float, str]]:
     """Yield a mark for each moment at which settings were changed: the place, and the values before and after."""
     place = place_of(axis, curves)
     changed: dict[float, list[str]] = {}

@@ -1,8 +1,4 @@
-"""Scales from values to pixels, with ticks at round numbers: 1, 2 and 5 times a power of ten.
-
-`widgets/static/monitor/ticks.js` computes the same ticks and labels on the page;
-tests/drawing/test_curve_vectors.py compares the two.
-"""
+"""Scales from values to pixels, with ticks at round numbers: 1, 2 and 5 times a power of ten."""
 
 from __future__ import annotations
 

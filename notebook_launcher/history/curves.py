@@ -32,12 +32,18 @@ class Curve:
         self.stride = 1
         self.count = 0
         """Number of points that were added."""
+        self.last: Point | None = None
+        """The point that was added last."""
+        self.has_gaps = False
+        """True if a value was not finite."""
         self._points: list[Point] = []
         self._pending: list[Point] = []
 
     def extend(self, points: Sequence[Point]) -> None:
         """Add points in the order of arrival."""
         self.count += len(points)
+        self.last = points[-1] if points else self.last
+        self.has_gaps = self.has_gaps or not all(math.isfinite(value) for _, value, _ in points)
         self._pending += points
         while len(self._pending) >= self.stride:
             self._put_away()

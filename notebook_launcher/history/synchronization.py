@@ -29,16 +29,20 @@ class SyncCost:
     saved_seconds: float | None
     """Seconds that a synchronisation after each of the other micro-batches would have taken; None if none was
     measured."""
+    num_ranks: int = 0
+    """Ranks that have reported phases."""
 
     @property
     def text(self) -> str:
         """The cost in one or two sentences."""
+        if self.num_ranks == 1 and self.mean_seconds is None:
+            return ""  # There is nobody to wait for.
         if self.share is None:
             return "Not measured: no Accelerator has reported a window yet."
         if self.mean_seconds is None or self.saved_seconds is None:
             return "Not measured: no rank has synchronised with another."
         waits = (
-            f"{format_share(self.share)} of the time in these phases was spent waiting for other ranks "
+            f"{format_share(self.share)} of the time of the steps was spent waiting for other ranks "
             f"({format_seconds(self.mean_seconds)} per wait)."
         )
         if not self.saved_seconds:
@@ -56,14 +60,15 @@ def measure_sync(phases: Iterable[RankPhases]) -> SyncCost:
     )
     synced = [rank for rank in measured if rank.counts.get("sync")]
     if not synced:
-        return SyncCost(share=share, mean_seconds=None, saved_seconds=None)
+        return SyncCost(share=share, mean_seconds=None, saved_seconds=None, num_ranks=len(measured))
     total, count = sum(rank.seconds["sync"] for rank in synced), sum(rank.counts["sync"] for rank in synced)
     # A window is counted at its end, some microseconds after its synchronisation.
     saved = [
         rank.seconds["sync"] / rank.counts["sync"] * max(0, rank.micro_batches - max(rank.windows, rank.counts["sync"]))
         for rank in synced
     ]
-    return SyncCost(share=share, mean_seconds=total / count, saved_seconds=sum(saved) / len(saved))
+    saving = sum(saved) / len(saved)
+    return SyncCost(share=share, mean_seconds=total / count, saved_seconds=saving, num_ranks=len(measured))
 
 
 def slowest_rank(snapshot: RunSnapshot) -> int | None:

@@ -1,9 +1,8 @@
 """Durations, sizes, shares, rates and numbers as people read them.
 
-The page has the functions of a single number under the same names and receives `FORMATS`, so that a run reads alike in
-the cell, in its picture and on its page; tests/wording/test_units.py runs both on one table. Half is rounded up, as
-JavaScript does. Between a number and its unit stands an ordinary space: what is shown can be copied, searched for and
-printed anywhere.
+A run reads alike in the cell, in its picture and on its page, which gets words. Half is rounded up, as JavaScript does,
+which writes the numbers below the pointer. Between a number and its unit stands an ordinary space: what is shown can be
+copied, searched for and printed anywhere.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ def test_legend_is_json_without_numbers_that_are_not_finite():
         "run_states",
         "rank_states",
         "limits",
-        "formats",
     }
     assert all(math.isfinite(limit) and limit > 0 for limit in item["limits"].values())
     assert item["limits"]["lanes"] == LIMITS.lanes

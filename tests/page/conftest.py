@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 def window() -> Iterator[Page]:
     """One page for all tests of a file, so that the browser's processes do not count as leaks of a test."""
     with browser() as opened:
-        yield opened.new_page()
+        page = opened.new_page()
+        page.set_default_timeout(6000)
+        yield page
 
 
 @pytest.fixture
-def tab(window: Page) -> Iterator[Tab]:
-    with open_tab(window) as opened:
+def tab(window: Page, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    """The monitor in that page, with the part open that a file of tests is about, its `PART`."""
+    with open_tab(window, getattr(request.module, "PART", "")) as opened:
         yield opened

@@ -11,6 +11,8 @@ from tests.support.monitor_page import Tab, reset, run
 
 pytestmark = needs_browser
 
+PART = "Where the time goes"
+
 EVIL = "<img src=x onerror='window.hacked=1'>"
 FLAMES = [
     Flame(

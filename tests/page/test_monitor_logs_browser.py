@@ -7,6 +7,8 @@ from tests.support.monitor_page import lines, log, rank, reset, run
 
 pytestmark = needs_browser
 
+PART = "Logs"
+
 
 def test_logs_are_shown_merged_with_rank_labels_and_one_by_one(tab):
     tab.deliver(reset(logs=[log(0, "one"), log(1, "two")]))
@@ -65,13 +67,13 @@ def test_log_follows_new_lines_only_while_scrolled_to_its_end(tab):
 
 def test_arrow_keys_move_between_log_tabs_and_tab_key_stops_once(tab):
     tab.deliver(reset(logs=[log(0, "zero"), log(1, "one")]))
-    tab.find("[role=tab]").first.focus()
+    tab.page.get_by_role("tab", name="all", exact=True).focus()
     walked = []
     for key in ("ArrowRight", "End", "ArrowRight", "ArrowLeft", "Home"):
         tab.page.keyboard.press(key)
         walked.append(tab.page.evaluate("document.activeElement.textContent"))
     assert walked == ["rank 0", "rank 1", "all", "rank 1", "all"]
-    assert tab.find("[role=tab][tabindex='0']").count() == 1
+    assert tab.find("[role=tab][tabindex='0']").all_inner_texts() == ["Logs", "all"]
 
 
 def test_culprit_is_shown_with_its_traceback_and_victims_are_folded(tab):

@@ -30,7 +30,7 @@ def test_html_in_text_of_the_user_is_not_interpreted(tab):
             error=EVIL,
             effective_batch=EVIL,
             action_hint=EVIL,
-            progress={"done": 1, "total": 2, "rate": 1, "seconds_left": 1, "left": EVIL, "description": EVIL},
+            progress={"done": 1, "total": 2, "text": EVIL, "pace": EVIL},
             sync={"share": 0, "saved_seconds": 0, "text": EVIL},
         ),
         ranks=[rank(0, reason=EVIL, last_line=EVIL, state="failed"), rank(1, returned=EVIL)],
@@ -41,10 +41,11 @@ def test_html_in_text_of_the_user_is_not_interpreted(tab):
         notices=[EVIL, f"{EVIL}\n{EVIL}"],
     )
     tab.deliver(message)
+    tab.open("Logs")
     tab.page.get_by_label("Search the log").fill("<script>")
-    canvas = tab.find(TIMELINE)
-    canvas.hover()
-    tab.find(PLOT).hover()
+    tab.open("Timeline")
+    tab.find(TIMELINE).hover()
+    tab.find(".nbl-plot-canvas").hover()
     tab.settle()
     assert tab.find(".nbl-monitor img, .nbl-monitor script").count() == 0
     assert tab.page.evaluate("window.hacked") is None
@@ -67,7 +68,9 @@ def test_narrow_page_does_not_scroll_sideways(tab, width):
             notices=[long],
         )
     )
-    assert tab.page.evaluate("document.documentElement.scrollWidth") == width
+    for part in ("Ranks", "Timeline", "Logs"):
+        tab.open(part)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") == width
 
 
 @pytest.mark.parametrize(
@@ -116,12 +119,15 @@ def test_every_control_has_a_name_and_is_reached_by_the_tab_key(tab):
         return [name, getComputedStyle(at).outlineStyle];
     }"""
     reached: list[str] = []
-    while "Search the log" not in reached:
-        tab.page.keyboard.press("Tab")
-        name, outline = tab.page.evaluate(look)
-        assert outline != "none", name
-        assert name not in reached, f"round again after {reached}"
-        reached.append(name)
+    for part, last in (("Ranks", "Table of ranks"), ("Timeline", "Lanes of the ranks"), ("Logs", "Search the log")):
+        tab.open(part)
+        while last not in reached:
+            tab.page.keyboard.press("Tab")
+            name, outline = tab.page.evaluate(look)
+            assert outline != "none", name
+            assert name not in reached or name == part, f"round again after {reached}"
+            reached.append(name)
+        tab.page.get_by_role("tab", name=part).focus()
     wanted = (
         *("Stop after this step", "Interrupt", "Dump stacks", "Save now", "Each rank", "Table of ranks"),
         *("Average of ranks", "Log scale", "Smoothing", "rank 0", "rank 1", "loss", "Steps that", "Lanes", "Search"),
@@ -139,6 +145,7 @@ def test_nothing_is_animated_with_reduced_motion(tab):
 def test_canvas_out_of_sight_is_not_drawn(tab):
     tab.page.set_viewport_size({"width": 1000, "height": 300})
     tab.deliver(reset(curves=[curve("loss", 0, waves(100))], lanes=LANES))
+    tab.open("Timeline")
     canvas = tab.find(TIMELINE)
     assert canvas.evaluate("canvas => canvas.width") == 0
     canvas.scroll_into_view_if_needed()
@@ -158,4 +165,5 @@ def test_500_messages_in_one_frame_are_drawn_once(tab):
         CanvasRenderingContext2D.prototype.clearRect = draw;
         return count;
     }"""
-    assert 1 <= tab.page.evaluate(flood, {"type": "update", "curves": [curve("loss", 0, [1.0])]}) <= 2
+    message = tab.with_plots({"type": "update", "curves": [curve("loss", 0, [1.0])]})
+    assert 1 <= tab.page.evaluate(flood, message) <= 2

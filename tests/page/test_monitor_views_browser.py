@@ -48,6 +48,7 @@ def test_covering_view_takes_over_data_and_options_of_the_closed_view(tab):
     tab.page.evaluate(RECORD)
     tab.settle()
     assert tab.texts("#record .nbl-plot-name") == ["accuracy", "loss"]
+    tab.open("Logs")
     assert tab.texts("#record .nbl-line-text") == ["one"]
 
 
@@ -87,6 +88,15 @@ def test_live_run_is_lost_when_its_kernel_restarts(tab, status):
     assert (tab.find(".nbl-button[data-action]:enabled").count(), tab.text(".nbl-pace")) == (0, "")
     tab.page.evaluate("cleanups.splice(0).forEach((cleanup) => cleanup())")
     assert tab.page.evaluate("kernel.calls.size") == 0
+
+
+def test_detached_run_continues_when_its_kernel_restarts(tab):
+    tab.page.evaluate(KERNEL)
+    tab.deliver(reset(run=run(back='attach("train-3f9c")')))
+    tab.page.evaluate("kernel.tell('restarting')")
+    tab.settle()
+    assert tab.text(".nbl-header .nbl-state-word") == "continues elsewhere"
+    assert 'the run continues: attach("train-3f9c")' in tab.text(".nbl-hint")
 
 
 def test_finished_run_stays_done_when_its_kernel_restarts(tab):
@@ -129,6 +139,7 @@ def test_two_views_of_one_model_have_independent_states(tab):
     tab.page.evaluate("mount()")
     assert tab.sent() == ["hello", "hello"]
     tab.deliver(reset(logs=[log(0, "zero"), log(1, "one")], curves=[curve("loss", 0, waves(50))]))
+    tab.open("Logs")
     tab.page.get_by_role("tab", name="rank 1").nth(1).click()
     assert lines(tab) == ["zero", "one", "one"]
     tab.page.evaluate("cleanups.shift()()")
@@ -149,6 +160,7 @@ def test_closed_view_ignores_messages_and_themes(tab):
 
 def test_second_reset_shows_nothing_twice_and_keeps_the_selected_tab(tab):
     message = reset(logs=[log(0, "zero"), log(1, "one")], curves=[curve("loss", 0, waves(50))], notices=["a notice"])
+    tab.open("Logs")
     tab.deliver(message)
     tab.page.get_by_role("tab", name="rank 1").click()
     tab.deliver(message)

@@ -130,3 +130,15 @@ def test_one_run_is_edited_and_several_are_compared(page):
     assert len(page.evaluate("model.sent[1].ids")) == 5
     page.evaluate("model.change('compared', '<b>5 runs compared</b>')")
     assert page.get_by_text("5 runs compared").is_visible()
+
+
+def test_arguments_that_differ_have_columns_to_sort_by(page):
+    page.evaluate("model.traits.arguments = ['lr', 'model']")
+    page.evaluate(
+        """model.change('rows', model.traits.rows.slice(0, 3).map((row, at) => (
+            { ...row, arguments: { lr: ['0.1', '1e-3', '0.02'][at], model: `net${at}` } })))"""
+    )
+    heads = page.locator("th").all_inner_texts()
+    assert heads[1:6] == ["name", "tags", "lr", "model", "when ↓"]
+    page.get_by_role("button", name="lr").click()
+    assert page.locator("tbody td:nth-child(4)").all_inner_texts() == ["1e-3", "0.02", "0.1"]

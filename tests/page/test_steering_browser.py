@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 pytestmark = needs_browser
 
+PART = "Settings"
+
 EVIL = "<img src=x onerror='window.hacked=1'>"
 SETTINGS = [
     {"name": "lr", "text": "0.1", "kind": "positive"},
@@ -274,8 +276,8 @@ def test_changes_are_marked_on_each_curve_and_listed(tab: Tab) -> None:
         tab.settle()
         if len(rows := tab.texts(".nbl-tip-row")) > 1:
             break
-    assert rows[:2] == ["lr\n0.1 → 0.05", f"{EVIL}\n0.7 → 0.9"]
-    tab.page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 40)
+    assert rows[0].strip() == f"lr 0.1 → 0.05, {EVIL} 0.7 → 0.9"
+    tab.page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 40)
     tab.settle()
     assert tab.texts(".nbl-plot:nth-child(1) .nbl-tip-row") == ["rank 0\n2"]
     tab.find(".nbl-changes summary").click()

@@ -137,5 +137,5 @@ def kinds(messages: list[dict[str, Any]]) -> list[str]:
 
 def last_steps(messages: list[dict[str, Any]]) -> list[int]:
     """Return how far the first curve has come with each message that draws it."""
-    drawn = [message["curves"][0]["steps"] for message in messages if message.get("curves")]
+    drawn = [message["plots"][0]["lines"][0]["x"] for message in messages if message.get("plots")]
     return [max(steps) for steps in drawn if steps]

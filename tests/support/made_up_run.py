@@ -59,4 +59,20 @@ def size(message: Any) -> int:
 
 
 def points(message: Any) -> int:
-    return sum(len(curve["steps"]) for curve in message.get("curves", ()))
+    return sum(len(line["x"]) for plot in message.get("plots", ()) for line in plot["lines"])
+
+
+class Drawn:
+    """The lines of a page's plots, after some messages: by title and label the places and the values."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.lines: dict[tuple[str, str], tuple[list[float], list[float | None]]] = {}
+        for message in messages:
+            self.add(message)
+
+    def add(self, message: Any) -> None:
+        for plot in message.get("plots", ()):
+            for line in plot["lines"]:
+                key = plot["title"], line["label"]
+                x, y = self.lines.get(key, ([], []))
+                self.lines[key] = x[: line["keep"]] + line["x"], y[: line["keep"]] + line["y"]

@@ -1,4 +1,7 @@
-"""The monitor's page in a browser tab, with a fake model, and messages as Python sends them."""
+"""The monitor's page in a browser tab, with a fake model, and messages as Python sends them.
+
+Tests give curves, of which the kernel's own code makes the plots; it answers the page's requests about them, too.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import legend_item
+from notebook_launcher.drawing.plots import PlotOptions
+from notebook_launcher.history.schema import MetricPoint, RankSnapshot
 from notebook_launcher.widgets.assets import STATIC, join_modules
+from notebook_launcher.widgets.monitor.page_items import rank_words
 from notebook_launcher.widgets.monitor.palette import palette_css
+from notebook_launcher.widgets.monitor.plot_feed import PlotFeed, csv_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +44,7 @@ __all__ = [
 SCRIPT = join_modules(STATIC / "monitor/main.js")
 STYLE = join_modules(STATIC / "monitor/main.css") + palette_css()
 ACTIONS = ("stop", "interrupt", "stacks", "save", "pause")
-PLOT = ".nbl-plot-canvas"
+PLOT = ".nbl-plot-canvas canvas"
 TIMELINE = "[aria-label^='Timeline of']"
 EVIL = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>\"'&amp;"
 
@@ -114,17 +121,90 @@ LEFT = """() => [
 class Tab:
     """A browser tab with the monitor in it."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, part: str = "") -> None:
         self.page = page
+        self.part = part
+        """Title of the part of the monitor whose tab is selected as soon as it is there."""
+        self._plots = PlotFeed()
+        self._usage = PlotFeed(PlotOptions(axis="time", grouped=False))
+        self._points: list[MetricPoint] = []
+        self._changes: list[dict[str, Any]] = []
+        self._num_answered = 0
+        self._turn = 0
 
     def deliver(self, message: Any) -> None:
         """Deliver a message to the views and wait until they are drawn."""
-        self.page.evaluate("message => model.fire('msg:custom', message, [])", message)
+        if isinstance(message, dict) and message.get("type") in ("reset", "update"):
+            message = self.with_plots(message)
+        self._fire(message)
+        self.settle()
+        if self.part:
+            self.open(self.part)
+
+    def open(self, part: str) -> None:
+        """Select the tab of a part of the monitor, if there is one, in all views."""
+        self.part = part
+        select = """part => {
+            for (const tab of document.querySelectorAll(".nbl-parts-of-run > .nbl-tabs > [aria-selected=false]"))
+                if (tab.textContent === part) tab.click();
+        }"""
+        self.page.evaluate(select, part)
         self.settle()
 
+    def _fire(self, message: Any) -> None:
+        self.page.evaluate("message => model.fire('msg:custom', message, [])", message)
+
+    def with_plots(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with the plots of its curves, as the feed makes them."""
+        if "plots" in message or any("lines" in item for item in message.get("usage", ())):
+            return message  # A feed has made it.
+        is_whole = message["type"] == "reset"
+        message = dict(message)
+        if is_whole:
+            self._plots, self._usage = PlotFeed(self._plots.options), PlotFeed(self._usage.options)
+            self._points, self._changes = [], []
+        self._changes += message.get("changes", [])
+        points = [point for curve in message.pop("curves", ()) for point in points_of(curve)]
+        self._points += points
+        self._plots.fold(points)
+        self._usage.fold(point for curve in message.pop("usage", ()) for point in points_of(curve))
+        for name, feed in (("plots", self._plots), ("usage", self._usage)):
+            if is_whole or (items := feed.news()):
+                message[name] = feed.everything() if is_whole else items
+        if is_whole or "plots" in message or "changes" in message:
+            message.setdefault("plotting", self._plotting())
+        return message
+
+    def _plotting(self) -> dict[str, Any]:
+        marks: dict[int, str] = {}
+        for each in self._changes:
+            words = f"{each['name']} {each['before']} → {each['after']}"
+            if (step := each["step"]) is not None:
+                marks[step] = f"{marks[step]}, {words}" if step in marks else words
+        return self._plots.plotting(marks.items(), self._turn)
+
     def settle(self) -> None:
-        """Wait until requested frames are drawn, and those requested by elements that came into sight."""
+        """Wait until requests are answered, frames drawn, and those requested by elements that came into sight."""
         self.page.evaluate(SETTLE)
+        while len(asked := self.page.evaluate("model.sent")) > self._num_answered:
+            new, self._num_answered = asked[self._num_answered :], len(asked)
+            for message in new:
+                if answer := self._answer(message):
+                    self._fire({"type": "update", **answer})
+                    self.page.evaluate(SETTLE)
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        match asked["type"]:
+            case "draw":
+                self._turn = asked["turn"]
+                names = ("axis", "grouped", "average", "log", "smoothing")
+                self._plots.draw(PlotOptions(**{name: asked[name] for name in names}))
+                return {"plots": self._plots.news(), "plotting": self._plotting()}
+            case "zoom":
+                return {"zoomed": [self._plots.zoom(self._points, asked["key"], asked["low"], asked["high"])]}
+            case "csv":
+                return {"files": [{"page": asked["page"], "name": f"{run()['id']}.csv", "text": csv_of(self._points)}]}
+        return {}
 
     def sent(self) -> list[str]:
         """Return the types of the messages to Python."""
@@ -162,8 +242,11 @@ class Tab:
 
 
 @contextlib.contextmanager
-def open_tab(page: Page) -> Iterator[Tab]:
-    """Show the monitor in a page. Fail if the page logs an error, or if anything is left when the views are closed."""
+def open_tab(page: Page, part: str = "") -> Iterator[Tab]:
+    """Show the monitor in a page, and in it a part by its title.
+
+    Fail if the page logs an error, or if anything is left when the views are closed.
+    """
     complaints: list[str] = []
     listeners: dict[Any, Any] = {
         "console": lambda message: complaints.append(message.text) if message.type == "error" else None,
@@ -177,7 +260,7 @@ def open_tab(page: Page) -> Iterator[Tab]:
     module = json.dumps(SCRIPT).replace("</", "<\\/")
     page.set_content(HARNESS % {"css": STYLE, "module": module})
     page.wait_for_function("window.model?.sent.length")
-    yield Tab(page)
+    yield Tab(page, part)
     page.evaluate("cleanups.forEach((cleanup) => cleanup())")
     left = page.evaluate(LEFT)
     for name, listener in listeners.items():
@@ -203,10 +286,8 @@ def run(**changes: Any) -> dict[str, Any]:
         "progress": {
             "done": 25,
             "total": 100,
-            "rate": 12.5,
-            "seconds_left": 6,
-            "left": "left in this epoch",
-            "description": "epoch 1",
+            "text": "epoch 1 · 25 of 100 (25 %)",
+            "pace": "12.5 it/s · 6 s left in this epoch",
         },
         "actions": {**dict.fromkeys(ACTIONS, True), "resume": False, "set": True, "sample": True, "profile": True},
         "change_hint": "",
@@ -236,12 +317,25 @@ def rank(number: int, **changes: Any) -> dict[str, Any]:
         "returned": "",
         "metrics": {},
         "shares": {},
+        **changes,
     }
-    return {**record, **changes}
+    numbers = {name: record[name] for name in NUMBERS}
+    return {**record, "words": rank_words(RankSnapshot(rank=number, **numbers))}
+
+
+NUMBERS = ("step", "samples_per_second", "memory", "peak_memory", "gpu_memory", "gpu_utilization", "done", "total")
+
+
+def points_of(curve: dict[str, Any]) -> Iterator[MetricPoint]:
+    """Yield the points of an item CURVE, in which None stands for a value that is not finite."""
+    steps, values = curve["steps"], curve["values"]
+    for step, value, time in zip(steps, values, curve.get("times", steps), strict=True):
+        known = math.nan if value is None else value
+        yield MetricPoint(rank=curve["rank"], step=step, time=time, values={curve["name"]: known})
 
 
 def curve(name: str, number: int = 0, values: Sequence[float | None] = (), **changes: Any) -> dict[str, Any]:
-    """Return an item CURVE of the steps 0, 1, 2, ..."""
+    """Return the points of one rank's metric at the steps 0, 1, 2, ..."""
     steps = list(range(len(values)))
     times = [step / 10 for step in steps]
     return {"name": name, "rank": number, "steps": steps, "values": list(values), "times": times, **changes}
@@ -294,4 +388,5 @@ def waves(count: int, shift: float = 0.0) -> list[float | None]:
 
 def lines(tab: Tab) -> list[str]:
     """Return the lines of the log that are shown."""
+    tab.open("Logs")
     return tab.texts(".nbl-line-text")

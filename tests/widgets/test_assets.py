@@ -52,7 +52,7 @@ def test_top_level_names_of_the_monitor_differ_between_its_modules():
     script = join_modules(MONITOR / "main.js")
     names = Counter(re.findall(r"^(?:class|const|function) (\w+)", script, re.MULTILINE))
     assert [name for name, count in names.items() if count > 1] == []
-    assert {"Units", "RunData", "MonitorView"} <= set(names)
+    assert {"Plot", "RunData", "MonitorView"} <= set(names)
 
 
 @pytest.mark.parametrize("kind", ["js", "css"])

@@ -15,7 +15,7 @@ from notebook_launcher.history.schema import RankFailure, RankPhases, RankSnapsh
 from notebook_launcher.kernel.display.log_order import MAX_PIECES
 from notebook_launcher.widgets.monitor.feed import Feed
 from tests.support.console_cell import Cell
-from tests.support.made_up_run import Reader
+from tests.support.made_up_run import Drawn, Reader, points
 
 if TYPE_CHECKING:
     from notebook_launcher.kernel.display.console import Console
@@ -77,11 +77,14 @@ def test_reset_holds_a_whole_real_run(trained: Any) -> None:
     assert not any(message["run"]["actions"].values())
     assert [rank["returned"] for rank in message["ranks"]] == ["'weights'", "'weights'"]
     assert [rank["state"] for rank in message["ranks"]] == ["returned", "returned"]
-    assert {(curve["name"], curve["rank"]) for curve in message["curves"]} >= {("loss", 0), ("broken", 0)}
+    lines = Drawn(message).lines
+    assert lines.keys() >= {("loss", "rank 0"), ("loss", "rank 1"), ("broken", "rank 0")}
     # Whoever logs a loss gets these as well.
-    assert {curve["values"][-1] for curve in message["curves"] if curve["name"] == "learning_rate"} == {0.1}
-    assert next(curve for curve in message["curves"] if curve["name"] == "grad_norm")["values"][-1] > 0
-    assert set(next(curve for curve in message["curves"] if curve["name"] == "broken")["values"]) == {None}
+    assert lines["learning_rate", "rank 1"][1][-1] == 0.1
+    assert (lines["grad_norm", "rank 0"][1][-1] or 0) > 0
+    assert set(lines["broken", "rank 0"][1]) == {None}
+    words = {plot["title"]: plot["latest"] for plot in message["plots"]}
+    assert (words["learning_rate"], words["broken"]) == ("0.1 mean of ranks", "not finite on rank 0, 1")
     assert [lane["rank"] for lane in message["lanes"]] == [0, 1]
     assert {phase for lane in message["lanes"] for phase, _, _ in lane["spans"]} >= {"forward", "backward", "step"}
     assert [log["text"] for log in message["logs"]] == ["trained\n", "trained\n"]
@@ -101,7 +104,7 @@ def test_saving_by_accumulation_is_measured(trained: Any) -> None:
 def test_updates_add_up_to_a_reset() -> None:
     reader = Reader(ranks=(RankSnapshot(rank=0), RankSnapshot(rank=1)))
     feed = Feed(reader)
-    curves: dict[tuple[str, int], list[int]] = {}
+    drawn = Drawn()
     logs = {0: "", 1: ""}
     feed.reset()
     for step in range(50):
@@ -111,13 +114,12 @@ def test_updates_add_up_to_a_reset() -> None:
         reader.logs[step % 2] = reader.logs.get(step % 2, "") + f"step {step}\n"
         update = feed.update()
         assert update is not None
-        for curve in update["curves"]:
-            assert not curve["replace"]
-            curves.setdefault((curve["name"], curve["rank"]), []).extend(curve["steps"])
+        assert points(update) <= 2
+        drawn.add(update)
         for log in update["logs"]:
             logs[log["rank"]] += log["text"]
     whole = Feed(reader).reset()
-    assert curves == {(curve["name"], curve["rank"]): curve["steps"] for curve in whole["curves"]}
+    assert drawn.lines == Drawn(whole).lines
     assert logs == {log["rank"]: log["text"] for log in whole["logs"]}
 
 
@@ -182,7 +184,7 @@ def test_names_and_texts_of_users_are_sent_unchanged() -> None:
     reader = Reader(ranks=(rank,), logs={0: SCRIPT + "\n"}, fields={"failures": (failure,), "name": SCRIPT})
     reader.report(0, **{SCRIPT: 1.0})
     message = json.loads(json.dumps(Feed(reader).reset(), allow_nan=False))
-    assert message["curves"][0]["name"] == message["run"]["name"] == message["errors"][0]["summary"] == SCRIPT
+    assert message["plots"][0]["title"] == message["run"]["name"] == message["errors"][0]["summary"] == SCRIPT
     assert message["logs"][0]["text"] == SCRIPT + "\n"
     assert len(message["errors"][0]["traceback"]) < 21_000
 

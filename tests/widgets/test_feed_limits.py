@@ -8,18 +8,20 @@ import math
 import pytest
 
 from notebook_launcher.drawing.legend import LIMITS
+from notebook_launcher.history.curves import MAX_POINTS
 from notebook_launcher.history.schema import PhaseSpan, RankPhases, RankSnapshot
 from notebook_launcher.widgets.monitor import feeds
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.monitor import interval_after
 from notebook_launcher.widgets.monitor.page_items import json_number
-from tests.support.made_up_run import Reader, points, size
+from notebook_launcher.widgets.monitor.plot_feed import NEW_POINTS
+from tests.support.made_up_run import Drawn, Reader, points, size
 
 
 def test_ten_thousand_metrics_a_second_make_small_messages() -> None:
     reader = Reader()
     feed = Feed(reader)
-    feed.reset()
+    drawn = Drawn(feed.reset())
     step = 0
     for _ in range(40):
         for _ in range(2500):
@@ -27,29 +29,30 @@ def test_ten_thousand_metrics_a_second_make_small_messages() -> None:
             step += 1
         update = feed.update()
         assert update is not None
-        assert points(update) <= 2 * feeds.MAX_SENT
-        assert any(curve["replace"] for curve in update["curves"]) or points(update) <= 2 * feeds.NEW_OF_A_CURVE
-        assert {curve["steps"][-1] for curve in update["curves"]} == {step - 1}
-    reset = feed.reset()
-    assert points(reset) <= 2 * feeds.MAX_SENT
-    assert max(reset["curves"][1]["values"]) == 1e9
-    assert reset["curves"][0]["steps"][-1] == 99_999
+        drawn.add(update)
+        assert points(update) <= NEW_POINTS + MAX_POINTS
+        assert {places[-1] for places, _ in drawn.lines.values()} == {step - 1}
+    for lines in (drawn.lines, Drawn(feed.reset()).lines):
+        assert max(lines["spike", "rank 0"][1]) == 1e9  # type: ignore[type-var]
+        assert lines["loss", "rank 0"][0][-1] == 99_999
 
 
-def test_page_never_gets_more_points_than_it_keeps() -> None:
+def test_of_a_long_curve_only_news_are_sent() -> None:
     reader = Reader()
     feed = Feed(reader)
     feed.reset()
-    kept: list[int] = []
+    drawn, sent = Drawn(), 0
     for step in range(100_000):
         reader.report(step, loss=1.0 / (step + 1))
         if step % 700 == 0:
             update = feed.update()
             assert update is not None
-            (curve,) = update["curves"]
-            kept = curve["steps"] if curve["replace"] else kept + curve["steps"]
-            assert len(kept) <= 2000
-    assert (kept[0], kept[-1]) == (0, 99_400)
+            drawn.add(update)
+            sent += points(update)
+            assert len(drawn.lines["loss", "rank 0"][0]) <= MAX_POINTS + 4
+    places, _ = drawn.lines["loss", "rank 0"]
+    assert (places[0], places[-1]) == (0, 99_400)
+    assert sent < 20 * MAX_POINTS  # Of 143 messages, few had all points.
 
 
 def test_messages_of_64_ranks_are_bounded() -> None:
@@ -87,11 +90,11 @@ def test_curves_beyond_the_limit_are_left_out() -> None:
     for name in range(3000):
         reader.report(0, **{str(name): 1.0})
     feed = Feed(reader)
-    assert len(feed.reset()["curves"]) == 1024
+    assert len(feed.reset()["plots"]) == 1024
     reader.report(1, **{"2999": 1.0, "0": 2.0})
     update = feed.update()
     assert update is not None
-    assert [curve["name"] for curve in update["curves"]] == ["0"]
+    assert [plot["title"] for plot in update["plots"]] == ["0"]
 
 
 def test_numbers_that_are_not_finite_are_null() -> None:
@@ -99,7 +102,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
     reader = Reader(ranks=ranks)
     reader.report(0, loss=math.nan, x=math.inf, ok=1.5)
     message = json.loads(json.dumps(Feed(reader).reset(), allow_nan=False))
-    assert [curve["values"] for curve in message["curves"]] == [[None], [None], [1.5]]
+    assert [plot["lines"][0]["y"] for plot in message["plots"]] == [[None], [None], [1.5]]
     assert message["ranks"][0]["metrics"] == {"loss": None, "x": None}
     assert message["ranks"][0]["rate"] is None
 

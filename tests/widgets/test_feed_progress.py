@@ -45,14 +45,16 @@ def test_missing_measurement_is_named() -> None:
     assert "Not measured" in measure_sync([]).text
     alone = measure_sync([RankPhases(windows=3, micro_batches=6, seconds={"forward": 1.0}, counts={"forward": 6})])
     assert (alone.saved_seconds, alone.mean_seconds, alone.share) == (None, None, 0.0)
-    assert "Not measured" in alone.text
+    assert alone.text == ""
+    both = [RankPhases(windows=3, micro_batches=6, seconds={"forward": 1.0}, counts={"forward": 6})] * 2
+    assert "Not measured" in measure_sync(both).text
 
 
 def test_share_of_waiting_names_the_time_of_which_it_is_the_share() -> None:
     told = RankPhases(
         windows=2, micro_batches=2, seconds={"forward": 1.0, "sync": 1.0}, counts={"forward": 2, "sync": 2}
     )
-    assert measure_sync([told]).text.startswith("50 % of the time in these phases was spent waiting for other ranks")
+    assert measure_sync([told]).text.startswith("50 % of the time of the steps was spent waiting for other ranks")
 
 
 def test_progress_is_that_of_the_rank_furthest_behind() -> None:
@@ -82,7 +84,7 @@ def test_rank_that_has_begun_the_next_epoch_is_not_behind() -> None:
 def test_page_and_line_of_a_loop_that_is_done_have_the_same_pace_and_no_time_left() -> None:
     rank = RankSnapshot(rank=0, done=4, total=4, rate=20.0, description="epoch 7")
     progress = Feed(Reader(ranks=(rank,))).reset()["run"]["progress"]
-    assert (progress["rate"], progress["seconds_left"]) == (20.0, None)
+    assert (progress["text"], progress["pace"]) == ("epoch 7 · 4 of 4 (100 %)", "20 it/s")
     assert progress_line("f", [rank]) == "f: epoch 7, 100 % 4/4, 20 it/s"
 
 

@@ -84,7 +84,7 @@ def test_run_that_is_over_can_be_explored(kernel: Kernel, reader: str) -> None:
     page.send("hello")
     (message,) = page.until(bool)
     assert (message["type"], message["run"]["state"]) == ("reset", "done")
-    assert len(message["curves"][0]["steps"]) == 5
+    assert len(message["plots"][0]["lines"][0]["x"]) == 5
     assert [log["text"] for log in message["logs"]] == ["from a rank\n"] * 2
     assert not any(message["run"]["actions"].values())
     outcome = kernel.execute("monitor.close(); monitor")
@@ -130,7 +130,7 @@ def test_metrics_read_for_a_picture_reach_the_page_too() -> None:
     monitor._send_news()
     run.stop()
     monitor.close()
-    assert [curve["steps"] for curve in sent[0]["curves"]] == [[7]]
+    assert [plot["lines"][0]["x"] for plot in sent[0]["plots"]] == [[7]]
 
 
 def test_picture_that_stays_is_drawn_as_the_page_drew_the_curves() -> None:

@@ -1,22 +1,12 @@
-"""Numbers with their units: Python and the monitor's page write the same text."""
+"""Numbers with their units."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notebook_launcher.wording import units
-from tests.support.lab import browser, needs_browser
-from tests.support.monitor_page import SCRIPT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Page
 
 NAN, INF = math.nan, math.inf
 
@@ -127,18 +117,6 @@ OF_PYTHON_ALONE = (
 )
 
 
-@pytest.fixture(scope="module")
-def window() -> Iterator[Page]:
-    with browser() as opened:
-        yield opened.new_page()
-
-
-def in_javascript(name: str) -> str:
-    """Return `formatSeconds` for `format_seconds`."""
-    first, *others = name.split("_")
-    return first + "".join(word.capitalize() for word in others)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"), [(name, *row) for name, rows in TEXTS.items() for row in rows], ids=repr
 )
@@ -170,30 +148,3 @@ def test_metrics_beyond_the_limit_are_counted():
     assert units.format_metrics(metrics, 2) == f"loss 0.1234, {('a long name' * 9)[:39]}… 2, 1 more"
     assert units.format_metrics({"loss": 1.0}) == "loss 1"
     assert units.format_metrics({}) == ""
-
-
-@needs_browser
-def test_page_writes_numbers_as_python_does(window):
-    source = random.Random(0)
-    # Numbers halfway between two texts are the hardest to round alike.
-    halves = [number + 0.5 for number in range(1000)] + [number / 8 for number in range(1000)]
-    spread = [10 ** source.uniform(-9, 13) * source.choice((1, 1, 1, -1)) for _ in range(4000)]
-    values = [*halves, *spread, *(source.uniform(0, 1) for _ in range(1000))]
-    names = list(TEXTS)
-    tables = {name: [*(value for value, _ in TEXTS[name]), *values] for name in names}
-    written = window.evaluate(
-        """async ([script, formats, tables]) => {
-            const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
-            const { Units } = await import(url);
-            const units = new Units(formats);
-            return tables.map(([name, values]) => values.map((value) => units[name](value)));
-        }""",
-        [
-            f"{SCRIPT}\nexport {{ Units }};",
-            dataclasses.asdict(units.FORMATS),
-            [[in_javascript(name), table] for name, table in tables.items()],
-        ],
-    )
-    for name, texts in zip(names, written, strict=True):
-        pairs = zip(tables[name], texts, strict=True)
-        assert [(v, text, ours) for v, text in pairs if (ours := getattr(units, name)(v)) != text] == []

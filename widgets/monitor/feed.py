@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import legend_item
-from notebook_launcher.widgets.monitor.feeds import CurveFeed, LaneFeed, LogFeed, UsageFeed
+from notebook_launcher.drawing.run_picture import change_marks
+from notebook_launcher.widgets.monitor.feeds import LaneFeed, LogFeed
 from notebook_launcher.widgets.monitor.list_feeds import (
     AnswerFeed,
     FindingFeed,
@@ -24,12 +25,12 @@ from notebook_launcher.widgets.monitor.page_items import (
     run_item,
     setting_items,
 )
+from notebook_launcher.widgets.monitor.plot_feed import ALL_POINTS, NEW_POINTS, PlotFeed, UsageFeed, csv_of
 from notebook_launcher.widgets.monitor.reported_picture_feed import ReportedPictureFeed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from notebook_launcher.history.curves import Curves, Point
+    from notebook_launcher.drawing.plots import PlotOptions
+    from notebook_launcher.history.curves import Curves
     from notebook_launcher.history.schema import RunReader, RunSnapshot
 
 __all__ = ["Feed"]
@@ -38,6 +39,8 @@ Message = dict[str, Any]
 
 REFRESH_SECONDS = 1.0
 """Seconds between two messages with values that change all the time: the run's age and memory."""
+MAX_FILE = 2_000_000
+"""Characters of a file for the page: Jupyter's server drops what comes above 3 MB in 3 s."""
 VOLATILE = ("memory", "gpu_memory", "gpu_utilization")
 
 
@@ -47,14 +50,23 @@ class Feed:
     Args:
         reader: The run: live, over, or read from its folder.
         can_act: True if the run can be stopped and saved from the page.
+        outlives: True if the run goes on without this kernel.
     """
 
-    def __init__(self, reader: RunReader, *, can_act: bool = False) -> None:
+    def __init__(self, reader: RunReader, *, can_act: bool = False, outlives: bool = False) -> None:
         self.can_act = can_act
+        self._outlives = outlives
         self.action_hint = ""
         """Text beside the buttons, if they do not work at once."""
         self._reader = reader
-        self._curves = CurveFeed()
+        self._plots = PlotFeed()
+        self._turn = 0
+        """Number of the page's last request to draw otherwise, by which the page knows the answer."""
+        self._plotting: Message = {}
+        """The item PLOTTING that was sent last."""
+        self._zoomed: list[Message] = []
+        self._files: list[Message] = []
+        """Items ZOOMED and FILE for the next message."""
         self._logs = LogFeed(reader)
         self._pictures = ReportedPictureFeed(reader)
         self._lanes = LaneFeed()
@@ -77,7 +89,26 @@ class Feed:
     @property
     def curves(self) -> Curves:
         """Curves of the metrics that have been read so far."""
-        return self._curves.curves
+        return self._plots.curves
+
+    def draw(self, options: PlotOptions, turn: int) -> None:
+        """Draw the curves otherwise from now on."""
+        self._plots.draw(options)
+        self._turn = turn
+
+    def zoom(self, key: str, low: float, high: float) -> None:
+        """Add a part of a plot, as fine as the ranks reported it, to the next message."""
+        item = self._plots.zoom(self._reader.metrics_since(0)[0], key, low, high)
+        self._zoomed += [item] if item else []
+
+    def offer_csv(self, page: str) -> None:
+        """Add all values that ranks reported, as a file for one page, to the next message."""
+        name = f"{self._reader.snapshot().id or 'run'}.csv"
+        text = csv_of(self._reader.metrics_since(0)[0])
+        if len(text) > MAX_FILE:
+            self.notice(f"{name} is too large for the page: run.metrics.to_pandas().to_csv({name!r}) writes it")
+        else:
+            self._files.append({"page": page, "name": name, "text": text})
 
     def notice(self, text: str) -> None:
         """Add a line for the user to the next message."""
@@ -95,6 +126,7 @@ class Feed:
         """Return a message with the whole run."""
         snapshot = self._reader.snapshot()
         self.read_metrics()
+        self._zoomed, self._files = [], []
         self._run, self._ranks = self._run_item(snapshot), _rank_items(snapshot)
         self._refreshed = snapshot.seconds
         return {
@@ -102,7 +134,8 @@ class Feed:
             "legend": legend_item(),
             "run": self._run,
             "ranks": list(self._ranks.values()),
-            "curves": self._curves.everything(),
+            "plots": self._plots.everything(),
+            "plotting": self._plotting_item(snapshot),
             "pictures": self._pictures.everything(),
             "lanes": self._lanes.everything(snapshot.phases),
             "usage": self._usage.everything(snapshot.usage),
@@ -115,13 +148,21 @@ class Feed:
             "findings": self._findings.everything(),
         }
 
-    def update(self) -> Message | None:
-        """Return a message with the data that is new since the last one; None if there is none."""
+    def update(self, *, is_last: bool = False) -> Message | None:
+        """Return a message with the data that is new since the last one; None if there is none.
+
+        Args:
+            is_last: True if no other one follows soon, so that nothing may be left for it.
+        """
         snapshot = self._reader.snapshot()
+        self.read_metrics()
         news: Message = {
             "run": self._new_run(snapshot),
             "ranks": self._new_ranks(snapshot),
-            "curves": self._curves.news(self.read_metrics()),
+            "plots": self._plots.news(ALL_POINTS if is_last else NEW_POINTS),
+            "plotting": self._new_plotting(snapshot),
+            "zoomed": self._zoomed,
+            "files": self._files,
             "pictures": self._pictures.news(),
             "lanes": self._lanes.news(snapshot.phases),
             "usage": self._usage.news(snapshot.usage),
@@ -135,16 +176,28 @@ class Feed:
         }
         if snapshot.seconds - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = snapshot.seconds
+        self._zoomed, self._files = [], []
         message = {key: value for key, value in news.items() if value}
         return {"type": "update", **message} if message else None
 
-    def read_metrics(self) -> Mapping[tuple[str, int], list[Point]]:
-        """Add new metrics to `curves`. Return the new points of each curve, by name and rank."""
+    def read_metrics(self) -> None:
+        """Add new metrics to `curves`."""
         points, self._position = self._reader.metrics_since(self._position)
-        return self._curves.fold(points)
+        self._plots.fold(points)
+
+    def _plotting_item(self, snapshot: RunSnapshot) -> Message:
+        marks = change_marks(snapshot, self.curves, self._plots.options.axis)
+        self._plotting = self._plots.plotting(marks, self._turn)
+        return self._plotting
+
+    def _new_plotting(self, snapshot: RunSnapshot) -> Message | None:
+        known = self._plotting
+        item = self._plotting_item(snapshot)
+        return None if item == known else item
 
     def _run_item(self, snapshot: RunSnapshot) -> Message:
-        return run_item(snapshot, can_act=self.can_act, action_hint=self.action_hint)
+        item = run_item(snapshot, can_act=self.can_act, action_hint=self.action_hint)
+        return {**item, "back": f'attach("{snapshot.id}")' if self._outlives and not snapshot.is_over else ""}
 
     def _new_run(self, snapshot: RunSnapshot) -> Message | None:
         item = self._run_item(snapshot)
@@ -159,7 +212,7 @@ class Feed:
         is_due, changed = self._is_due(snapshot), []
         for rank, item in _rank_items(snapshot).items():
             known = self._ranks.get(rank)
-            calm = item if is_due or known is None else {**item, **{key: known[key] for key in VOLATILE}}
+            calm = item if is_due or known is None else {**item, **_volatile(item, known)}
             if calm != known:
                 self._ranks[rank] = item
                 changed.append(item)
@@ -172,6 +225,12 @@ class Feed:
 def _calm(item: Message) -> Message:
     """Return a run's item without the values that change with time alone."""
     return {**item, "seconds": 0, "waiting": bool(item.get("waiting"))}
+
+
+def _volatile(item: Message, known: Message) -> Message:
+    """Return the values of a rank that change all the time as they were sent last."""
+    old = {key: known[key] for key in VOLATILE}
+    return {**old, "words": {**item["words"], **{key: known["words"][key] for key in VOLATILE}}}
 
 
 def _rank_items(snapshot: RunSnapshot) -> dict[int, Message]:

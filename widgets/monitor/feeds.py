@@ -1,37 +1,20 @@
-"""Curves, timelines and logs in a monitor's messages: the three long parts, each of bounded size."""
+"""Timelines and logs in a monitor's messages, each of bounded size."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS
-from notebook_launcher.history.curves import Curves, Point, thin
-from notebook_launcher.history.usage import usage_points
-from notebook_launcher.widgets.monitor.page_items import json_number
 from notebook_launcher.wording.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from notebook_launcher.history.schema import MetricPoint, PhaseSpan, RankPhases, RankUsage, RunReader
+    from notebook_launcher.history.schema import PhaseSpan, RankPhases, RunReader
 
-__all__ = ["CurveFeed", "LaneFeed", "LogFeed", "UsageFeed"]
+__all__ = ["LaneFeed", "LogFeed"]
 
 Item = dict[str, Any]
-Points = list[Point]
-
-MAX_SENT = 1000
-"""Points of a curve that is sent as a whole."""
-PAGE_POINTS = 1800
-"""Points of a curve that are sent to the page before the whole curve is sent again, thinned; the page keeps 2,000."""
-ALL_POINTS = 200_000
-"""Points of all curves together in the first message: 3 MB."""
-NEW_POINTS = 4000
-"""New points of all curves together in an update."""
-NEW_OF_A_CURVE = 24
-"""New points of one curve in an update: a hundred a second, more than an eye follows."""
-REPLACED = 20
-"""Curves that are sent again as a whole in one update."""
 
 ALL_SPANS = 16_384
 NEW_SPANS = 2000
@@ -43,85 +26,6 @@ NEW_PIECES = 500
 """Pieces of the ranks' output whose order an update knows; a piece ends where another rank's output begins."""
 FAR = 1 << 40
 """A position beyond the end of any log."""
-
-
-class CurveFeed:
-    """Metrics of a run as items CURVE."""
-
-    def __init__(self) -> None:
-        self.curves = Curves()
-        self._num_sent: dict[tuple[str, int], int] = {}
-
-    def fold(self, points: Iterable[MetricPoint]) -> Mapping[tuple[str, int], Points]:
-        """Add the points that ranks reported. Return the new points of each curve, by name and rank."""
-        return self.curves.fold(points)
-
-    def everything(self) -> list[Item]:
-        """Return all curves; the more curves there are, the fewer points each has."""
-        keys = [(name, rank) for name in self.curves.names for rank in sorted(self.curves[name])]
-        limit = min(MAX_SENT, max(16, ALL_POINTS // max(1, len(keys))))
-        return [self._whole(key, limit) for key in keys]
-
-    def news(self, new: Mapping[tuple[str, int], Points]) -> list[Item]:
-        """Return the points that `fold` returned, to be appended, or whole curves that replace the page's."""
-        limit = max(4, min(NEW_OF_A_CURVE, NEW_POINTS // max(1, len(new))))
-        items, num_replaced = [], 0
-        for key, values in new.items():
-            if self._num_sent.get(key, 0) + min(len(values), limit) > PAGE_POINTS and num_replaced < REPLACED:
-                num_replaced += 1
-                items.append(self._whole(key, MAX_SENT))
-            else:
-                thinned = _thin_to_the_end(values, limit)
-                self._num_sent[key] = self._num_sent.get(key, 0) + len(thinned)
-                items.append(_curve(key, thinned, replace=False))
-        return items
-
-    def _whole(self, key: tuple[str, int], limit: int) -> Item:
-        name, rank = key
-        curve = self.curves[name][rank]
-        points = _thin_to_the_end(curve.timed_points(), limit)
-        self._num_sent[key] = len(points)
-        return _curve(key, points, replace=True)
-
-
-class UsageFeed:
-    """Memory and load of a run's ranks as items CURVE."""
-
-    def __init__(self) -> None:
-        self._curves = CurveFeed()
-        self._read_to: dict[int, float] = {}
-        """By rank: the time of the newest sample that was read."""
-
-    def everything(self, usage: Mapping[int, RankUsage]) -> list[Item]:
-        """Return all curves."""
-        self._read(usage)
-        return self._curves.everything()
-
-    def news(self, usage: Mapping[int, RankUsage]) -> list[Item]:
-        """Return the samples since the last message."""
-        return self._curves.news(self._read(usage))
-
-    def _read(self, usage: Mapping[int, RankUsage]) -> Mapping[tuple[str, int], Points]:
-        new = self._curves.fold(usage_points(usage, self._read_to))
-        self._read_to.update({rank: samples.times[-1] for rank, samples in usage.items() if samples.times})
-        return new
-
-
-def _thin_to_the_end(points: Points, limit: int) -> Points:
-    """Thin points, but keep the newest, which shows where the curve stands now."""
-    return points if len(points) <= limit else [*thin(points[:-1], limit - 1), points[-1]]
-
-
-def _curve(key: tuple[str, int], points: Points, *, replace: bool) -> Item:
-    name, rank = key
-    return {
-        "name": name,
-        "rank": rank,
-        "steps": [step for step, _, _ in points],
-        "values": [json_number(value) for _, value, _ in points],
-        "times": [round(seconds, 3) for _, _, seconds in points],
-        "replace": replace,
-    }
 
 
 class LaneFeed:

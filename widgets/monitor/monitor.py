@@ -21,7 +21,7 @@ from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_requests import PageRequests
-from notebook_launcher.widgets.monitor.palette import palette_css
+from notebook_launcher.widgets.monitor.palette import monitor_css
 from notebook_launcher.widgets.monitor.replaced_output import ReplacedOutput
 from notebook_launcher.widgets.place import open_widgets
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.display.picture import Bundle
     from notebook_launcher.kernel.display.sink import Sink
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "plot_options"]
 
 INTERVAL, LONGEST_INTERVAL = 0.25, 1.0
 """Seconds between two messages, for all ranks together; Jupyter's server drops what comes above 1000 messages/s."""
@@ -69,7 +69,7 @@ class Monitor(anywidget.AnyWidget):
 
     # As text: anywidget would listen to a file's changes for ever, and so keep every monitor alive, with its run.
     _esm = join_modules(STATIC / "monitor/main.js")
-    _css = join_modules(STATIC / "monitor/main.css") + palette_css()
+    _css = monitor_css()
     title = traitlets.Unicode().tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
     """Name by which the page finds the pictures of the run that the monitor may cover."""
@@ -108,7 +108,8 @@ class Monitor(anywidget.AnyWidget):
         """True if a picture of the run replaces the monitor once the run is over."""
         self.explorable_since = 0.0
         """Monotonic time of the run's end if the monitor stays open after the run, else 0."""
-        self._feed = Feed(run, can_act=self._wait is not None and callable(getattr(run, "stop", None)))
+        can_act = self._wait is not None and callable(getattr(run, "stop", None))
+        self._feed = Feed(run, can_act=can_act, outlives=callable(getattr(run, "follow_in_cell", None)))
         self._requests = PageRequests(run, self._feed, self._lock)
         self._listen()  # Before the comm opens: a panel makes its monitor in a thread, so the page may answer at once.
         super().__init__(title=getattr(run, "name", "") or run.snapshot().name, key=uuid.uuid4().hex, **traits)
@@ -217,9 +218,18 @@ class Monitor(anywidget.AnyWidget):
             case "hello":
                 self._answer_hello(str(content.get("page", "")))
             case "draw":
-                self.plot_options = _plot_options(content)
+                self._draw(content)
+            case "zoom" | "csv" as name:
+                self._requests.read(name, content, self._on_answer)
             case _ if self._feed.can_act:
                 self._requests.carry_out(kind, content, self._on_answer)
+
+    def _draw(self, content: dict[str, Any]) -> None:
+        self.plot_options = plot_options(content)
+        turn = content.get("turn")
+        with self._lock:
+            self._feed.draw(self.plot_options, turn if isinstance(turn, int) else 0)
+        self._on_answer()
 
     def _on_answer(self) -> None:
         if not self.is_live:  # The ticker sends the news of a live run.
@@ -265,7 +275,7 @@ class Monitor(anywidget.AnyWidget):
     def _send_news(self) -> None:
         with self._lock:
             asks_for_all, self._asks_for_all = self._asks_for_all, False
-            message = self._feed.reset() if asks_for_all else self._feed.update()
+            message = self._feed.reset() if asks_for_all else self._feed.update(is_last=not self.is_live)
         if message is not None:
             self._sink.call(self.send, message)
 
@@ -363,12 +373,13 @@ def interval_after(seconds: float) -> float:
     return min(LONGEST_INTERVAL, max(INTERVAL, seconds / SHARE))
 
 
-def _plot_options(content: dict[str, Any]) -> PlotOptions:
+def plot_options(content: dict[str, Any]) -> PlotOptions:
     """Return the options of a message; what is none, which only a page of another version sends, has its default."""
-    axis, smoothing = content.get("axis"), content.get("smoothing")
+    axis, smoothing, average = (content.get(name) for name in ("axis", "smoothing", "average"))
     return PlotOptions(
         axis=axis if axis in AXES else "step",
         grouped=content.get("grouped") is not False,
+        average=average if isinstance(average, bool) else None,
         log=content.get("log") is True,
         smoothing=min(max(smoothing, 0.0), 0.99) if isinstance(smoothing, (int, float)) else 0.0,
     )

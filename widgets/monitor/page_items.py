@@ -14,7 +14,15 @@ from notebook_launcher.history.merged_progress import merge_progress
 from notebook_launcher.history.schema import RankPhases
 from notebook_launcher.history.synchronization import measure_sync, slowest_rank
 from notebook_launcher.wording.text import one_line
-from notebook_launcher.wording.units import format_count, format_number, format_setting
+from notebook_launcher.wording.units import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_rate,
+    format_seconds,
+    format_setting,
+    format_share,
+)
 
 if TYPE_CHECKING:
     from notebook_launcher.history.merged_progress import MergedProgress
@@ -24,10 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "change_items",
+    "done_words",
     "error_items",
     "json_number",
     "profile_item",
     "rank_items",
+    "rank_words",
     "run_item",
     "sample_item",
     "setting_items",
@@ -95,14 +105,23 @@ def run_item(snapshot: RunSnapshot, *, can_act: bool, action_hint: str) -> dict[
 
 
 def _progress_item(merged: MergedProgress) -> dict[str, Any]:
+    left = "" if merged.seconds_left is None else f"{format_seconds(math.ceil(merged.seconds_left))} {merged.left}"
     return {
         "done": merged.done,
         "total": merged.total,
-        "rate": json_number(merged.rate, 3),
-        "seconds_left": json_number(merged.seconds_left, 3),
-        "left": merged.left,
-        "description": _short(merged.description),
+        "text": " · ".join(filter(None, [_short(merged.description), done_words(merged.done, merged.total)])),
+        "pace": " · ".join(filter(None, [format_rate(merged.rate), left])),
     }
+
+
+def done_words(done: int | None, total: int | None) -> str:
+    """Return `25 of 100 (25 %)`, or `25 done` where the total is unknown."""
+    count = format_count(done or 0)
+    return (
+        f"{count} of {format_count(total)} ({format_share(min(1.0, (done or 0) / total))})"
+        if total
+        else f"{count} done"
+    )
 
 
 def rank_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
@@ -114,8 +133,21 @@ def rank_items(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     ]
 
 
+def rank_words(rank: RankSnapshot) -> dict[str, str]:
+    """Return numbers of a rank as the page shows them."""
+    return {
+        "step": format_count(rank.step),
+        "samples_per_second": format_number(rank.samples_per_second, 3),
+        "memory": format_bytes(rank.peak_memory if rank.memory is None else rank.memory),
+        "gpu_memory": format_bytes(rank.gpu_memory),
+        "gpu_utilization": format_share(rank.gpu_utilization),
+        "done": done_words(rank.done, rank.total),
+    }
+
+
 def _rank_item(rank: RankSnapshot, phases: RankPhases, *, is_slowest: bool) -> dict[str, Any]:
     return {
+        "words": rank_words(rank),
         "rank": rank.rank,
         "state": rank.state,
         "reason": _short(rank.reason),

@@ -66,6 +66,20 @@ class PageRequests:
                 setting, text = (str(content.get(key, ""))[:MAX_TYPED] for key in ("name", "value"))
                 self._in_thread(f"set {setting}", lambda: self._set(setting, text))
 
+    def read(self, kind: str, content: dict[str, Any], answered: Callable[[], None]) -> None:
+        """Carry out a request that reads all values, of live and of recorded runs: a zoom, or a file; never blocks."""
+        key, low, high = str(content.get("key", "")), content.get("low"), content.get("high")
+
+        def work() -> None:
+            with self._lock:
+                if kind == "csv":
+                    self._feed.offer_csv(str(content.get("page", "")))
+                elif isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
+                    self._feed.zoom(key, low, high)
+            answered()
+
+        self._in_thread(f"{kind} {key}", work)
+
     def _set(self, name: str, text: str) -> None:
         """Change a setting to what was typed. An error is shown beside the field."""
         problem = ""

@@ -5,8 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from notebook_launcher.colours import DARK, LIGHT, Palette
+from notebook_launcher.widgets.assets import STATIC, join_modules
 
-__all__ = ["palette_css"]
+__all__ = ["monitor_css", "palette_css"]
+
+
+def monitor_css() -> str:
+    """Return the style sheet of the monitor and of its plots."""
+    return join_modules(STATIC / "monitor/main.css") + palette_css()
 
 
 def palette_css() -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import math
+import re
 import string
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from notebook_launcher.drawing.sections import plain_settings
 from notebook_launcher.drawing.svg import document
 from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text, terminal_width
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.widgets.monitor.plot_feed import line_item, losses_first, title_items
 from notebook_launcher.widgets.runs.readers import read_run
 from notebook_launcher.wording.counts import plural
 from notebook_launcher.wording.text import bounded, one_line
@@ -34,6 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare"]
 
+HIGHER = re.compile(r"acc(uracy)?($|\W|_)|f1|auc|bleu|rouge|score|reward|iou|precision|recall|r2", re.IGNORECASE)
+LOWER = re.compile(r"loss|err(or)?($|\W|_)|perplexity|ppl|mse|mae|wer($|\W|_)|cer($|\W|_)|nll", re.IGNORECASE)
+"""Names of metrics that are better if they are higher, or lower."""
+MAX_METRICS = 40
+"""Metrics whose last and best values are in a table."""
 DISPENSABLE = ("started", "id", "ranks", "state", "peak memory", "samples/s, all ranks")
 """Columns that a narrow terminal leaves out, the first of them first."""
 MEANS = "Each line is the mean of a run's ranks; the band around it spans from the lowest rank to the highest."
@@ -112,6 +120,11 @@ class Comparison:
         self._options = options or PlotOptions()
 
     @property
+    def options(self) -> PlotOptions:
+        """Options of the plots."""
+        return self._options
+
+    @property
     def runs(self) -> dict[str, RunSnapshot]:
         """Snapshots of the runs from the moment of the comparison, by letter."""
         return dict(self._runs)
@@ -152,6 +165,34 @@ class Comparison:
         """Bytes of resident memory of each run's largest rank: its peak or, if it is not over, its memory now."""
         return {letter: memory for letter, run in self._runs.items() if (memory := _memory(run)) is not None}
 
+    @property
+    def best(self) -> dict[str, dict[str, tuple[float, int]]]:
+        """Best value of each metric whose name tells what is better, as a mean of the ranks, and its step; by letter.
+
+        Losses and errors are better if they are lower, accuracies and scores if they are higher.
+        """
+        found: dict[str, dict[str, tuple[float, int]]] = {}
+        for name in self._metrics:
+            sign = _sign(name)
+            for letter, points in self._means(name).items() if sign else ():
+                ranked = sorted((sign * value, step) for step, value in points)
+                found.setdefault(name, {})[letter] = (sign * ranked[0][0], int(ranked[0][1]))
+        return found
+
+    @property
+    def final(self) -> dict[str, dict[str, float]]:
+        """Last value of each metric, as a mean of the ranks, by letter."""
+        return {name: {key: points[-1][1] for key, points in self._means(name).items()} for name in self._metrics}
+
+    def _means(self, name: str) -> dict[str, list[tuple[float, float]]]:
+        """Return the finite means of a metric's ranks with their steps, for the runs that have any."""
+        means = {
+            letter: [point for point in mean_of(letter, curves[name].values(), 0).points if math.isfinite(point[1])]
+            for letter, curves in zip(self._runs, self._curves, strict=True)
+            if name in curves
+        }
+        return {letter: points for letter, points in means.items() if points}
+
     def svg(self, *, width: float = 720.0, log: bool = False, smoothing: float = 0.0) -> str:
         """Return the curves as one `<svg>`: a plot for each metric, a line for each run, the mean of its ranks.
 
@@ -160,17 +201,20 @@ class Comparison:
             log: True for a logarithmic scale of the values.
             smoothing: Weight of the past in an exponential moving average, 0 to less than 1.
         """
-        labels = {letter: f"{letter}: {one_line(run.name, 60)}" for letter, run in self._runs.items()}
+        labels = self._labels()
         options = dataclasses.replace(self._options, width=width, log=log, smoothing=smoothing)
-        plots = [self._plot(chart, labels) for chart in charts_of(self._metrics, grouped=options.grouped)]
+        plots = [self._plot(chart, labels, options.axis) for chart in charts_of(self._metrics, grouped=options.grouped)]
         return document(draw_plots(plots, options, legend=list(enumerate(labels.values()))), self._headline())
 
-    def _plot(self, chart: Chart, labels: Mapping[str, str]) -> Plot:
+    def _labels(self) -> dict[str, str]:
+        return {letter: f"{letter}: {one_line(run.name, 60)}" for letter, run in self._runs.items()}
+
+    def _plot(self, chart: Chart, labels: Mapping[str, str], axis: AxisKind) -> Plot:
         """Return the plot of a chart; in a group each run and part of the data has a style of its own."""
         is_group = len(chart.members) > 1
         lines = []
         for run, (letter, curves) in enumerate(zip(labels, self._curves, strict=True)):
-            places = places_on(self._options.axis, curves)
+            places = places_on(axis, curves)
             for at, (part, name) in enumerate(chart.members):
                 if name in curves:
                     label = f"{letter} {part}" if is_group else labels[letter]
@@ -181,6 +225,8 @@ class Comparison:
     def __repr__(self) -> str:
         width = terminal_width()
         parts = [self._headline(), *table_text(self._run_columns(), width, dispensable=DISPENSABLE)]
+        if metrics := self._metric_columns():
+            parts += ["", "last and best values:", *table_text(metrics, width)]
         settings = self._setting_columns()
         parts += ["", "settings that differ:", *table_text(settings, width)] if settings else []
         return bounded("\n".join(parts), "as_html() has all")
@@ -190,15 +236,50 @@ class Comparison:
 
     def as_html(self) -> str:
         """Return curves and tables as an HTML fragment without scripts and references to other files."""
-        settings = self._setting_columns()
-        curves = f"Curves of {', '.join(one_line(name, 40) for name in self._metrics[:20])}"
+        drawing = [picture_html(self.svg(), self._words()), note_html(MEANS)] if self._metrics else []
+        return joined([self.tables_html(), *drawing])
+
+    def tables_html(self) -> str:
+        """Return the tables alone as an HTML fragment."""
+        metrics, settings = self._metric_columns(), self._setting_columns()
         return joined(
             [
                 table_html(self._run_columns(), caption=self._headline()),
+                table_html(metrics, caption="Last and best values") if metrics else "",
                 table_html(settings, caption="Settings that differ") if settings else "",
-                *([picture_html(self.svg(), curves), note_html(MEANS)] if self._metrics else []),
             ]
         )
+
+    def _words(self) -> str:
+        return f"Curves of {', '.join(one_line(name, 40) for name in self._metrics[:20])}"
+
+    def _ipython_display_(self) -> None:
+        from notebook_launcher.kernel.display.sink import make_sink
+
+        sink = make_sink()
+        if not (self._metrics and sink.has_audience):
+            return sink.display(self._repr_mimebundle_())
+        from notebook_launcher.widgets.kept import show_live
+        from notebook_launcher.widgets.runs.comparison_view import ComparisonView
+
+        return show_live(ComparisonView(self), sink, self.as_html(), repr(self))
+
+    def plot_items(self, options: PlotOptions) -> list[dict[str, Any]]:
+        """Return the plots as the page of a monitor takes them, drawn with these options."""
+        labels = self._labels()
+        charts = losses_first(charts_of(self._metrics, grouped=options.grouped))
+        return [
+            {
+                "key": chart.title,
+                **title_items(chart),
+                "latest": "",
+                "lines": [
+                    {**line_item(series, options.smoothing)[0], "rank": None, "latest": _last(series.points)}
+                    for series in self._plot(chart, labels, options.axis).series
+                ],
+            }
+            for chart in charts
+        ]
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         bundle = {"text/plain": repr(self), "text/html": self._repr_html_()}
@@ -223,6 +304,18 @@ class Comparison:
             Column("error", [one_line(run.error, 60) for run in runs], can_shrink=True),
         ]
 
+    def _metric_columns(self) -> list[Column]:
+        """Return a table of last values, with the best run and its best value where the name tells what is better."""
+        final, best = self.final, self.best
+        names = self._metrics[:MAX_METRICS]
+        if not names:
+            return []
+        of_each = [
+            Column(key, [format_number(final[name].get(key)) for name in names], kind="number") for key in self._runs
+        ]
+        shown = Column("metric", [one_line(name, 40) for name in names], can_shrink=True)
+        return [shown, *of_each, Column("best", [_leader(best.get(name, {}), _sign(name)) for name in names])]
+
     def _setting_columns(self) -> list[Column]:
         settings = self.settings
         if not settings:
@@ -242,6 +335,23 @@ def _measure(
         return [Column(name, cells, kind="number")]
     ratios = [f"{values[letter] / first:.2f} x" if letter in values else "" for letter in letters]
     return [Column(name, cells, kind="number"), Column(f"vs. {letters[0]}", ratios, kind="number")]
+
+
+def _sign(name: str) -> int:
+    """Return 1 if a lower value of this metric is better, -1 if a higher one is, 0 if the name does not tell."""
+    return -1 if HIGHER.search(name) else 1 if LOWER.search(name) else 0
+
+
+def _leader(best: Mapping[str, tuple[float, int]], sign: int) -> str:
+    """Return the run with the best value, `B: 0.12 at step 900`; empty if there is none."""
+    if not best:
+        return ""
+    letter, (value, step) = min(best.items(), key=lambda item: sign * item[1][0])
+    return f"{letter}: {format_number(value)} at step {step:,}"
+
+
+def _last(points: Sequence[tuple[float, float]]) -> str:
+    return format_number(points[-1][1]) if points else ""
 
 
 def _format_speed(samples_per_second: float) -> str:

@@ -11,7 +11,7 @@ import traitlets
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.kept import Kept
+from notebook_launcher.widgets.kept import show_live
 from notebook_launcher.widgets.runs.comparison import compare
 from notebook_launcher.wording.text import one_line
 from notebook_launcher.wording.units import format_bytes, format_metrics, format_seconds
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RunsTable", "show"]
 
+MAX_ARGUMENTS = 8
 MAX_ROWS = 200
 """Runs in the table, the newest ones."""
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class RunsTable(anywidget.AnyWidget):
@@ -42,6 +42,8 @@ class RunsTable(anywidget.AnyWidget):
     _css = join_modules(STATIC / "runs.css")
     rows: Any = traitlets.List().tag(sync=True)
     """An item for each run; see `RunRow` in `static/runs.js`."""
+    arguments: Any = traitlets.List().tag(sync=True)
+    """Names of the arguments that differ between runs, each of which has a column."""
     caption = traitlets.Unicode().tag(sync=True)
     answer = traitlets.Unicode().tag(sync=True)
     """Result of the last request, in a line."""
@@ -57,7 +59,12 @@ class RunsTable(anywidget.AnyWidget):
         self.on_msg(lambda _, content, __: self._receive(content))
 
     def _renew(self) -> None:
-        self.rows = [_row(run) for run in self._runs.values()]
+        rows = [_row(run) for run in self._runs.values()]
+        names = dict.fromkeys(name for row in rows for name in row["arguments"])
+        values = {name: {row["arguments"].get(name) for row in rows} for name in names}
+        # The rows come last: the page draws all when they do.
+        self.arguments = [name for name in names if len(values[name]) > 1][:MAX_ARGUMENTS]
+        self.rows = rows
         older = f", and {self._left_out} older: runs()[{MAX_ROWS}:]" if self._left_out else ""
         self.caption = f"{len(self._runs)} runs in {self._home}{older}"
 
@@ -121,6 +128,7 @@ def _row(run: RecordedRun) -> dict[str, Any]:
         "disk": format_bytes(size),
         "bytes": size,
         "metrics": metrics,
+        "arguments": {name: one_line(words, 60) for name, words in snapshot.arguments.items()},
     }
 
 
@@ -129,9 +137,5 @@ def show(runs: RunList) -> bool:
     sink = make_sink()
     if not sink.has_audience or not len(runs):
         return False
-    table, kept = RunsTable(runs), Kept()
-    table.add_class(kept.live)
-    view = {"version_major": 2, "version_minor": 0, "model_id": table.model_id}
-    sink.display({WIDGET_VIEW: view, "text/html": "", "text/plain": repr(runs)})
-    kept.show(sink, runs.as_html(), runs.as_text())
+    show_live(RunsTable(runs), sink, runs.as_html(), runs.as_text())
     return True

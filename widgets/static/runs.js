@@ -4,6 +4,7 @@
  * @typedef {{
  *   id: string, name: string, kind: string, tags: string[], notes: string, when: string, started: number, state: string,
  *   time: string, seconds: number, ranks: number, disk: string, bytes: number, metrics: string,
+ *   arguments?: Record<string, string>,
  * }} RunRow
  */
 /** @typedef {keyof RunRow} Key */
@@ -17,7 +18,7 @@
  * }} RunsModel
  */
 
-/** Columns: what is shown, and what is sorted by. @type {[title: string, shown: Key, sorted: Key][]} */
+/** Columns: what is shown, and what is sorted by. @type {[title: string, shown: string, sorted: string][]} */
 const COLUMNS = [
   ["name", "name", "name"],
   ["tags", "tags", "tags"],
@@ -30,6 +31,7 @@ const COLUMNS = [
   ["notes", "notes", "notes"],
 ];
 const NUMBERS = new Set(["seconds", "ranks", "bytes"]);
+const ARGUMENT = "argument ";
 const LONG = 20; // characters from which on a text may wrap
 
 /**
@@ -45,6 +47,9 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Return what a row has in a column, or under `argument NAME` the argument of that name. @param {RunRow} row @param {string} key */
+const valueOf = (row, key) => (key.startsWith(ARGUMENT) ? (row.arguments?.[key.slice(ARGUMENT.length)] ?? "") : (row[/** @type {Key} */ (key)] ?? ""));
+
 /** @param {string} text @param {() => void} onclick */
 function button(text, onclick) {
   const made = make("button", { type: "button" }, text);
@@ -59,7 +64,7 @@ const wordsOf = (row) =>
 class RunsView {
   /** @type {Set<string>} */
   #selected = new Set();
-  /** @type {Key} */
+  /** @type {string} */
   #sortedBy = "started";
   #isDescending = true;
   #model;
@@ -103,8 +108,9 @@ class RunsView {
     const fits = (/** @type {RunRow} */ row) =>
       words.every((word) => wordsOf(row).includes(word)) && (!this.tag.value || row.tags.includes(this.tag.value));
     return this.rows.filter(fits).sort((a, b) => {
-      const [left, right] = [a[key], b[key]];
-      if (typeof left === "number" && typeof right === "number") return sign * (left - right);
+      const [left, right] = [valueOf(a, key), valueOf(b, key)];
+      if (left !== "" && right !== "" && !Number.isNaN(Number(left)) && !Number.isNaN(Number(right)))
+        return sign * (Number(left) - Number(right));
       return sign * String(left).localeCompare(String(right));
     });
   }
@@ -124,7 +130,7 @@ class RunsView {
       for (const { id } of shown) this.#select(id, all.checked);
       this.paint();
     });
-    this.head.replaceChildren(make("th", {}, all), ...COLUMNS.map((column) => this.#heading(column)));
+    this.head.replaceChildren(make("th", {}, all), ...this.#columns.map((column) => this.#heading(column)));
     this.body.replaceChildren(...shown.map((row) => this.#row(row)));
     const bytes = this.#model.get("answer");
     const count = shown.length === this.rows.length ? "" : `${shown.length} shown of `;
@@ -143,7 +149,14 @@ class RunsView {
     this.tag.hidden = !tags.length;
   }
 
-  /** @param {[title: string, shown: Key, sorted: Key]} column */
+  /** The columns, with those of arguments that differ behind the tags. @returns {typeof COLUMNS} */
+  get #columns() {
+    /** @type {string[]} */
+    const names = this.#model.get("arguments") ?? [];
+    return [...COLUMNS.slice(0, 2), ...names.map((name) => /** @type {typeof COLUMNS[number]} */ ([name, ARGUMENT + name, ARGUMENT + name])), ...COLUMNS.slice(2)];
+  }
+
+  /** @param {[title: string, shown: string, sorted: string]} column */
   #heading([title, , key]) {
     const isSorted = key === this.#sortedBy;
     const sort = button(title + (isSorted ? (this.#isDescending ? " ↓" : " ↑") : ""), () => {
@@ -163,8 +176,8 @@ class RunsView {
       this.#select(row.id, box.checked);
       this.paint();
     });
-    const cells = COLUMNS.map(([, shown, key]) => {
-      const value = row[shown];
+    const cells = this.#columns.map(([, shown, key]) => {
+      const value = valueOf(row, shown);
       const kind = shown === "name" && row.kind ? ` (${row.kind})` : "";
       const text = Array.isArray(value) ? value.join(", ") : `${value}${kind}`;
       const look = NUMBERS.has(key) ? "nbr-number" : text.length > LONG ? "nbr-long" : "";

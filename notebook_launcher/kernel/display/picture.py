@@ -128,6 +128,9 @@ def _folded_picture(
     """Return the whole picture as one output that shows one line until it is clicked."""
     from notebook_launcher.drawing.run_picture import headline, static_html
     from notebook_launcher.drawing.tables import folded
+    from notebook_launcher.wording.units import format_elapsed
 
+    if not (line or snapshot.is_over):  # A notebook that is saved now says this for ever.
+        line = f"{headline(snapshot)}: a picture after {format_elapsed(snapshot.seconds)}, when the end was not known"
     page = _marked(static_html(snapshot, curves, picture=has_picture(snapshot, curves)), "explore", key)
     return {"text/html": folded(line or headline(snapshot), page, opened=opened), "text/plain": _words(snapshot)}

@@ -3,9 +3,17 @@ import { h, setAttribute, setHidden, setText } from "./elements.js";
 /** @typedef {ReturnType<typeof readTheme>} Theme */
 /** @typedef {(context: CanvasRenderingContext2D, width: number, height: number, theme: Theme) => void} Draw */
 
-/** Draws in one animation frame at a time for all views, and only on canvases in sight. */
+/**
+ * What a frame paints, if it is in sight and stale.
+ * @typedef {{
+ *   target: HTMLElement, isVisible: boolean, isStale: boolean, setVisible(isVisible: boolean): void,
+ *   setSize(size: { width: number, height: number }): void, paint(theme: Theme): void,
+ * }} Painted
+ */
+
+/** Draws in one animation frame at a time for all views, and only what is in sight. */
 export class FrameLoop {
-  /** @type {Map<Element, Surface>} */
+  /** @type {Map<Element, Painted>} */
   #surfaces = new Map();
   #frame = 0;
   #isClosed = false;
@@ -43,18 +51,18 @@ export class FrameLoop {
     }
   }
 
-  /** @param {Surface} surface */
+  /** @param {Painted} surface */
   watch(surface) {
-    this.#surfaces.set(surface.canvas, surface);
-    this.#sightObserver.observe(surface.canvas);
-    this.#sizeObserver.observe(surface.canvas);
+    this.#surfaces.set(surface.target, surface);
+    this.#sightObserver.observe(surface.target);
+    this.#sizeObserver.observe(surface.target);
   }
 
-  /** @param {Surface} surface */
+  /** @param {Painted} surface */
   unwatch(surface) {
-    this.#surfaces.delete(surface.canvas);
-    this.#sightObserver.unobserve(surface.canvas);
-    this.#sizeObserver.unobserve(surface.canvas);
+    this.#surfaces.delete(surface.target);
+    this.#sightObserver.unobserve(surface.target);
+    this.#sizeObserver.unobserve(surface.target);
   }
 
   /** Draw all canvases again, for example in other colours. */
@@ -98,7 +106,7 @@ export class Surface {
   constructor(frames, draw, attributes) {
     this.#frames = frames;
     this.#draw = draw;
-    this.canvas = h("canvas", attributes);
+    this.target = h("canvas", attributes);
     frames.watch(this);
   }
 
@@ -124,7 +132,7 @@ export class Surface {
    */
   setVisible(isVisible) {
     this.isVisible = isVisible;
-    if (!isVisible) [this.canvas.width, this.canvas.height, this.isStale] = [0, 0, true];
+    if (!isVisible) [this.target.width, this.target.height, this.isStale] = [0, 0, true];
   }
 
   /** @param {Theme} theme */
@@ -132,9 +140,9 @@ export class Surface {
     const ratio = window.devicePixelRatio || 1;
     const [width, height] = [Math.round(this.width * ratio), Math.round(this.height * ratio)];
     if (!width || !height) return;
-    if (this.canvas.width !== width) this.canvas.width = width;
-    if (this.canvas.height !== height) this.canvas.height = height;
-    const context = contextOf(this.canvas);
+    if (this.target.width !== width) this.target.width = width;
+    if (this.target.height !== height) this.target.height = height;
+    const context = contextOf(this.target);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.height);
     context.font = `11px ${theme.font}`;
@@ -174,6 +182,29 @@ export function readTheme(root) {
     ranks: Array.from({ length: PALETTE }, (_, at) => color(`--nbl-rank-${at}`)),
     phaseInk: color("--nbl-phase-ink"),
   };
+}
+
+/**
+ * Return a colour with this opacity; a colour that a theme does not write as rgb stays as it is.
+ * @param {string} color
+ * @param {number} opacity
+ */
+export function faded(color, opacity) {
+  const parts = color.startsWith("#") ? [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)) : color.match(/^rgba?\(([^)]+)/)?.[1].match(/[\d.]+/g);
+  return parts ? `rgba(${parts.slice(0, 3).join()}, ${opacity})` : color;
+}
+
+/**
+ * Call a function whenever the page's theme may have changed. Return what ends this.
+ * @param {() => void} onChange
+ */
+export function watchTheme(onChange) {
+  const life = new AbortController();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onChange, { signal: life.signal });
+  const themes = new MutationObserver(onChange);
+  for (const target of [document.documentElement, document.body]) themes.observe(target, { attributes: true });
+  life.signal.addEventListener("abort", () => themes.disconnect());
+  return () => life.abort();
 }
 
 /** @typedef {{ label: string, value: string, color?: string }} TooltipRow */

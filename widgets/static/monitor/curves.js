@@ -1,86 +1,68 @@
 import { contextOf, styleOf } from "./canvas.js";
-import { chartsOf, epochMetric } from "./charts.js";
-import { downloadCsv } from "./downloads.js";
+import { offerFile } from "./downloads.js";
 import { field, h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
 import { Plot } from "./plot.js";
+import { formatCount } from "./units.js";
 
 /** @import { FrameLoop } from "./canvas.js" */
-/** @import { AxisKind, Chart } from "./charts.js" */
-/** @import { Legend } from "./legend.js" */
-/** @import { RunData } from "./model.js" */
-/** @import { Metric } from "./series.js" */
-/** @import { ChangeItem, Limits, PageMessage, Topic } from "./wire" */
+/** @import { PlotData, RunData } from "./model.js" */
+/** @import { Extent } from "./plot.js" */
+/** @import { AxisKind, Limits, PageMessage, PlottingItem, Topic } from "./wire" */
 
 /** Options of all plots. */
 export class CurveOptions {
-  /** Null until the user chooses; then many ranks are averaged. @type {boolean | null} */
-  isAveraged = null;
   isLog = false;
+  hidesOutliers = false;
+  /** True if plots share the cursor and the zoom. */
+  isLinked = false;
   /** Length of the vertical axis at least, as a part of its largest value. */
   leastSpan = 0;
-  smoothing = 0;
   /** Ranks that are not drawn. @type {Set<number>} */
   hidden = new Set();
-  /** Settings that were changed, which plots mark. @type {ChangeItem[]} */
-  changes = [];
-  /** Names of metrics in the order in which they were pinned. @type {Set<string>} */
+  /** Names of plots in the order in which they were pinned. @type {Set<string>} */
   pinned = new Set();
-  /** True if train/loss and val/loss share a chart. */
-  isGrouped = true;
   /** @type {AxisKind} */
   axis = "step";
-  /** The metric that counts epochs, if the run reports one. @type {Metric | undefined} */
-  epochs = undefined;
-
-  /**
-   * Return true if this number of ranks is drawn as their mean.
-   * @param {number} numRanks
-   * @param {Limits} limits
-   */
-  averages(numRanks, limits) {
-    return numRanks > 1 && (this.isAveraged ?? numRanks > limits.separate_ranks);
-  }
+  /** Settings that were changed, which plots mark. @type {PlottingItem["marks"]} */
+  marks = [];
 }
 
-/**
- * Return 0 for "loss", 1 for names that end in it, such as "train/loss" and "val_loss", and 2 for all others.
- * @param {string} name
- */
-const lossOrder = (name) => (name.toLowerCase() === "loss" ? 0 : /(^|[^a-z])loss$/i.test(name) ? 1 : 2);
-
-/**
- * Sort charts: pinned ones, losses, then the others in the order in which they appeared.
- * @param {Chart[]} charts
- * @param {Set<string>} pinned
- */
-function inOrder(charts, pinned) {
-  const places = new Map([...pinned].map((name, at) => [name, at - pinned.size]));
-  const placeOf = (/** @type {Chart} */ { name }) => places.get(name) ?? lossOrder(name);
-  return [...charts].sort((a, b) => placeOf(a) - placeOf(b));
-}
-
-/** @param {Chart} chart */
-const chartKey = ({ members }) => JSON.stringify(members.map(({ metric }) => metric.name));
+/** @typedef {{ axis: string, grouped: boolean, average: boolean | null, smoothing: number }} Drawing */
 
 /** Plots of the metrics, their options, and a chip for each rank to hide it. */
 export class CurveGrid extends Section {
   /** @type {Topic[]} */
-  topics = ["curves", "changes"];
+  topics = ["plots", "plotting", "zoomed", "files"];
   /** Plots that "Show more" added. */
   #numExtra = 0;
+  /** Number of the last request to draw otherwise. */
+  #turn = 0;
+  /** True while the kernel has not answered the last request; `#isBehind` if there is more to ask for. */
+  #isAsked = false;
+  #isBehind = false;
+  /** What was asked for. @type {Drawing} */
+  #wanted = { axis: "step", grouped: true, average: null, smoothing: 0 };
+  /** @type {FrameLoop} */
   #frames;
+  /** @type {CurveOptions} */
   #options;
+  /** @type {(message: PageMessage) => void} */
   #send;
+  #page = Math.random().toString(36).slice(2);
   /** @type {RunData | undefined} */
   #data;
-  average = h("input", { type: "checkbox", onchange: () => this.#choose({ isAveraged: this.average.checked }) });
+  average = h("input", { type: "checkbox", onchange: () => this.#choose({ average: this.average.checked }) });
   averageField = field(this.average, "Average of ranks");
-  filter = h("input", {
-    type: "search",
-    placeholder: "Find a metric",
-    "aria-label": "Find a metric",
-    oninput: () => this.#showFewer(),
-  });
+  group = h("input", { type: "checkbox", onchange: () => this.#choose({ grouped: this.group.checked }) });
+  groupField = field(this.group, "Group train and val");
+  smoothing = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", oninput: () => this.#smooth() });
+  weight = h("output", {}, "0.00");
+  filter = h("input", { type: "search", placeholder: "Find a metric", "aria-label": "Find a metric", oninput: () => this.#showFewer() });
+  axis = h(
+    "select",
+    { "aria-label": "Horizontal axis", onchange: () => this.#choose({ axis: this.axis.value }) },
+    ...["step", "time", "epoch"].map((kind) => h("option", { value: kind }, `by ${kind}`)),
+  );
 
   /**
    * @param {FrameLoop} frames
@@ -89,10 +71,30 @@ export class CurveGrid extends Section {
    */
   constructor(frames, options, send) {
     super("Curves");
-    this.#frames = frames;
-    this.#options = options;
-    this.#send = send;
-    this.#addControls();
+    [this.#frames, this.#options, this.#send] = [frames, options, send];
+    const box = (/** @type {string} */ label, /** @type {"isLog" | "hidesOutliers" | "isLinked"} */ name, title = "") => {
+      const input = h("input", { type: "checkbox", onchange: () => this.#toggleOption(name, input.checked) });
+      input.checked = options[name];
+      const made = field(input, label);
+      made.title = title;
+      return made;
+    };
+    const csv = h(
+      "button",
+      { type: "button", class: "nbl-link", title: "Download all reported values", onclick: () => send({ type: "csv", page: this.#page }) },
+      "CSV",
+    );
+    this.controls.append(
+      this.filter,
+      this.averageField,
+      this.groupField,
+      box("Log scale", "isLog"),
+      box("No outliers", "hidesOutliers", "Fit the axis to 95 % of the values in sight"),
+      box("Link plots", "isLinked", "All plots share the cursor and the zoom"),
+      h("label", { class: "nbl-field" }, h("span", {}, "Smoothing"), this.smoothing, this.weight),
+      this.axis,
+      csv,
+    );
     this.chips = h("div", { class: "nbl-legend", role: "group", "aria-label": "Ranks that are drawn" });
     this.grid = h("div", { class: "nbl-grid" });
     this.scroll = h("div", { class: "nbl-plots" }, this.grid);
@@ -101,11 +103,18 @@ export class CurveGrid extends Section {
     this.shown = h("span", { role: "status" });
     this.foot = h("div", { class: "nbl-foot" }, this.shown, this.more, this.fewer);
     this.body.append(this.chips, this.scroll, this.foot);
-    const legend = () => /** @type {RunData} */ (this.#data).legend;
+    const shared = {
+      options,
+      onPin: () => this.#refresh(),
+      onZoom: (/** @type {Plot} */ plot, /** @type {Extent | null} */ extent) => this.#zoom(plot, extent),
+      onCursor: (/** @type {Plot} */ plot, /** @type {number | null} */ place) => this.#follow(plot, place),
+      tooltipRows: () => this.#data?.legend.limits.tooltip_rows ?? 8,
+    };
+    /** @type {KeyedList<string, PlotData | string, Plot | Heading>} */
     this.plots = new KeyedList(
       this.grid,
-      (/** @type {Chart} */ chart) => new Plot(chart, frames, options, legend(), () => this.#refresh()),
-      (plot, chart) => plot.update(chart),
+      (item) => (typeof item === "string" ? new Heading(item) : new Plot(item, frames, shared)),
+      (view, item) => view instanceof Plot && typeof item !== "string" && view.update(item),
     );
     this.chipList = new KeyedList(
       this.chips,
@@ -114,42 +123,29 @@ export class CurveGrid extends Section {
     );
   }
 
-  group = h("input", { type: "checkbox", onchange: () => this.#choose({ isGrouped: this.group.checked }) });
-  groupField = field(this.group, "Group train and val");
-  axis = h(
-    "select",
-    { "aria-label": "Horizontal axis", onchange: () => this.#choose({ axis: /** @type {AxisKind} */ (this.axis.value) }) },
-    ...["step", "time", "epoch"].map((kind) => h("option", { value: kind }, `by ${kind}`)),
-  );
-
-  #addControls() {
-    this.group.checked = this.#options.isGrouped;
-    this.axis.value = this.#options.axis;
-    const log = h("input", { type: "checkbox", onchange: () => this.#choose({ isLog: log.checked }) });
-    const oninput = () => {
-      setText(output, Number(smoothing.value).toFixed(2));
-      this.#choose({ smoothing: Number(smoothing.value) });
-    };
-    const smoothing = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", oninput });
-    const output = h("output", {}, "0.00");
-    const smoothingField = h("label", { class: "nbl-field" }, h("span", {}, "Smoothing"), smoothing, output);
-    const save = () => this.#data && downloadCsv(this.#data.metrics.values(), `${this.#data.run.id ?? "run"}.csv`);
-    const csv = h(
-      "button",
-      { type: "button", class: "nbl-link", title: "Download the points of all charts", onclick: save },
-      "CSV",
-    );
-    const fields = [this.averageField, this.groupField, field(log, "Log scale"), smoothingField];
-    this.controls.append(this.filter, ...fields, this.axis, csv);
+  /** Ask the kernel to draw otherwise. @param {Partial<Drawing>} change */
+  #choose(change) {
+    Object.assign(this.#wanted, change);
+    if (this.#isAsked) this.#isBehind = true;
+    else this.#ask();
   }
 
-  /** @param {Partial<CurveOptions>} change */
-  #choose(change) {
-    Object.assign(this.#options, change);
+  #ask() {
+    [this.#isAsked, this.#isBehind] = [true, false];
+    this.#turn += 1;
+    this.#send({ type: "draw", ...this.#wanted, log: this.#options.isLog, turn: this.#turn });
+  }
+
+  #smooth() {
+    setText(this.weight, Number(this.smoothing.value).toFixed(2));
+    this.#choose({ smoothing: Number(this.smoothing.value) });
+  }
+
+  /** @param {"isLog" | "hidesOutliers" | "isLinked"} name @param {boolean} isOn */
+  #toggleOption(name, isOn) {
+    this.#options[name] = isOn;
     this.#refresh();
-    // The picture that the run leaves is drawn as the user saw it last.
-    const { axis, isGrouped: grouped, isLog: log, smoothing } = this.#options;
-    this.#send({ type: "draw", axis, grouped, log, smoothing });
+    if (name === "isLog") this.#choose({}); // The picture that the run leaves is drawn as the user saw it last.
   }
 
   #showMore() {
@@ -168,48 +164,85 @@ export class CurveGrid extends Section {
     this.#refresh();
   }
 
+  get #plots() {
+    return [...this.plots.views].filter((entry) => entry[1] instanceof Plot).map(([key, view]) => ({ key, plot: /** @type {Plot} */ (view) }));
+  }
+
+  /** Zoom all linked plots, and ask for the part in sight as fine as it was reported. @param {Plot} zoomed @param {Extent | null} extent */
+  #zoom(zoomed, extent) {
+    for (const { key, plot } of this.#plots) {
+      if (plot !== zoomed && !this.#options.isLinked) continue;
+      if (plot !== zoomed) plot.zoomTo(extent, true);
+      if (extent) this.#send({ type: "zoom", key, low: extent[0], high: extent[1] });
+    }
+  }
+
+  /** @param {Plot} pointed @param {number | null} place */
+  #follow(pointed, place) {
+    if (this.#options.isLinked) for (const { plot } of this.#plots) if (plot !== pointed) plot.follow(place);
+  }
+
   #refresh() {
     if (this.#data) this.paint(this.#data);
-    for (const plot of this.plots.views.values()) plot.surface.invalidate();
+    for (const { plot } of this.#plots) plot.invalidate();
   }
 
   /** @param {RunData} data */
   paint(data) {
     this.#data = data;
-    if (this.#options.changes !== data.changes) {
-      this.#options.changes = data.changes;
-      for (const plot of this.plots.views.values()) plot.surface.invalidate();
-    }
-    const metrics = [...data.metrics.values()];
-    const ranks = [...new Set(metrics.flatMap((metric) => [...metric.ranks.keys()]))].sort((a, b) => a - b);
-    const { limits } = data.legend;
-    const isAveraged = this.#options.isAveraged ?? ranks.length > limits.separate_ranks;
-    const hasChips = ranks.length > 1 && !isAveraged;
-    setHidden(this.element, !metrics.length);
-    setHidden(this.filter, metrics.length <= limits.unsearched_metrics);
-    setHidden(this.averageField, ranks.length < 2);
-    if (this.average.checked !== isAveraged) this.average.checked = isAveraged;
+    for (const { page, name, text } of data.files.splice(0))
+      if (page === this.#page) offerFile(new Blob([text], { type: "text/csv" }), name);
+    const { plotting } = data;
+    if (this.#options.axis !== plotting.axis) for (const { plot } of this.#plots) plot.zoomTo(null, true);
+    [this.#options.axis, this.#options.marks] = [plotting.axis, plotting.marks];
+    if (this.#isAsked && plotting.turn === this.#turn) this.#isAsked = false;
+    if (this.#isBehind && !this.#isAsked) this.#ask();
+    if (!this.#isAsked) this.#paintControls(plotting);
+    setHidden(this.element, !data.plots.size);
+    setHidden(this.averageField, plotting.num_ranks < 2);
+    setHidden(this.groupField, !plotting.can_group);
+    setHidden(this.axis.options[2], !plotting.has_epochs);
+    const all = plotting.order.flatMap((key) => data.plots.get(key) ?? []);
+    const ranks = [...new Set(all.flatMap(({ lines }) => lines.flatMap(({ rank }) => rank ?? [])))].sort((a, b) => a - b);
+    const hasChips = ranks.length > 1;
     setHidden(this.chips, !hasChips);
     this.chipList.show(hasChips ? ranks.map((rank) => [rank, rank]) : []);
-    this.#options.epochs = epochMetric(metrics);
-    setHidden(this.axis.options[2], !this.#options.epochs);
-    const charts = chartsOf(metrics, true);
-    setHidden(this.groupField, charts.length === metrics.length);
-    this.#paintPlots(this.#options.isGrouped ? charts : chartsOf(metrics, false), data.legend);
+    setHidden(this.filter, new Set(all.flatMap(({ names }) => names)).size <= data.legend.limits.unsearched_metrics);
+    this.#paintPlots(all, data.legend.limits);
   }
 
-  /** @param {Chart[]} charts @param {Legend} legend */
-  #paintPlots(charts, legend) {
+  /** Show what the kernel draws by. @param {PlottingItem} plotting */
+  #paintControls({ axis, grouped, average, smoothing }) {
+    [this.axis.value, this.group.checked, this.average.checked] = [axis, grouped, average];
+    Object.assign(this.#wanted, { axis, grouped, smoothing });
+    if (Number(this.smoothing.value) === smoothing) return;
+    this.smoothing.value = String(smoothing);
+    setText(this.weight, smoothing.toFixed(2));
+  }
+
+  /** @param {PlotData[]} all @param {Limits} limits */
+  #paintPlots(all, limits) {
     const wanted = this.filter.hidden ? "" : this.filter.value.trim().toLowerCase();
-    const matches = (/** @type {Chart} */ { members }) =>
-      members.some(({ metric }) => metric.name.toLowerCase().includes(wanted));
-    const found = inOrder(charts, this.#options.pinned).filter(matches);
-    const shown = found.slice(0, legend.limits.plots + this.#numExtra);
+    const found = all.filter(({ names }) => names.some((name) => name.toLowerCase().includes(wanted)));
+    const pinned = [...this.#options.pinned].flatMap((title) => found.find((plot) => plot.title === title) ?? []);
+    const others = found.filter((plot) => !pinned.includes(plot));
+    const sections = [...new Set(others.map(({ section }) => section))];
+    const hasSections = sections.length > 1 && found.length > limits.unsearched_metrics;
+    const inOrder = hasSections ? sections.flatMap((name) => others.filter(({ section }) => section === name)) : others;
+    const shown = [...pinned, ...inOrder].slice(0, limits.plots + this.#numExtra);
     // Four plots stand in two rows of two, so that none stands alone in its row.
     const columns = shown.length === 4 ? 2 : Math.max(1, Math.min(4, shown.length));
     this.grid.style.setProperty("--nbl-columns", String(columns));
-    this.plots.show(shown.map((chart) => [chartKey(chart), chart]));
-    this.#paintFoot(shown.length, found.length, charts.length, legend);
+    /** @type {[string, PlotData | string][]} */
+    const entries = [];
+    let last = "";
+    for (const plot of shown) {
+      const { key, section } = plot;
+      if (hasSections && !pinned.includes(plot) && section !== last) entries.push([`section ${(last = section)}`, section]);
+      entries.push([key, plot]);
+    }
+    this.plots.show(entries);
+    this.#paintFoot(shown.length, found.length, all.length, limits);
   }
 
   /**
@@ -217,9 +250,9 @@ export class CurveGrid extends Section {
    * @param {number} shown
    * @param {number} found
    * @param {number} known
-   * @param {Legend} legend
+   * @param {Limits} limits
    */
-  #paintFoot(shown, found, known, { limits, units }) {
+  #paintFoot(shown, found, known, limits) {
     const isLong = shown > limits.plots;
     this.scroll.toggleAttribute("data-long", isLong);
     const region = { role: "region", "aria-label": "Plots of the metrics", tabindex: "0" };
@@ -227,13 +260,21 @@ export class CurveGrid extends Section {
       if (isLong) setAttribute(this.scroll, name, value);
       else this.scroll.removeAttribute(name);
     }
-    const count = `${units.formatCount(shown)} of ${units.formatCount(found)} metrics shown`;
+    const count = `${formatCount(shown)} of ${formatCount(found)} metrics shown`;
     const left = found - shown;
     setText(this.shown, shown === known ? "" : found ? count : "No metric matches");
     setText(this.more, `Show ${Math.min(limits.plots, left)} more`);
     setHidden(this.more, !left);
     setHidden(this.fewer, !isLong);
     setHidden(this.foot, !this.shown.textContent && !isLong);
+  }
+}
+
+/** First part of the names of the plots below. */
+class Heading {
+  /** @param {string} name */
+  constructor(name) {
+    this.element = h("div", { class: "nbl-prefix", role: "heading", "aria-level": "4" }, name);
   }
 }
 

@@ -16,6 +16,8 @@ const SHAPES = {
   dash: "M1.5 5h9v2h-9z",
 };
 
+const FOCUSABLE = new Set(["a", "button", "input", "select", "summary"]);
+
 /**
  * Create an element. Attributes that are undefined are left out; a string among the children becomes a text node.
  * @template {keyof HTMLElementTagNameMap} Tag
@@ -25,6 +27,9 @@ const SHAPES = {
  */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
+  // JupyterLab then leaves the keys to what has the focus: `b` in a list would insert a cell, two zeros restart the
+  // kernel. Its shortcuts match the element with the focus itself, so the attribute at a parent comes too late.
+  if (FOCUSABLE.has(tag) || attributes.tabindex) element.setAttribute("data-lm-suppress-shortcuts", "true");
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name.slice(2), value);
     else if (value !== undefined) element.setAttribute(name, value);
@@ -131,10 +136,70 @@ export class KeyedList {
 /** @param {HTMLElement} control @param {string} label */
 export const field = (control, label) => h("label", { class: "nbl-field" }, control, h("span", {}, label));
 
+/** A row of tabs, of which one is selected. Arrow keys, Home and End move between them. @template {string | number} Key */
+export class TabBar {
+  /** @type {Key[]} */
+  #keys = [];
+  #onSelect;
+  #uid = `nbl-${Math.random().toString(36).slice(2)}`;
+
+  /** @param {string} label @param {Key} selected @param {() => void} onSelect called when the user has selected another tab */
+  constructor(label, selected, onSelect) {
+    this.selected = selected;
+    this.#onSelect = onSelect;
+    const onkeydown = (/** @type {KeyboardEvent} */ event) => this.#onKey(event);
+    this.element = h("div", { class: "nbl-tabs", role: "tablist", "aria-label": label, onkeydown });
+    this.list = new KeyedList(this.element, (/** @type {string} */ _, /** @type {Key} */ key) => {
+      const attributes = { type: "button", class: "nbl-tab", role: "tab", id: this.idOf(key), "aria-controls": `${this.idOf(key)}-panel` };
+      return { element: h("button", { ...attributes, onclick: () => this.select(key) }) };
+    });
+  }
+
+  /** @param {Key} key */
+  idOf(key) {
+    return `${this.#uid}-${String(key).replaceAll(" ", "-")}`;
+  }
+
+  /** Show these tabs; if the selected one is not among them, the first one is selected. @param {[key: Key, text: string][]} tabs */
+  show(tabs) {
+    this.#keys = tabs.map(([key]) => key);
+    if (!this.#keys.includes(this.selected) && tabs.length) this.selected = tabs[0][0];
+    this.list.show(tabs);
+    for (const [key, text] of tabs) {
+      const tab = /** @type {Element} */ (this.list.views.get(key)?.element);
+      setText(tab, text);
+      setAttribute(tab, "aria-selected", String(key === this.selected));
+      setAttribute(tab, "tabindex", key === this.selected ? "0" : "-1");
+    }
+  }
+
+  /** @param {Key} key */
+  select(key) {
+    this.selected = key;
+    this.#onSelect();
+  }
+
+  /** @param {KeyboardEvent} event */
+  #onKey(event) {
+    const at = this.#keys.indexOf(this.selected);
+    /** @type {Record<string, number>} */
+    const targets = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: this.#keys.length - 1 };
+    const target = targets[event.key];
+    if (target === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.select(this.#keys[(target + this.#keys.length) % this.#keys.length]);
+    const tab = this.list.views.get(this.selected)?.element;
+    tab?.focus();
+    tab?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+}
+
 /** A part of the page: heading, controls beside the heading, body. Hidden until it has something to show. */
 export class Section {
   /** @param {string} title */
   constructor(title) {
+    this.title = title;
     this.controls = h("div", { class: "nbl-controls" });
     this.body = h("div", { class: "nbl-body" });
     const heading = h(

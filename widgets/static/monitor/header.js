@@ -1,7 +1,7 @@
 import { h, KeyedList, ProgressBar, setAttribute, setHidden, setText, StateLight } from "./elements.js";
 import { PauseButton } from "./pausing.js";
 import { plainText } from "./text.js";
-import { isNumber } from "./units.js";
+import { formatSeconds, isNumber } from "./units.js";
 
 /** @import { RunData } from "./model.js" */
 /** @import { Action, PageMessage, ProgressItem, RankItem, Topic } from "./wire" */
@@ -68,6 +68,7 @@ export class Header {
     setText(this.name, run.name ?? "");
     setAttribute(this.name, "title", run.id ?? "");
     const batch = run.effective_batch && `effective batch ${run.effective_batch}`;
+    setAttribute(this.summary, "title", [run.arguments, run.summary, batch].filter(Boolean).join("\n"));
     showText(this.summary, [run.arguments, run.summary, batch].filter(Boolean).join(" · "));
     showText(this.waiting, plainText(run.waiting ?? ""));
     showText(this.hint, this.#hint(data));
@@ -84,8 +85,9 @@ export class Header {
     if (run.is_over) return run.state === "lost" ? "The kernel ended before the run did." : "";
     if (link === "up") return run.action_hint ?? "";
     if (link === "silent") return "Kernel not responding. Last update shown.";
+    if (run.back) return `The kernel restarted or ended; the run continues: ${run.back} shows it again.`;
     const folder = run.id ? ` open_run("${run.id}") shows what its folder holds.` : "";
-    return `The kernel restarted or ended. The run has ended too, unless it is detached. Last update shown.${folder}`;
+    return `The kernel restarted or ended. The run has ended too. Last update shown.${folder}`;
   }
 
   /**
@@ -94,7 +96,7 @@ export class Header {
    */
   tick(data) {
     const seconds = data.isLive ? Math.floor(data.seconds) : data.seconds;
-    setText(this.clock, data.isKnown ? data.legend.units.formatSeconds(seconds) : "");
+    setText(this.clock, data.isKnown ? formatSeconds(seconds) : "");
   }
 }
 
@@ -150,13 +152,9 @@ export class Progress {
 
   /** @param {ProgressItem} progress @param {RunData} data */
   #paintSlowest(progress, data) {
-    const { units } = data.legend;
-    const text = [progress.description, units.formatDone(progress)].filter(Boolean).join(" · ");
-    const left = isNumber(progress.seconds_left) ? `${units.formatSeconds(Math.ceil(progress.seconds_left))} ${progress.left}` : "";
-    const pace = [units.formatRate(progress.rate), left].filter(Boolean).join(" · ");
-    setText(this.done, text);
-    setText(this.pace, data.isLive && !data.isPaused ? pace : "");
-    this.bar.show(progress, text, data.state);
+    setText(this.done, progress.text);
+    setText(this.pace, data.isLive && !data.isPaused ? progress.pace : "");
+    this.bar.show(progress, progress.text, data.state);
   }
 
   #paintRows() {
@@ -176,8 +174,7 @@ class ProgressRow {
 
   /** @param {RankItem} rank @param {RunData} data */
   show(rank, data) {
-    const done = data.legend.units.formatDone(rank);
-    setText(this.text, done);
-    this.bar.show(rank, done, data.stateOf(rank));
+    setText(this.text, rank.words.done);
+    this.bar.show(rank, rank.words.done, data.stateOf(rank));
   }
 }

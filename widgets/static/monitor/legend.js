@@ -1,5 +1,3 @@
-import { Units } from "./units.js";
-
 /** @import { LegendItem, StateLook } from "./wire" */
 
 // States of the link to the kernel, which no message reports.
@@ -9,17 +7,18 @@ export const UNANSWERED = { word: "waiting for the kernel", tone: "quiet", shape
 export const NOT_RESPONDING = { word: "not responding", tone: "warn", shape: "dash" };
 /** @type {StateLook} */
 export const LOST = { word: "lost", tone: "warn", shape: "dash" };
+/** A detached run whose kernel has ended. @type {StateLook} */
+export const CONTINUES = { word: "continues elsewhere", tone: "live", shape: "dash" };
 
-/** Words, letters, colours, limits and number formats: the tables of notebook_launcher/drawing/legend.py. */
+/** Words, letters, colours and limits: the tables of notebook_launcher/drawing/legend.py. */
 export class Legend {
   #runStates;
   #rankStates;
 
   /** @param {LegendItem} item */
-  constructor({ phases, run_states: runStates, rank_states: rankStates, limits, formats }) {
+  constructor({ phases, run_states: runStates, rank_states: rankStates, limits }) {
     this.phases = phases;
     this.limits = limits;
-    this.units = new Units(formats);
     this.#runStates = runStates;
     this.#rankStates = rankStates;
   }

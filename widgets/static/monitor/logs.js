@@ -1,25 +1,24 @@
 import { styleOf } from "./canvas.js";
-import { field, h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
+import { field, h, KeyedList, Section, setAttribute, setHidden, setText, TabBar } from "./elements.js";
+import { formatCount } from "./units.js";
 
-/** @import { Line, RunData } from "./model.js" */
+/** @import { LogText, RunData } from "./model.js" */
 /** @import { Topic } from "./wire" */
 /** @typedef {number | "all"} TabKey a rank, or all of them */
+
+const MOST_TABS = 12;
 
 /** Output of the ranks: a tab for each rank and one for all of them, a search, and a filter for what differs. */
 export class Logs extends Section {
   /** @type {Topic[]} */
   topics = ["logs", "ranks"];
-  /** @type {TabKey} */
-  #selected = "all";
   /** Searched text in lower case. */
   #words = "";
   /** @type {RunData | undefined} */
   #data;
 
-  /** @param {string} uid that no other view on the page has */
-  constructor(uid) {
+  constructor() {
     super("Logs");
-    this.panelId = `${uid}-log`;
     this.search = h("input", {
       type: "search",
       placeholder: "Search",
@@ -30,24 +29,16 @@ export class Logs extends Section {
     this.differencesField = field(this.differences, "Only differences");
     this.differencesField.title = "Hide lines that every rank wrote";
     this.controls.append(this.search, this.differencesField);
-    this.tabs = h("div", {
-      class: "nbl-tabs",
-      role: "tablist",
-      "aria-label": "Rank whose log is shown",
-      onkeydown: (event) => this.#onKey(event),
-    });
+    this.tabs = new TabBar("Rank whose log is shown", /** @type {TabKey} */ ("all"), () => this.#select());
+    this.choice = h("select", { "aria-label": "Rank whose log is shown", onchange: () => this.tabs.select(this.#chosen()) });
+    this.controls.prepend(this.choice);
     this.count = h("div", { class: "nbl-count", role: "status" });
-    this.panel = h("div", { class: "nbl-log", role: "tabpanel", id: this.panelId, tabindex: "0" });
-    this.body.append(this.tabs, this.panel, this.count);
-    this.tabList = new KeyedList(
-      this.tabs,
-      (/** @type {TabKey} */ key) => this.#makeTab(key),
-      ({ element }, key) => this.#updateTab(element, key),
-    );
+    this.panel = h("div", { class: "nbl-log", role: "tabpanel", tabindex: "0" });
+    this.body.append(this.tabs.element, this.panel, this.count);
     this.lineList = new KeyedList(
       this.panel,
-      (/** @type {Line} */ line) => new LogLine(line),
-      (row, line) => row.show(line, this.#words, this.#selected === "all"),
+      (/** @type {LogText} */ line) => new LogLine(line),
+      (row, line) => row.show(line, this.#words, this.tabs.selected === "all"),
     );
   }
 
@@ -63,21 +54,36 @@ export class Logs extends Section {
   }
 
   /** @param {RunData} data */
+  has(data) {
+    return data.logs.size > 0;
+  }
+
+  /** @returns {TabKey} */
+  #chosen() {
+    return this.choice.value === "all" ? "all" : Number(this.choice.value);
+  }
+
+  /** Show a tab for each rank, or a list where they would not fit beside each other. @param {RunData} data */
   #paintTabs(data) {
     const ranks = data.rankNumbers;
-    setHidden(this.element, !data.logs.size);
-    setHidden(this.tabs, ranks.length < 2);
     setHidden(this.differencesField, ranks.length < 2);
-    if (this.#selected !== "all" && !ranks.includes(this.#selected)) this.#selected = "all";
-    /** @type {TabKey[]} */
-    const keys = ["all", ...ranks];
-    this.tabList.show(keys.map((key) => [key, key]));
-    setAttribute(this.panel, "aria-labelledby", `${this.panelId}-${this.#selected}`);
+    const nameOf = (/** @type {number} */ rank) => `rank ${rank}${data.ranks.get(rank)?.state === "failed" ? " (failed)" : ""}`;
+    /** @type {[TabKey, string][]} */
+    const tabs = [["all", "all"], ...ranks.map((rank) => /** @type {[TabKey, string]} */ ([rank, nameOf(rank)]))];
+    this.tabs.show(tabs);
+    setHidden(this.tabs.element, ranks.length < 2 || ranks.length > MOST_TABS);
+    setHidden(this.choice, ranks.length <= MOST_TABS);
+    if (this.choice.options.length !== tabs.length || this.choice.textContent !== tabs.map(([, text]) => text).join(""))
+      this.choice.replaceChildren(...tabs.map(([key, text]) => h("option", { value: String(key) }, text)));
+    this.choice.value = String(this.tabs.selected);
+    this.panel.id = `${this.tabs.idOf(this.tabs.selected)}-panel`;
+    setAttribute(this.panel, "aria-labelledby", this.tabs.idOf(this.tabs.selected));
   }
 
   /** @param {RunData} data */
   #paintLines(data) {
-    const kept = this.#selected === "all" ? data.lines : (data.logs.get(this.#selected)?.lines ?? []);
+    const { selected } = this.tabs;
+    const kept = selected === "all" ? data.lines : (data.logs.get(selected)?.lines ?? []);
     const common = this.differences.checked && !this.differencesField.hidden ? data.commonTexts() : new Set();
     this.#words = this.search.value.toLowerCase();
     const found = kept.filter(({ text }) => !common.has(text) && text.toLowerCase().includes(this.#words));
@@ -85,65 +91,24 @@ export class Logs extends Section {
     const wasAtEnd = this.panel.scrollHeight - this.panel.scrollTop - this.panel.clientHeight < 24;
     this.lineList.show(shown.map((line) => [line, line]));
     if (wasAtEnd) this.panel.scrollTop = this.panel.scrollHeight;
-    const format = (/** @type {number} */ number) => data.legend.units.formatCount(number);
-    setText(this.count, this.#countText(kept.length, found.length, shown.length, format));
+    setText(this.count, this.#countText(kept.length, found.length, shown.length));
   }
 
-  /** @param {number} kept @param {number} found @param {number} shown @param {(number: number) => string} format */
-  #countText(kept, found, shown, format) {
+  /** @param {number} kept @param {number} found @param {number} shown */
+  #countText(kept, found, shown) {
     if (!kept) return "Nothing written yet";
-    if (!found && this.#words) return `No line contains “${this.search.value}” (${format(kept)} searched)`;
+    if (!found && this.#words) return `No line contains “${this.search.value}” (${formatCount(kept)} searched)`;
     if (!found) return "Every rank wrote the same lines";
-    const all = `${format(kept)} ${kept === 1 ? "line" : "lines"}`;
-    const lines = found === kept ? all : `${format(found)} of ${format(kept)} lines`;
-    return shown < found ? `Last ${format(shown)} of ${lines}` : lines;
+    const all = `${formatCount(kept)} ${kept === 1 ? "line" : "lines"}`;
+    const lines = found === kept ? all : `${formatCount(found)} of ${formatCount(kept)} lines`;
+    return shown < found ? `Last ${formatCount(shown)} of ${lines}` : lines;
   }
 
-  /** @param {TabKey} key */
-  #makeTab(key) {
-    const element = h("button", {
-      type: "button",
-      class: "nbl-tab",
-      role: "tab",
-      id: `${this.panelId}-${key}`,
-      "aria-controls": this.panelId,
-      onclick: () => this.#select(key),
-    });
-    return { element };
-  }
-
-  /** @param {HTMLElement} tab @param {TabKey} key */
-  #updateTab(tab, key) {
-    const isSelected = key === this.#selected;
-    const hasFailed = key !== "all" && this.#data?.ranks.get(key)?.state === "failed";
-    setText(tab, key === "all" ? "all" : `rank ${key}${hasFailed ? " (failed)" : ""}`);
-    setAttribute(tab, "aria-selected", String(isSelected));
-    setAttribute(tab, "tabindex", isSelected ? "0" : "-1");
-  }
-
-  /** @param {TabKey} key */
-  #select(key) {
+  #select() {
     if (!this.#data) return;
-    this.#selected = key;
     this.#paintTabs(this.#data);
     this.#paintLines(this.#data);
     this.panel.scrollTop = this.panel.scrollHeight;
-  }
-
-  /** @param {KeyboardEvent} event */
-  #onKey(event) {
-    const keys = [...this.tabList.views.keys()];
-    const at = keys.indexOf(this.#selected);
-    /** @type {Record<string, number>} */
-    const targets = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: keys.length - 1 };
-    const target = targets[event.key];
-    if (target === undefined) return;
-    event.preventDefault();
-    event.stopPropagation();
-    this.#select(keys[(target + keys.length) % keys.length]);
-    const tab = this.tabList.views.get(this.#selected)?.element;
-    tab?.focus();
-    tab?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 }
 
@@ -152,7 +117,7 @@ class LogLine {
   /** @type {string | undefined} */
   #drawn;
 
-  /** @param {Line} line */
+  /** @param {LogText} line */
   constructor({ rank }) {
     this.rank = h("span", { class: "nbl-line-rank" }, String(rank));
     this.rank.style.color = `var(--nbl-rank-${styleOf(rank).color})`;
@@ -161,7 +126,7 @@ class LogLine {
   }
 
   /**
-   * @param {Line} line
+   * @param {LogText} line
    * @param {string} words to mark, in lower case
    * @param {boolean} isMerged with the lines of other ranks
    */

@@ -31,10 +31,13 @@ export class Measurements extends Section {
   }
 
   /** @param {RunData} data */
+  has({ run, findings }) {
+    return findings.size > 0 || (!run.is_over && Boolean(run.actions?.stop));
+  }
+
+  /** @param {RunData} data */
   paint(data) {
-    const { actions, is_over: isOver } = data.run;
-    setHidden(this.element, isOver ? !data.findings.size : !actions?.stop && !data.findings.size);
-    setHidden(this.controls, Boolean(isOver));
+    setHidden(this.controls, Boolean(data.run.is_over));
     for (const part of this.parts) part.paint(data);
   }
 }

@@ -1,23 +1,25 @@
-import { Legend, LOST, NOT_RESPONDING, UNANSWERED } from "./legend.js";
-import { Metric } from "./series.js";
+import { CONTINUES, Legend, LOST, NOT_RESPONDING, UNANSWERED } from "./legend.js";
 import { plainLine, plainText } from "./text.js";
 
 /** @import { AnswerItem, ChangeItem, ErrorItem, Limits, PictureItem, RankItem, Reset, RunItem } from "./wire" */
-/** @import { FindingItem, Measure, SettingItem, Span, StateLook, Topic, Update } from "./wire" */
+/** @import { FileItem, FindingItem, LineItem, Measure, PlotItem, PlottingItem, SettingItem, Span, StateLook } from "./wire" */
+/** @import { Topic, Update, ZoomedItem } from "./wire" */
 
-/** @typedef {{ rank: number, text: string }} Line a line of a rank's log; an unfinished line still grows */
+/** @typedef {{ rank: number, text: string }} LogText a line of a rank's log; an unfinished line still grows */
+/** @typedef {Omit<LineItem, "keep">} Line a line of a plot, whole */
+/** @typedef {Omit<PlotItem, "lines"> & { lines: Line[], zoomed?: ZoomedItem }} PlotData */
 
 /** @type {Topic[]} */
 const TOPICS = [
-  ...(/** @type {const} */ (["run", "ranks", "curves", "pictures", "lanes", "usage", "logs"])),
+  ...(/** @type {const} */ (["run", "ranks", "plots", "plotting", "zoomed", "files", "pictures", "lanes", "usage", "logs"])),
   ...(/** @type {const} */ (["errors", "notices", "settings", "changes", "answers", "findings"])),
 ];
 
 /** Output of a rank: finished lines, and one that has no end yet. */
 class RankLog {
-  /** @type {Line[]} */
+  /** @type {LogText[]} */
   lines = [];
-  /** @type {Line | null} */
+  /** @type {LogText | null} */
   #open = null;
   #raw = "";
   #rank;
@@ -36,7 +38,7 @@ class RankLog {
   extend(text) {
     const { lines: maxLines, line_characters: maxCharacters } = this.#limits;
     const pieces = text.split("\n");
-    /** @type {Line[]} */
+    /** @type {LogText[]} */
     const added = [];
     pieces.forEach((piece, at) => {
       this.#raw = (this.#raw + piece).slice(-2 * maxCharacters);
@@ -78,6 +80,25 @@ function getOrCreate(map, key, make) {
   return /** @type {Value} */ (map.get(key));
 }
 
+/**
+ * Return a plot with the points that a message adds.
+ * @param {PlotItem} item
+ * @param {PlotData | undefined} known
+ * @returns {PlotData}
+ */
+function wholePlot(item, known) {
+  const lines = item.lines.map((line, at) => {
+    const before = known?.lines[at];
+    const join = (/** @type {any[] | undefined} */ old, /** @type {any[]} */ more) => [...(old ?? []).slice(0, line.keep), ...more];
+    const { x, y, smooth, low, high } = line;
+    const whole = { ...line, x: join(before?.x, x), y: join(before?.y, y) };
+    if (smooth) whole.smooth = join(before?.smooth, smooth);
+    if (low && high) [whole.low, whole.high] = [join(before?.low, low), join(before?.high, high)];
+    return whole;
+  });
+  return { ...item, lines, zoomed: known?.zoomed };
+}
+
 /** State of a run as the messages reported it, and the topics that changed since the last frame. */
 export class RunData {
   /** @type {Set<Topic>} */
@@ -94,9 +115,13 @@ export class RunData {
   run;
   /** @type {Map<number, RankItem>} */
   ranks = new Map();
-  /** @type {Map<string, Metric>} */
-  metrics = new Map();
-  /** Memory and load of the ranks. @type {Map<string, Metric>} */
+  /** @type {Map<string, PlotData>} */
+  plots = new Map();
+  /** @type {PlottingItem} */
+  plotting = { axis: "step", grouped: true, average: false, smoothing: 0, order: [], can_group: false, has_epochs: false, num_ranks: 0, marks: [], turn: 0 };
+  /** Files that no view has offered yet. @type {FileItem[]} */
+  files = [];
+  /** Memory and load of the ranks. @type {Map<string, PlotData>} */
   usage = new Map();
   /** Pictures by name and rank, the oldest first. @type {Map<string, PictureItem[]>} */
   pictures = new Map();
@@ -104,7 +129,7 @@ export class RunData {
   lanes = new Map();
   /** @type {Map<number, RankLog>} */
   logs = new Map();
-  /** Lines of all ranks in the order of their arrival. @type {Line[]} */
+  /** Lines of all ranks in the order of their arrival. @type {LogText[]} */
   lines = [];
   /** @type {ErrorItem[]} */
   errors = [];
@@ -141,18 +166,19 @@ export class RunData {
   /** @param {Legend} legend */
   #reset(legend) {
     [this.isKnown, this.legend, this.run] = [true, legend, {}];
-    const { ranks, metrics, usage, pictures, lanes, logs, answers, findings } = this;
-    for (const map of [ranks, metrics, usage, pictures, lanes, logs, answers, findings]) map.clear();
+    const { ranks, plots, usage, pictures, lanes, logs, answers, findings } = this;
+    for (const map of [ranks, plots, usage, pictures, lanes, logs, answers, findings]) map.clear();
     [this.lines, this.errors, this.notices, this.settings, this.changes] = [[], [], [], [], []];
     this.markAllChanged();
   }
 
   /** @param {Reset | Update} message */
   #add(message) {
-    const { run, ranks = [], curves = [], lanes = [], logs = [], errors = [], notices = [] } = message;
+    const { run, ranks = [], plots = [], plotting, zoomed = [], files = [], lanes = [], logs = [], errors = [], notices = [] } = message;
     const { pictures = [], settings = [], changes = [], answers = [], findings = [], usage = [] } = message;
     const { limits } = this.legend;
-    const known = { run: run ? [run] : [], ranks, curves, pictures, lanes, usage, logs };
+    const single = { run: run ? [run] : [], plotting: plotting ? [plotting] : [] };
+    const known = { ...single, ranks, plots, zoomed, files, pictures, lanes, usage, logs };
     const topics = { ...known, errors, notices, settings, changes, answers, findings };
     for (const topic of TOPICS) if (topics[topic].length) this.changed.add(topic);
     if (run) {
@@ -161,12 +187,14 @@ export class RunData {
       [this.run, this.#runReceivedAt] = [run, performance.now()];
     }
     for (const rank of ranks) this.ranks.set(rank.rank, rank);
-    for (const curve of curves) {
-      getOrCreate(this.metrics, curve.name, () => new Metric(curve.name, limits.points)).extend(curve);
+    for (const plot of plots) this.plots.set(plot.key, wholePlot(plot, this.plots.get(plot.key)));
+    for (const plot of usage) this.usage.set(plot.key, wholePlot(plot, this.usage.get(plot.key)));
+    if (plotting) this.#setPlotting(plotting);
+    for (const item of zoomed) {
+      const plot = this.plots.get(item.key);
+      if (plot) this.plots.set(item.key, { ...plot, zoomed: item });
     }
-    for (const curve of usage) {
-      getOrCreate(this.usage, curve.name, () => new Metric(curve.name, limits.points)).extend(curve);
-    }
+    this.files.push(...files);
     for (const picture of pictures) {
       const key = JSON.stringify([picture.name, picture.rank]);
       appendBounded(
@@ -194,6 +222,13 @@ export class RunData {
     // An object each, so that two notices of the same text are told apart.
     const texts = notices.map((text) => ({ text: plainText(text) }));
     appendBounded(this.notices, texts, limits.notices);
+  }
+
+  /** @param {PlottingItem} plotting */
+  #setPlotting(plotting) {
+    this.plotting = plotting;
+    const order = new Set(plotting.order);
+    for (const key of this.plots.keys()) if (!order.has(key)) this.plots.delete(key);
   }
 
   /**
@@ -227,7 +262,8 @@ export class RunData {
 
   /** Appearance of the run's state. Without a link to the kernel, the state of a live run is that of the link. */
   get state() {
-    if (!this.run.is_over && this.link !== "up") return this.link === "lost" ? LOST : NOT_RESPONDING;
+    if (!this.run.is_over && this.link === "lost") return this.run.back ? CONTINUES : LOST;
+    if (!this.run.is_over && this.link !== "up") return NOT_RESPONDING;
     return this.isKnown ? this.legend.runState(this.run.state) : UNANSWERED;
   }
 

@@ -21,8 +21,12 @@ export class Pictures extends Section {
   }
 
   /** @param {RunData} data */
+  has({ pictures }) {
+    return pictures.size > 0;
+  }
+
+  /** @param {RunData} data */
   paint({ pictures }) {
-    setHidden(this.element, !pictures.size);
     this.list.show([...pictures]);
   }
 }

@@ -1,197 +1,346 @@
-import {
-  drawAxes,
-  drawCursorLine,
-  drawPlotLine,
-  drawSelection,
-  drawWords,
-  makeAxes,
-  nearestStep,
-  stepAt,
-} from "./axes.js";
-import { styleOf, Surface, Tooltip } from "./canvas.js";
-import { placedChanges, placesOf } from "./charts.js";
+import { faded, styleOf, Tooltip } from "./canvas.js";
 import { downloadPng } from "./downloads.js";
 import { h, icon, KeyedList, setAttribute, setHidden, setText } from "./elements.js";
-import { drawMarks, markRows } from "./marks.js";
-import { PartLabel } from "./parts.js";
-import { fillDot, valueScale } from "./plotting.js";
-import { extentOf } from "./series.js";
+import { formatPlace, formatSeconds, formatTick, formatValue } from "./units.js";
+import { uPlot } from "./uPlot.iife.min.js";
 
-/** @import { Axes } from "./axes.js" */
 /** @import { FrameLoop, Theme, TooltipRow } from "./canvas.js" */
-/** @import { AxisKind } from "./charts.js" */
 /** @import { CurveOptions } from "./curves.js" */
-/** @import { Legend } from "./legend.js" */
-/** @import { PartLook } from "./parts.js" */
-/** @import { Extent, PlotLine } from "./plotting.js" */
-/** @import { Chart } from "./charts.js" */
-/** @import { Curve } from "./series.js" */
+/** @import { PlotData, Line } from "./model.js" */
+/** @import { AxisKind, Value } from "./wire" */
+
+/** @typedef {[low: number, high: number]} Extent */
+/** A line with its appearance. @typedef {Line & { ink: string, dash: number[] }} Drawn */
+/** What all plots of a grid share: options, and what one plot asks of the others and of the kernel.
+ * @typedef {{
+ *   options: CurveOptions,
+ *   onPin?: () => void,
+ *   onZoom?: (plot: Plot, extent: Extent | null) => void,
+ *   onCursor?: (plot: Plot, place: number | null) => void,
+ *   tooltipRows: () => number,
+ * }} Grid */
 
 const PIN = "M3.5 1h5v1.2l-.9.6.3 2.4 1.6 1.5V8H6.6L6 11.4 5.4 8H2.5V6.7l1.6-1.5.3-2.4-.9-.6z";
+const LARGE = "M1.5 1.5h4v1.2H3.6l2 2-.9.9-2-2v1.9H1.5zM10.500 10.500h-4V9.300h1.900l-2-2 .9-.9 2 2V6.500h1.200z";
 const SHORTEST_DRAG = 4; // pixels; a shorter one is a click
+const REACH = 6; // pixels from a mark within which a pointer shows what was changed
+const LARGEST = 1e30; // uPlot has no ticks beyond it
+const SECONDS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
+const PARTS = [0.001, 0.01, 0.1].flatMap((power) => [1, 2, 5].map((factor) => Number((power * factor).toPrecision(1))));
+const WHOLE = Array.from({ length: 16 }, (_, at) => [1, 2, 5].map((factor) => factor * 10 ** at)).flat();
 
-/** A chart: name, last values, and a canvas to zoom (drag, keys) and to read values from (hover, keys). */
+/** A plot of uPlot's with name, last values, and a part to read values from (hover, keys) and to zoom (drag, keys). */
 export class Plot {
-  /** Steps that the plot is zoomed to. @type {Extent | null} */
+  isVisible = false;
+  isStale = true;
+  #size = { width: 0, height: 0 };
+  /** Places that the plot is zoomed to. @type {Extent | null} */
   #zoom = null;
-  /** Position of the cursor in pixels. @type {number | null} */
-  #cursor = null;
-  /** Position in pixels where a drag began. @type {number | null} */
-  #dragStart = null;
-  /** Steps of all lines. @type {Extent} */
-  #extent = [0, 0];
-  /** Axes of the last frame; null if there was nothing to draw. @type {Axes | null} */
-  #axes = null;
-  /** Axis of the last frame. @type {AxisKind} */
-  #kind = "step";
-  #isDrawn = false;
-  #chart;
-  #options;
-  #legend;
-  #onPin;
+  /** @type {any} */
+  #uplot = null;
+  /** What `#uplot` was made for: it is made again where this differs. */
+  #shape = "";
+  /** @type {Drawn[]} */
+  #lines = [];
+  /** Positions in uPlot's data of the values of each line. @type {number[]} */
+  #columns = [];
+  /** Places of all lines. @type {Extent} */
+  #extent = [0, 1];
+  /** @type {Theme | undefined} */
+  #theme;
+  #isTold = false;
+  /** @type {PlotData} */
+  #data;
+  /** @type {Grid} */
+  #grid;
+  /** @type {FrameLoop} */
+  #frames;
 
-  /**
-   * @param {Chart} chart
-   * @param {FrameLoop} frames
-   * @param {CurveOptions} options
-   * @param {Legend} legend
-   * @param {(() => void) | null} onPin called when the metric was pinned or unpinned; null: it cannot be
-   */
-  constructor(chart, frames, options, legend, onPin) {
-    this.#chart = chart;
-    this.#options = options;
-    this.#legend = legend;
-    this.#onPin = onPin;
+  /** @param {PlotData} data @param {FrameLoop} frames @param {Grid} grid */
+  constructor(data, frames, grid) {
+    [this.#data, this.#frames, this.#grid] = [data, frames, grid];
+    const { title } = data;
     const attributes = { class: "nbl-canvas nbl-plot-canvas", tabindex: "0", role: "img" };
-    this.surface = new Surface(frames, (...all) => this.#draw(...all), attributes);
+    this.target = h("div", attributes);
+    this.target.addEventListener("keydown", (event) => this.#onKey(event));
+    this.target.addEventListener("blur", () => this.#leave());
     this.latest = h("span", { class: "nbl-latest" });
-    this.parts = h("div", { class: "nbl-parts" });
-    this.partList = new KeyedList(
-      this.parts,
-      () => new PartLabel(),
-      (label, /** @type {PartLook} */ look) => label.show(look),
-    );
-    const reset = () => this.#setZoom(null);
-    this.reset = h(
-      "button",
-      { type: "button", class: "nbl-link", title: "Or double-click the plot", onclick: reset },
-      "Reset zoom",
-    );
+    const parts = h("div", { class: "nbl-parts" });
+    this.parts = new KeyedList(parts, () => new PartLabel(), (label, /** @type {Drawn} */ line) => label.show(line));
+    this.words = h("div", { class: "nbl-plot-words" });
+    const reset = { type: "button", class: "nbl-link", title: "Or double-click the plot", onclick: () => this.zoomTo(null) };
+    this.reset = h("button", reset, "Reset zoom");
     this.reset.hidden = true;
-    this.png = h(
+    const png = h(
       "button",
       {
-        type: "button",
-        class: "nbl-link nbl-quiet-link",
-        title: "Download this chart as a picture",
-        "aria-label": `Download ${chart.name} as PNG`,
-        onclick: () => frames.theme && downloadPng(this.surface.canvas, chart.name, frames.theme),
+        ...{ type: "button", class: "nbl-link nbl-quiet-link", title: "Download this chart as a picture" },
+        "aria-label": `Download ${title} as PNG`,
+        onclick: () => this.#uplot && this.#theme && downloadPng(this.#uplot.ctx.canvas, title, this.#theme),
       },
       "PNG",
     );
-    this.pin = h("button", {
-      type: "button",
-      class: "nbl-pin",
-      "aria-label": `Pin ${chart.name}`,
-      title: "Keep this metric first",
-      onclick: () => this.#togglePin(),
-    });
-    this.pin.append(icon(PIN).svg);
-    this.pin.hidden = !onPin;
-    const name = h("span", { class: "nbl-plot-name", title: chart.members.map(({ metric }) => metric.name).join(", ") }, chart.name);
-    const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
+    this.pin = iconButton(PIN, `Pin ${title}`, "Keep this metric first", () => this.#togglePin());
+    this.pin.hidden = !grid.onPin;
+    this.large = iconButton(LARGE, `Enlarge ${title}`, "Show this chart large", () => this.#toggleLarge());
+    const name = h("span", { class: "nbl-plot-name", title: data.names.join(", ") }, ...endsOf(title));
+    const frame = h("div", { class: "nbl-frame" }, this.target, this.words);
     this.tooltip = new Tooltip(frame);
-    const caption = h("figcaption", {}, this.pin, name, this.reset, this.latest, this.png);
-    this.element = h("figure", { class: "nbl-plot" }, caption, this.parts, frame);
-    this.#listen(this.surface.canvas);
+    const caption = h("figcaption", {}, this.pin, name, this.reset, this.latest, png, this.large);
+    this.element = h("figure", { class: "nbl-plot" }, caption, parts, frame);
+    this.update(data);
+    frames.watch(this);
   }
 
   remove() {
-    this.surface.remove();
+    this.#frames.unwatch(this);
+    this.setVisible(false);
+  }
+
+  invalidate() {
+    this.isStale = true;
+    this.#frames.request();
   }
 
   #togglePin() {
-    const { pinned } = this.#options;
-    if (!pinned.delete(this.#chart.name)) pinned.add(this.#chart.name);
-    this.#onPin?.();
+    const { pinned } = this.#grid.options;
+    if (!pinned.delete(this.#data.title)) pinned.add(this.#data.title);
+    this.#grid.onPin?.();
     this.pin.focus(); // The plot moves to another place, and an element that moves loses the focus.
   }
 
-  /** @param {Chart} chart */
-  update(chart) {
-    setAttribute(this.pin, "aria-pressed", String(this.#options.pinned.has(chart.name)));
-    if (this.#isDrawn && this.#chart.equals(chart)) return;
-    [this.#chart, this.#isDrawn] = [chart, true];
-    setText(this.latest, this.#latestText());
+  #toggleLarge() {
+    const isLarge = this.element.toggleAttribute("data-large");
+    setAttribute(this.large, "aria-pressed", String(isLarge));
+    this.element.scrollIntoView({ block: "nearest" });
+  }
+
+  /** @param {PlotData} data */
+  update(data) {
+    this.#data = data;
+    setAttribute(this.pin, "aria-pressed", String(this.#grid.options.pinned.has(data.title)));
+    setText(this.latest, data.latest);
+    setAttribute(this.latest, "title", data.latest);
     const keys = "Arrow keys read values, plus and minus zoom, Escape shows all.";
-    const last = chart.members.length > 1 ? "several curves" : `last value ${this.latest.textContent}`;
-    setAttribute(this.surface.canvas, "aria-label", `${chart.name}, ${last}. ${keys}`);
-    this.surface.invalidate();
+    const last = data.lines.length > 1 && !data.latest ? "several curves" : `last value ${data.latest}`;
+    setAttribute(this.target, "aria-label", `${data.title}, ${last}. ${keys}`);
+    this.invalidate();
   }
 
-  #latestText() {
-    const { members } = this.#chart;
-    return members.length === 1 ? this.#latestOf([...members[0].metric.ranks]) : "";
+  // As the loop of frames needs it.
+
+  /** @param {{ width: number, height: number }} size */
+  setSize({ width, height }) {
+    this.isStale ||= width !== this.#size.width || height !== this.#size.height;
+    this.#size = { width, height };
   }
 
-  /** Name the parts of a group beside samples of their lines. @param {Theme} theme */
-  #paintParts(theme) {
-    const { members } = this.#chart;
-    const labels = members.map(({ part, metric }, at) => {
-      const isAveraged = this.#options.averages(metric.ranks.size, this.#legend.limits);
-      const isPlain = isAveraged || metric.ranks.size === 1;
-      const { color } = styleOf(at);
-      const look = { ink: isPlain ? theme.ranks[color] : theme.ink, line: isAveraged || at === 0 ? "solid" : "dashed" };
-      return { ...look, text: `${part} ${this.#latestOf([...metric.ranks])}` };
+  /** Note whether the plot is in sight. Out of sight it has no canvas: those of 200 plots take 100 MB. @param {boolean} isVisible */
+  setVisible(isVisible) {
+    this.isVisible = isVisible;
+    if (!isVisible) this.#drop();
+  }
+
+  #drop() {
+    this.#uplot?.destroy();
+    [this.#uplot, this.isStale] = [null, !this.isVisible];
+    this.tooltip.hide();
+  }
+
+  /** @param {Theme} theme */
+  paint(theme) {
+    const { width, height } = this.#size;
+    if (!width || !height) return;
+    [this.#theme, this.isStale] = [theme, false];
+    const { options } = this.#grid;
+    this.#lines = this.#linesIn(theme);
+    const isNamed = this.#lines.length > 1 && this.#lines.every(({ latest }) => latest);
+    this.parts.show(isNamed ? this.#lines.map((line, at) => [at, line]) : []);
+    const { data, columns, series, bands } = this.#uplotData();
+    this.#columns = columns;
+    const places = data[0];
+    const hasValue = data.slice(1).some((/** @type {Value[]} */ values) => values.some((value) => typeof value === "number"));
+    setText(this.words, hasValue ? "" : this.#whyEmpty());
+    if (places.length) this.#extent = [places[0], places[places.length - 1]];
+    const shape = JSON.stringify([series, options.isLog, options.axis, theme.ink]);
+    const cursor = this.#uplot?.cursor.left ?? -1;
+    if (!hasValue || shape !== this.#shape) this.#drop();
+    this.#shape = shape;
+    if (!hasValue) return;
+    if (this.#uplot && (this.#uplot.width !== width || this.#uplot.height !== height)) this.#uplot.setSize({ width, height });
+    const [min, max] = this.#zoom ?? widened(this.#extent);
+    if (this.#uplot) {
+      this.#uplot.batch(() => {
+        this.#uplot.setData(data, false);
+        this.#uplot.setScale("x", { min, max });
+      });
+    } else this.#uplot = new uPlot(this.#uplotOptions(series, bands, theme, { min, max }), data, this.target);
+    // A pointer that rests reads other values now; uPlot has its scales only after this.
+    if (cursor >= 0) queueMicrotask(() => this.#uplot?.setCursor({ left: cursor, top: 0 }));
+  }
+
+  #whyEmpty() {
+    const { lines } = this.#data;
+    const isFinite = lines.some(({ y }) => y.some((value) => value !== null));
+    if (this.#grid.options.isLog && isFinite) return "No value above zero, which a log scale needs";
+    return isFinite && !this.#lines.length ? "All ranks are hidden" : "No finite value";
+  }
+
+  /** Return the lines to draw, the finer ones of a zoom if the kernel has sent them. @param {Theme} theme @returns {Drawn[]} */
+  #linesIn(theme) {
+    const { lines, zoomed } = this.#data;
+    const isFine = this.#zoom && zoomed && this.#zoom.every((place, at) => place === zoomed.range[at]);
+    return lines.flatMap((line, at) => {
+      if (line.rank !== null && this.#grid.options.hidden.has(line.rank)) return [];
+      const { color, dash } = styleOf(line.style);
+      const fine = isFine ? zoomed.lines[at] : undefined;
+      return [{ ...line, ...(fine?.label === line.label ? fine : {}), ink: theme.ranks[color], dash }];
     });
-    this.partList.show(members.length > 1 ? labels.map((label, at) => [at, label]) : []);
   }
 
-  /** @param {[rank: number, curve: Curve][]} curves */
-  #latestOf(curves) {
-    const { units } = this.#legend;
-    const notFinite = units.formatValue(null);
-    const broken = curves.filter(([, curve]) => curve.last === null).map(([rank]) => rank);
-    if (broken.length && curves.length === 1) return notFinite;
-    if (broken.length) return `${notFinite} on rank ${broken.slice(0, 3).join(", ")}${broken.length > 3 ? "…" : ""}`;
-    const mean = curves.reduce((sum, [, curve]) => sum + (curve.last ?? NaN), 0) / curves.length;
-    const gaps = curves.some(([, curve]) => curve.hasGaps) ? `some ${notFinite}, ` : "";
-    return `${gaps}${curves.length === 1 ? "" : "mean "}${units.formatValue(mean)}`;
+  /** Return the lines as columns over common places, and what uPlot has to know about each. */
+  #uplotData() {
+    const { isLog } = this.#grid.options;
+    const least = isLog ? 1 / LARGEST : -LARGEST;
+    const onAxis = (/** @type {Value} */ value) =>
+      value === null || (isLog && value <= 0) ? null : Math.max(least, Math.min(LARGEST, value));
+    /** @type {{ ink: string, width: number, dash?: number[], hasDots: boolean }[]} */
+    const series = [];
+    const [tables, columns, bands] = [/** @type {any[]} */ ([]), /** @type {number[]} */ ([]), /** @type {any[]} */ ([])];
+    for (const { x, y, smooth, low, high, ink, dash } of this.#lines) {
+      const table = [x];
+      const add = (/** @type {Value[]} */ values, color = "", width = 0, hasDots = false, dashes = dash) => {
+        table.push(/** @type {any} */ (values.map(onAxis)));
+        series.push({ ink: color, width, dash: dashes, hasDots });
+      };
+      if (low && high) {
+        add(high);
+        add(low);
+        bands.push({ series: [series.length - 1, series.length], fill: faded(ink, 0.16) });
+      }
+      if (smooth) add(y, faded(ink, 0.25), 1, false, []);
+      // Dashes of a line that goes up and down in each pixel column cannot be seen.
+      add(smooth ?? y, ink, 1.6, true, x.length > this.#size.width ? [] : dash);
+      columns.push(series.length);
+      tables.push(table);
+    }
+    return { data: tables.length ? uPlot.join(tables) : [[]], columns, series, bands };
+  }
+
+  /** @param {{ ink: string, width: number, dash?: number[], hasDots: boolean }[]} series @param {any[]} bands @param {Theme} theme @param {{ min: number, max: number }} places */
+  #uplotOptions(series, bands, theme, places) {
+    const { axis, isLog, leastSpan } = this.#grid.options;
+    const [quiet, font] = [faded(theme.ink, 0.62), `11px ${theme.font}`];
+    const incrs = axis === "time" ? [...PARTS, ...SECONDS] : axis === "step" ? WHOLE : undefined;
+    const widthOf = (/** @type {any} */ u, /** @type {string[] | null} */ texts) => {
+      u.ctx.font = u.axes[1].font[0];
+      return 8 + Math.ceil(Math.max(0, ...(texts ?? []).map((text) => u.ctx.measureText(text ?? "").width)) / devicePixelRatio);
+    };
+    return {
+      ...this.#size,
+      padding: [6, 1, 0, 1],
+      legend: { show: false },
+      scales: {
+        x: { time: false, ...places },
+        y: isLog ? { distr: 3 } : { range: (/** @type {any} */ u, /** @type {number} */ low, /** @type {number} */ high) => this.#valueRange(u, low, high, leastSpan) },
+      },
+      series: [{}, ...series.map((one) => ({
+        ...{ stroke: one.ink || "transparent", width: one.width, dash: one.dash?.length ? one.dash : undefined },
+        points: { show: false, size: 4, fill: one.ink, filter: one.hasDots ? lonely : () => null },
+      }))],
+      bands,
+      axes: [
+        { stroke: quiet, font, size: 20, gap: 4, space: 70, incrs, grid: { show: false }, ticks: { show: false },
+          values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((split) => this.#tick(axis, split)) },
+        { stroke: quiet, font, size: widthOf, gap: 5, space: 26, grid: { stroke: faded(theme.ink, 0.09), width: 1 }, ticks: { show: false },
+          values: (/** @type {any} */ _, /** @type {Value[]} */ splits) => splits.map((split) => (split === null ? "" : formatTick(split))) },
+      ],
+      cursor: {
+        y: false,
+        points: { size: 6, fill: (/** @type {any} */ u, /** @type {number} */ at) => (this.#columns.includes(at) ? u.series[at]._stroke : "transparent"), width: 0 },
+        drag: { x: true, y: false, setScale: false },
+        bind: { dblclick: () => () => this.zoomTo(null) },
+      },
+      hooks: {
+        draw: [(/** @type {any} */ u) => this.#drawMarks(u, theme)],
+        setCursor: [(/** @type {any} */ u) => this.#showValues(u)],
+        setSelect: [(/** @type {any} */ u) => this.#endDrag(u)],
+      },
+    };
+  }
+
+  /** @param {AxisKind} axis @param {number} place */
+  #tick(axis, place) {
+    return axis === "time" ? formatSeconds(place).replace(/ 00 (s|min)$/, "") : formatTick(place);
+  }
+
+  /** Return the vertical axis. @param {any} u @param {number} low @param {number} high @param {number} leastSpan @returns {Extent} */
+  #valueRange(u, low, high, leastSpan) {
+    if (this.#grid.options.hidesOutliers) {
+      const inside = this.#columns.flatMap((at) => u.data[at].slice(u.series[0].idxs[0], u.series[0].idxs[1] + 1));
+      const sorted = inside.filter((value) => typeof value === "number").sort((a, b) => a - b);
+      if (sorted.length > 20) [low, high] = [0.025, 0.975].map((part) => sorted[Math.round(part * (sorted.length - 1))]);
+    }
+    if (low === null) return [0, 1];
+    const largest = Math.max(Math.abs(low), Math.abs(high));
+    const missing = leastSpan * largest - (high - low);
+    const pad = Math.max(0.06 * (high - low) || 0.1 * largest || 1, missing / 2);
+    return [low - pad, high + pad];
+  }
+
+  /** Draw a flag where settings were changed, and below the axis a tick for each value that is not finite. @param {any} u @param {Theme} theme */
+  #drawMarks(u, theme) {
+    const { ctx, bbox, scales: { x } } = u;
+    const ratio = devicePixelRatio;
+    ctx.save();
+    Object.assign(ctx, { strokeStyle: theme.ink, fillStyle: theme.ink, globalAlpha: 0.55, lineWidth: ratio });
+    ctx.setLineDash([2 * ratio, 3 * ratio]);
+    for (const [place] of this.#grid.options.marks) {
+      if (place < x.min || place > x.max) continue;
+      const at = Math.round(u.valToPos(place, "x", true)) + 0.5;
+      ctx.beginPath();
+      ctx.moveTo(at, bbox.top);
+      ctx.lineTo(at, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.beginPath();
+      for (const [right, down] of [[0, 0], [7, 3.5], [0, 7]]) ctx.lineTo(at + right * ratio, bbox.top + down * ratio);
+      ctx.fill();
+    }
+    ctx.globalAlpha = 1;
+    for (const { x: places, y, ink } of this.#lines) {
+      ctx.fillStyle = ink;
+      y.forEach((value, at) => {
+        if (value !== null || places[at] < x.min || places[at] > x.max) return;
+        ctx.fillRect(Math.round(u.valToPos(places[at], "x", true)) - ratio, bbox.top + bbox.height + ratio, 2 * ratio, 4 * ratio);
+      });
+    }
+    ctx.restore();
   }
 
   // Pointer and keys.
 
-  /** @param {HTMLCanvasElement} canvas */
-  #listen(canvas) {
-    canvas.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0) return;
-      canvas.setPointerCapture(event.pointerId);
-      this.#dragStart = event.offsetX;
-    });
-    canvas.addEventListener("pointermove", (event) => this.#moveCursor(event.offsetX));
-    canvas.addEventListener("pointerup", (event) => this.#endDrag(event.offsetX));
-    canvas.addEventListener("pointercancel", () => this.#endDrag(null));
-    canvas.addEventListener("pointerleave", () => this.#moveCursor(null));
-    canvas.addEventListener("blur", () => this.#moveCursor(null));
-    canvas.addEventListener("dblclick", () => this.#setZoom(null));
-    canvas.addEventListener("keydown", (event) => this.#onKey(event));
+  /** @param {any} u */
+  #endDrag(u) {
+    const { left, width } = u.select;
+    if (!width) return;
+    u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    if (width > SHORTEST_DRAG) this.zoomTo([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
   }
 
   /** @param {KeyboardEvent} event */
   #onKey(event) {
-    const axes = this.#axes;
-    if (!axes || event.ctrlKey || event.metaKey || event.altKey) return;
-    const { left, right } = axes.box;
-    const at = this.#cursor ?? (left + right) / 2;
-    const stride = (right - left) / 40;
+    const u = this.#uplot;
+    if (!u || event.ctrlKey || event.metaKey || event.altKey) return;
+    const width = u.over.clientWidth;
+    const at = u.cursor.left >= 0 ? u.cursor.left : width / 2;
     /** @type {Record<string, () => void>} */
     const keys = {
-      ArrowLeft: () => this.#moveCursor(Math.max(left, at - stride), "polite"),
-      ArrowRight: () => this.#moveCursor(Math.min(right, at + stride), "polite"),
-      "+": () => this.#scaleZoom(axes, at, 0.5),
-      "=": () => this.#scaleZoom(axes, at, 0.5),
-      "-": () => this.#scaleZoom(axes, at, 2),
-      Escape: () => this.#setZoom(null),
+      ArrowLeft: () => this.#read(Math.max(0, at - width / 40)),
+      ArrowRight: () => this.#read(Math.min(width, at + width / 40)),
+      "+": () => this.#scale(u.posToVal(at, "x"), 0.5),
+      "=": () => this.#scale(u.posToVal(at, "x"), 0.5),
+      "-": () => this.#scale(u.posToVal(at, "x"), 2),
+      Escape: () => this.zoomTo(null),
     };
     if (!keys[event.key]) return;
     event.preventDefault();
@@ -199,159 +348,100 @@ export class Plot {
     keys[event.key]();
   }
 
-  /** @param {number | null} x null if the drag was cancelled */
-  #endDrag(x) {
-    const start = this.#dragStart;
-    this.#dragStart = null;
-    if (start !== null && x !== null && this.#axes && Math.abs(x - start) > SHORTEST_DRAG)
-      this.#setZoom([stepAt(this.#axes, Math.min(start, x)), stepAt(this.#axes, Math.max(start, x))]);
-    else this.surface.invalidate();
+  /** Show the values at a position, and have them read aloud. @param {number} left */
+  #read(left) {
+    setAttribute(this.tooltip.element, "aria-live", "polite");
+    this.#uplot.setCursor({ left, top: 0 });
+    setAttribute(this.tooltip.element, "aria-live", "off");
   }
 
-  /** @param {Axes} axes @param {number} x that stays where it is @param {number} factor of the steps in sight */
-  #scaleZoom(axes, x, factor) {
-    const center = stepAt(axes, x);
-    const half = (factor * (axes.domain[1] - axes.domain[0])) / 2;
+  #leave() {
+    this.#uplot?.setCursor({ left: -10, top: -10 });
+  }
+
+  /** @param {number} center @param {number} factor of the places in sight */
+  #scale(center, factor) {
+    const { min, max } = this.#uplot.scales.x;
+    const half = (factor * (max - min)) / 2;
     const [first, last] = this.#extent;
     /** @type {Extent} */
     const zoom = [Math.max(first, center - half), Math.min(last, center + half)];
-    if (zoom[1] - zoom[0] >= last - first) this.#setZoom(null);
-    else if (zoom[1] > zoom[0]) this.#setZoom(zoom);
+    if (zoom[1] - zoom[0] >= last - first) this.zoomTo(null);
+    else if (zoom[1] > zoom[0]) this.zoomTo(zoom);
   }
 
-  /** @param {Extent | null} zoom */
-  #setZoom(zoom) {
+  /** @param {Extent | null} zoom @param {boolean} isTold true: another plot has asked for it */
+  zoomTo(zoom, isTold = false) {
     this.#zoom = zoom;
     setHidden(this.reset, !zoom);
-    this.surface.invalidate();
+    this.invalidate();
+    if (!isTold) this.#grid.onZoom?.(this, zoom);
   }
 
-  /**
-   * Show the values at a position. Values that were reached by keys are read aloud as well.
-   * @param {number | null} x
-   * @param {"off" | "polite"} [loudness]
-   */
-  #moveCursor(x, loudness = "off") {
-    this.#cursor = x;
-    setAttribute(this.tooltip.element, "aria-live", loudness);
-    this.surface.invalidate();
+  /** Show the values at the place that the cursor of another plot has. @param {number | null} place */
+  follow(place) {
+    if (!this.#uplot) return;
+    this.#isTold = true;
+    this.#uplot.setCursor(place === null ? { left: -10, top: -10 } : { left: this.#uplot.valToPos(place, "x"), top: 0 });
+    this.#isTold = false;
   }
 
-  // Drawing.
-
-  /** @param {CanvasRenderingContext2D} context @param {number} width @param {number} height @param {Theme} theme */
-  #draw(context, width, height, theme) {
-    if (this.#kind !== this.#options.axis) {
-      this.#kind = this.#options.axis;
-      this.#setZoom(null);
-    }
-    this.#paintParts(theme);
-    const lines = this.#lines(theme);
-    const extent = extentOf(lines.map((line) => line.steps));
-    if (extent) this.#extent = extent;
-    const domain = this.#zoom ?? extent;
-    const scale = domain && valueScale(lines, domain, this.#options.isLog, this.#options.leastSpan);
-    this.#axes = scale && makeAxes(context, width, height, theme, domain, scale);
-    if (!this.#axes) {
-      this.tooltip.hide();
-      drawWords(context, width, height, theme, this.#whyEmpty(extent));
-      return;
-    }
-    const axes = this.#axes;
-    const { left, right, top, bottom } = axes.box;
-    drawAxes(axes, (place) => this.#placeText(place), this.#kind !== "time");
-    context.save();
-    context.beginPath();
-    context.rect(left - 1, top - 3, right - left + 3, bottom - top + 8);
-    context.clip();
-    drawMarks(axes, this.#changes());
-    for (const line of lines) drawPlotLine(axes, line);
-    if (this.#dragStart !== null && this.#cursor !== null) drawSelection(axes, this.#dragStart, this.#cursor);
-    context.restore();
-    this.#drawCursor(axes, lines);
-  }
-
-  /**
-   * Return the lines to draw: for each metric its mean, or a line for each rank that is not hidden.
-   * @param {Theme} theme
-   * @returns {PlotLine[]}
-   */
-  #lines(theme) {
-    const { members } = this.#chart;
-    return members.flatMap((_, at) => this.#linesOf(at, theme, members.length > 1));
-  }
-
-  /**
-   * Return the lines of a metric. Of several metrics, the colour or else the dash tells them apart.
-   * @param {number} at
-   * @param {Theme} theme
-   * @param {boolean} isGroup
-   * @returns {PlotLine[]}
-   */
-  #linesOf(at, theme, isGroup) {
-    const { smoothing, hidden } = this.#options;
-    const { part, metric } = this.#chart.members[at];
-    const line = (/** @type {Curve} */ curve) => ({
-      steps: placesOf(curve, this.#kind, this.#options.epochs),
-      raw: curve.values,
-      values: curve.smoothed(smoothing),
-    });
-    if (this.#options.averages(metric.ranks.size, this.#legend.limits)) {
-      const { curve, low, high } = metric.average();
-      const look = { label: isGroup ? part : "mean", ink: theme.ranks[at % theme.ranks.length], dash: [] };
-      return [{ ...look, ...line(curve), band: { low, high } }];
-    }
-    const isAlone = metric.ranks.size === 1;
-    return [...metric.ranks]
-      .filter(([rank]) => !hidden.has(rank))
-      .map(([rank, curve]) => {
-        const { color, dash } = styleOf(isGroup && isAlone ? at : rank);
-        const label = !isGroup ? `rank ${rank}` : isAlone ? part : `${part}, rank ${rank}`;
-        const look = { label, ink: theme.ranks[color], dash: isGroup && !isAlone ? styleOf(at).dash : dash };
-        return { ...look, ...line(curve) };
-      });
-  }
-
-  /** Changes of settings, at their places on the axis. */
-  #changes() {
-    return placedChanges(this.#options.changes, this.#kind, this.#options.epochs);
-  }
-
-  /** @param {Extent | null} extent */
-  #whyEmpty(extent) {
-    if (this.#options.isLog && extent) return "No value above zero, which a log scale needs";
-    return this.#chart.members.some(({ metric }) => metric.ranks.size) && !extent ? "All ranks are hidden" : "No finite value";
-  }
-
-  /** @param {Axes} axes @param {PlotLine[]} lines */
-  #drawCursor(axes, lines) {
-    if (this.#cursor === null) return this.tooltip.hide();
-    const step = nearestStep(lines, stepAt(axes, this.#cursor), axes.domain);
-    if (step === null) return this.tooltip.hide();
-    const x = axes.toX(step);
-    drawCursorLine(axes, x);
-    const { limits, units } = this.#legend;
+  /** @param {any} u */
+  #showValues(u) {
+    const { left, idx } = u.cursor;
+    const place = left >= 0 && idx !== null && idx !== undefined ? u.data[0][idx] : null;
+    if (!this.#isTold) this.#grid.onCursor?.(this, place);
+    if (place === null || !this.#lines.length) return this.tooltip.hide();
+    const { marks, axis } = this.#grid.options;
+    const near = marks.filter(([at]) => Math.abs(u.valToPos(at, "x") - left) <= REACH);
     /** @type {TooltipRow[]} */
-    const rows = markRows(axes, this.#changes(), this.#cursor);
-    for (const { label, ink, steps, values, band } of lines) {
-      const at = steps.lastIndexOf(step);
-      if (at < 0) continue;
-      const value = values[at];
-      rows.push({ color: ink, label, value: units.formatValue(value) });
-      if (band) rows.push({ label: "lowest", value: units.formatValue(band.low[at]) });
-      if (band) rows.push({ label: "highest", value: units.formatValue(band.high[at]) });
-      axes.context.fillStyle = ink;
-      if (value !== null && Number.isFinite(axes.toY(value))) fillDot(axes.context, x, axes.toY(value), 3);
-    }
-    const more = rows.length - limits.tooltip_rows;
-    if (more > 0) rows.splice(limits.tooltip_rows, more, { label: `and ${more} more`, value: "" });
-    const title = this.#kind === "step" ? `step ${units.formatCount(step)}` : this.#placeText(step);
-    return this.tooltip.show(x, 0, this.#kind === "epoch" ? `epoch ${title}` : title, rows);
+    const rows = near.slice(-4).map(([, words]) => ({ label: words, value: "" }));
+    this.#lines.forEach(({ x, y, smooth, low, high, label, ink }) => {
+      const at = x.lastIndexOf(place);
+      if (at < 0) return;
+      rows.push({ color: ink, label, value: formatValue((smooth ?? y)[at]) });
+      if (low && high) rows.push({ label: "lowest", value: formatValue(low[at]) }, { label: "highest", value: formatValue(high[at]) });
+    });
+    const more = rows.length - this.#grid.tooltipRows();
+    if (more > 0) rows.splice(-more, more, { label: `and ${more} more`, value: "" });
+    return this.tooltip.show(u.valToPos(place, "x") + u.over.offsetLeft, 0, formatPlace(axis, place), rows);
   }
+}
 
-  /** @param {number} place */
-  #placeText(place) {
-    const { units } = this.#legend;
-    return this.#kind === "time" ? units.formatSeconds(place) : units.formatStep(place);
+/** Name and last value of a line, beside a sample of it. */
+class PartLabel {
+  sample = h("i", {});
+  words = h("span", {});
+  element = h("span", {}, this.sample, this.words);
+
+  /** @param {Drawn} line */
+  show({ ink, dash, label, latest }) {
+    this.sample.style.borderTop = `2px ${dash.length ? "dashed" : "solid"} ${ink}`;
+    setText(this.words, `${label} ${latest}`);
   }
+}
+
+/** @param {string} path @param {string} label @param {string} title @param {() => void} onclick */
+function iconButton(path, label, title, onclick) {
+  return h("button", { type: "button", class: "nbl-pin", "aria-label": label, "aria-pressed": "false", title, onclick }, icon(path).svg);
+}
+
+/** Return a long name as two parts: of the first one the end may be cut off, since names that belong together begin alike. @param {string} name */
+function endsOf(name) {
+  if (name.length <= 24) return [name];
+  return [h("span", {}, name.slice(0, -14)), h("span", {}, name.slice(-14))];
+}
+
+/** @param {Extent} extent @returns {Extent} */
+const widened = ([low, high]) => (high > low ? [low, high] : [low - 0.5, high + 0.5]);
+
+/** Return the positions of values that have no neighbour, which a line does not show. @param {any} u @param {number} at */
+function lonely(u, at) {
+  /** @type {(Value | undefined)[]} */
+  const values = u.data[at];
+  const known = values.flatMap((value, position) => (value === undefined ? [] : [position]));
+  return known.filter((position, number) => {
+    const [before, after] = [known[number - 1], known[number + 1]].map((other) => (other === undefined ? null : values[other]));
+    return values[position] !== null && before === null && after === null;
+  });
 }

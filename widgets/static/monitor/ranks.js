@@ -3,7 +3,6 @@ import { plainLine } from "./text.js";
 import { isNumber } from "./units.js";
 
 /** @import { RunData } from "./model.js" */
-/** @import { Units } from "./units.js" */
 /** @import { RankItem, Topic } from "./wire" */
 
 /**
@@ -13,7 +12,7 @@ import { isNumber } from "./units.js";
  *   kind: "number" | "state" | "line",
  *   hint?: string,
  *   needs?: "samples_per_second" | "gpu_memory" | "gpu_utilization",
- *   text?: (rank: RankItem, units: Units) => string,
+ *   text?: (rank: RankItem) => string,
  * }} Column
  */
 
@@ -21,30 +20,30 @@ import { isNumber } from "./units.js";
 const COLUMNS = [
   { title: "Rank", kind: "number", text: (rank) => String(rank.rank) },
   { title: "State", kind: "state" },
-  { title: "Step", kind: "number", text: (rank, units) => units.formatCount(rank.step) },
+  { title: "Step", kind: "number", text: (rank) => rank.words.step },
   {
     title: "Samples/s, all ranks",
     kind: "number",
-    text: (rank, units) => units.formatQuantity(rank.samples_per_second),
+    text: (rank) => rank.words.samples_per_second,
     needs: "samples_per_second",
     hint: "The rate of all ranks together, as each rank counted it over the last few seconds",
   },
   {
     title: "Memory",
     kind: "number",
-    text: (rank, units) => units.formatBytes(rank.memory ?? rank.peak_memory),
+    text: (rank) => rank.words.memory,
     hint: "Resident memory now; for a rank that has ended, its peak",
   },
   {
     title: "GPU memory",
     kind: "number",
-    text: (rank, units) => units.formatBytes(rank.gpu_memory),
+    text: (rank) => rank.words.gpu_memory,
     needs: "gpu_memory",
   },
   {
     title: "GPU",
     kind: "number",
-    text: (rank, units) => units.formatShare(rank.gpu_utilization),
+    text: (rank) => rank.words.gpu_utilization,
     needs: "gpu_utilization",
     hint: "Utilisation",
   },
@@ -80,10 +79,14 @@ export class RankTable extends Section {
   }
 
   /** @param {RunData} data */
+  has(data) {
+    return data.ranks.size > 0;
+  }
+
+  /** @param {RunData} data */
   paint(data) {
     this.#data = data;
     const ranks = [...data.ranks.values()].sort((a, b) => a.rank - b.rank);
-    setHidden(this.element, !ranks.length);
     const columns = COLUMNS.filter(({ needs }) => !needs || ranks.some((rank) => isNumber(rank[needs])));
     if (columns.map(({ title }) => title).join() !== this.#columns.map(({ title }) => title).join()) this.#setColumns(columns);
     this.rows.show(ranks.map((rank) => [rank.rank, rank]));
@@ -122,7 +125,7 @@ class Row {
     setHidden(this.slowest, !rank.slowest || data.isPaused);
     this.#columns.forEach(({ text, kind }, at) => {
       if (!text) return;
-      const value = text(rank, data.legend.units);
+      const value = text(rank);
       setText(this.cells[at], value || (kind === "number" ? "–" : ""));
       if (kind === "line") setAttribute(this.cells[at], "title", value);
     });

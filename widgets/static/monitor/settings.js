@@ -55,10 +55,14 @@ export class Settings extends Section {
   }
 
   /** @param {RunData} data */
+  has({ run, settings, changes }) {
+    return changes.length > 0 || (!run.is_over && settings.length > 0);
+  }
+
+  /** @param {RunData} data */
   paint(data) {
     const { changes, run } = data;
     const settings = run.is_over ? [] : data.settings;
-    setHidden(this.element, !settings.length && !changes.length);
     this.rows.show(settings.map((setting) => [keyOf(setting), setting]));
     // A row is found by its key: rows stay in the order in which they were made, and settings may come in another.
     for (const setting of settings) this.rows.views.get(keyOf(setting))?.show(setting, data);

@@ -1,7 +1,6 @@
 import { Surface, Tooltip } from "./canvas.js";
 import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
-import { linearTicks, tickLabels } from "./ticks.js";
-import { formatRankCount } from "./units.js";
+import { formatRankCount, formatSeconds, formatTick } from "./units.js";
 
 /** @import { FrameLoop, Theme } from "./canvas.js" */
 /** @import { Legend } from "./legend.js" */
@@ -46,12 +45,17 @@ export class Timeline extends Section {
     const chips = h("div", { class: "nbl-legend" });
     this.chips = new KeyedList(chips, phaseChip);
     this.surface = new Surface(frames, (...all) => this.#draw(...all), { class: "nbl-canvas", role: "img" });
-    const frame = h("div", { class: "nbl-frame" }, this.surface.canvas);
+    const frame = h("div", { class: "nbl-frame" }, this.surface.target);
     const region = { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": "Lanes of the ranks" };
     this.body.append(this.text, chips, h("div", region, frame));
     this.tooltip = new Tooltip(frame);
-    this.surface.canvas.addEventListener("pointermove", (event) => this.#showSpan(event.offsetX, event.offsetY));
-    this.surface.canvas.addEventListener("pointerleave", () => this.tooltip.hide());
+    this.surface.target.addEventListener("pointermove", (event) => this.#showSpan(event.offsetX, event.offsetY));
+    this.surface.target.addEventListener("pointerleave", () => this.tooltip.hide());
+  }
+
+  /** @param {RunData} data */
+  has({ lanes }) {
+    return [...lanes.values()].some((spans) => spans.length);
   }
 
   /** @param {RunData} data @param {Set<Topic>} changed */
@@ -71,10 +75,9 @@ export class Timeline extends Section {
       .slice(0, limit);
     const numLanes = this.#lanes.length;
     this.#laneHeight = numLanes > 16 ? 16 : 24;
-    setHidden(this.element, !numLanes);
-    this.surface.canvas.style.height = `${AXIS_HEIGHT + numLanes * this.#laneHeight + 2}px`;
+    this.surface.target.style.height = `${AXIS_HEIGHT + numLanes * this.#laneHeight + 2}px`;
     const label = `Timeline of ${formatRankCount(numLanes)}. ${this.text.textContent}`;
-    setAttribute(this.surface.canvas, "aria-label", label);
+    setAttribute(this.surface.target, "aria-label", label);
     this.surface.invalidate();
   }
 
@@ -122,11 +125,12 @@ export class Timeline extends Section {
     Object.assign(context, { fillStyle: theme.ink, strokeStyle: theme.ink, lineWidth: 1 });
     Object.assign(context, { textAlign: "center", textBaseline: "top" });
     const { start, end } = this.#domain;
-    const ticks = linearTicks(start, end, (width - this.#left) / 90);
-    const labels = tickLabels(ticks);
-    for (const [at, tick] of ticks.entries()) {
-      const x = Math.round(this.#toX(tick)) + 0.5;
-      const text = `${labels[at]} s`;
+    const least = (90 * (end - start)) / Math.max(1, width - this.#left);
+    const power = 10 ** Math.floor(Math.log10(least));
+    const spacing = power * ([1, 2, 5].find((factor) => factor * power >= least) ?? 10);
+    for (let number = Math.ceil(start / spacing); number * spacing <= end; number += 1) {
+      const x = Math.round(this.#toX(number * spacing)) + 0.5;
+      const text = `${formatTick(number * spacing)} s`;
       const half = context.measureText(text).width / 2;
       context.globalAlpha = 0.07;
       context.strokeRect(x, AXIS_HEIGHT - 2, 0, height - AXIS_HEIGHT + 2);
@@ -161,11 +165,11 @@ export class Timeline extends Section {
     const lane = this.#lanes[Math.floor((y - AXIS_HEIGHT) / this.#laneHeight)];
     const span = lane?.[1].find((span) => this.#toX(span[1]) <= x && x <= this.#toX(endOf(span)));
     if (!span || !this.#legend || x < this.#left) return this.tooltip.hide();
-    const { phases, units } = this.#legend;
+    const { phases } = this.#legend;
     const [phase, start, seconds] = span;
     return this.tooltip.show(x, y + 12, `rank ${lane[0]}, ${phases[phase]?.word ?? phase}`, [
-      { label: "took", value: units.formatSeconds(seconds) },
-      { label: "at", value: units.formatSeconds(start) },
+      { label: "took", value: formatSeconds(seconds) },
+      { label: "at", value: formatSeconds(start) },
     ]);
   }
 }

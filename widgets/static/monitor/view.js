@@ -1,4 +1,4 @@
-import { FrameLoop, readTheme } from "./canvas.js";
+import { FrameLoop, readTheme, watchTheme } from "./canvas.js";
 import { CurveGrid, CurveOptions } from "./curves.js";
 import { h, setText } from "./elements.js";
 import { Header, Progress } from "./header.js";
@@ -9,6 +9,7 @@ import { RunData } from "./model.js";
 import { Pictures } from "./pictures.js";
 import { RankTable } from "./ranks.js";
 import { Settings } from "./settings.js";
+import { Tabs } from "./tabs.js";
 import { Timeline } from "./timeline.js";
 import { Usage } from "./usage.js";
 
@@ -30,7 +31,7 @@ export const HANDOVERS = new Map();
 
 /** View of a monitor. Two views of one model share nothing. */
 export class MonitorView {
-  #life = new AbortController();
+  #unwatchTheme = () => {};
   #clock = 0;
   #model;
   #kernel;
@@ -57,29 +58,28 @@ export class MonitorView {
       (message) => this.#send(message),
       (text) => setText(announcement, text),
     );
-    /** @type {View[]} */
-    this.views = [
-      this.header,
-      new Progress(),
-      new Errors(),
-      new Notices(),
+    const send = (/** @type {PageMessage} */ message) => this.#send(message);
+    const progress = new Progress();
+    const parts = new Tabs([
       new RankTable(),
-      new Settings((message) => this.#send(message)),
-      new CurveGrid(this.frames, this.options, (message) => this.#send(message)),
-      new Pictures(),
+      new Settings(send),
+      new Logs(),
       new Timeline(this.frames),
+      new Pictures(),
       new Usage(this.frames),
-      new Measurements((message) => this.#send(message)),
-      new Logs(`nbl-${Math.random().toString(36).slice(2)}`),
-    ];
+      new Measurements(send),
+    ]);
+    /** @type {View[]} */
+    const below = [new Errors(), new Notices(), new CurveGrid(this.frames, this.options, send), parts];
+    /** @type {View[]} */
+    this.views = [this.header, progress, ...below];
+    const head = h("div", { class: "nbl-head" }, this.header.element, progress.element);
     const attributes = {
       class: "nbl-monitor",
       role: "group",
       "aria-label": "Monitor of a run",
-      // Keys pressed in here are not JupyterLab's shortcuts: two zeros would restart the kernel.
-      "data-lm-suppress-shortcuts": "true",
     };
-    this.root = h("div", attributes, announcement, ...this.views.map((view) => view.element));
+    this.root = h("div", attributes, announcement, head, ...below.map(({ element }) => element));
     parent.append(this.root);
     this.#listen();
     this.frames.request();
@@ -91,11 +91,7 @@ export class MonitorView {
     this.#model.on("comm:close", this.#onComm);
     this.#model.on("comm_live_update", this.#onComm);
     this.#kernel?.statusChanged?.connect(this.#onKernel);
-    const { signal } = this.#life;
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.#onTheme, { signal });
-    const themes = new MutationObserver(this.#onTheme);
-    for (const target of [document.documentElement, document.body]) themes.observe(target, { attributes: true });
-    signal.addEventListener("abort", () => themes.disconnect());
+    this.#unwatchTheme = watchTheme(() => this.#onTheme());
   }
 
   /** @param {Reset | Update | null | undefined} message */
@@ -117,10 +113,10 @@ export class MonitorView {
     if (DEAD_STATUSES.has(status)) this.#setLink("lost");
   };
 
-  #onTheme = () => {
-    this.data.changed.add("curves");
+  #onTheme() {
+    this.data.changed.add("plotting");
     this.frames.invalidateAll();
-  };
+  }
 
   /** @param {"silent" | "lost"} link */
   #setLink(link) {
@@ -174,7 +170,7 @@ export class MonitorView {
 
   close() {
     if (this.#key && this.data.isKnown) HANDOVERS.set(this.#key, { data: this.data, options: this.options });
-    this.#life.abort();
+    this.#unwatchTheme();
     this.frames.close();
     clearInterval(this.#clock);
     this.#model.off("msg:custom", this.#onMessage);

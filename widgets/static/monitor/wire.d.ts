@@ -22,11 +22,15 @@ export interface Update extends News {
 export interface News {
   run?: RunItem;
   ranks?: RankItem[];
-  curves?: CurveItem[];
+  /** Plots that have changed. */
+  plots?: PlotItem[];
+  plotting?: PlottingItem;
+  zoomed?: ZoomedItem[];
+  files?: FileItem[];
   pictures?: PictureItem[];
   lanes?: LaneItem[];
   /** Memory and load; a step is a second. */
-  usage?: CurveItem[];
+  usage?: PlotItem[];
   logs?: LogItem[];
   errors?: ErrorItem[];
   notices?: string[];
@@ -45,7 +49,10 @@ export type PageMessage =
   | { type: Action }
   | { type: "set"; name: string; value: string }
   | { type: Measure; amount: number }
-  | { type: "draw"; axis: string; grouped: boolean; log: boolean; smoothing: number };
+  | { type: "zoom"; key: string; low: number; high: number }
+  | { type: "csv"; page: string }
+  /** Draw otherwise; `turn` counts these requests. */
+  | { type: "draw"; axis: string; grouped: boolean; average: boolean | null; log: boolean; smoothing: number; turn: number };
 
 export type Measure = "sample" | "profile";
 
@@ -72,6 +79,8 @@ export interface RunItem {
   /** Why settings cannot be changed, and the run not paused; empty if they can. */
   change_hint?: string;
   action_hint?: string;
+  /** The call that finds the run again, if it goes on without this kernel; else empty. */
+  back?: string;
   sync?: { share: Value; saved_seconds: Value; text: string };
 }
 
@@ -82,11 +91,10 @@ export interface Done {
 
 /** Progress of the slowest rank. */
 export interface ProgressItem extends Done {
-  rate: Value;
-  seconds_left: Value;
-  /** The words behind `seconds_left`. */
-  left: string;
-  description: string;
+  /** What is done, in words. */
+  text: string;
+  /** The rate and the time left, in words. */
+  pace: string;
 }
 
 export interface RankItem extends Done {
@@ -105,18 +113,74 @@ export interface RankItem extends Done {
   returned: string;
   metrics: Record<string, Value>;
   shares: Record<string, number>;
+  /** Numbers in words. */
+  words: Record<"step" | "samples_per_second" | "memory" | "gpu_memory" | "gpu_utilization" | "done", string>;
 }
 
-/** Points of one metric of one rank. */
-export interface CurveItem {
+/** What stands on the horizontal axis. */
+export type AxisKind = "step" | "time" | "epoch";
+
+/** A plot that is new or has changed. */
+export interface PlotItem {
+  key: string;
+  title: string;
+  /** Names of its metrics. */
+  names: string[];
+  /** First part of the title, by which plots are put together; empty if it has one part. */
+  section: string;
+  /** The last value in words; empty if each line has its own. */
+  latest: string;
+  lines: LineItem[];
+}
+
+/** New points of a line, behind the first `keep` ones that the page has. */
+export interface LineItem {
+  label: string;
+  style: number;
+  /** The rank, which can be hidden; null for a mean. */
+  rank: number | null;
+  latest: string;
+  keep: number;
+  /** Places on the horizontal axis, growing. */
+  x: number[];
+  y: Value[];
+  /** The smoothed values, if there is a smoothing. */
+  smooth?: Value[];
+  /** The lowest and highest rank around a mean. */
+  low?: Value[];
+  high?: Value[];
+}
+
+/** A plot between two places, as fine as it was reported. */
+export interface ZoomedItem {
+  key: string;
+  range: [low: number, high: number];
+  lines: Omit<LineItem, "rank" | "latest">[];
+}
+
+/** How the kernel draws the plots. */
+export interface PlottingItem {
+  axis: AxisKind;
+  grouped: boolean;
+  average: boolean;
+  smoothing: number;
+  /** Keys of all plots. */
+  order: string[];
+  can_group: boolean;
+  has_epochs: boolean;
+  /** Ranks of the metric that most ranks report. */
+  num_ranks: number;
+  /** Places at which settings were changed, with words. */
+  marks: [place: number, words: string][];
+  /** Number of the last request to draw otherwise. */
+  turn: number;
+}
+
+/** A file that one page has asked for. */
+export interface FileItem {
+  page: string;
   name: string;
-  rank: number;
-  steps: number[];
-  values: Value[];
-  /** Seconds from the launch to each report; missing: the steps stand in. */
-  times?: number[];
-  /** True if these points take the place of all earlier ones. */
-  replace?: boolean;
+  text: string;
 }
 
 /** An image or histogram that a rank reported, or a table that it logged. */
@@ -194,7 +258,6 @@ export interface LegendItem {
   run_states: Record<string, StateLook>;
   rank_states: Record<string, StateLook>;
   limits: Limits;
-  formats: Formats;
 }
 
 export interface PhaseLook {
@@ -212,7 +275,6 @@ export interface StateLook {
 }
 
 export interface Limits {
-  points: number;
   plots: number;
   separate_ranks: number;
   unsearched_metrics: number;
@@ -225,17 +287,6 @@ export interface Limits {
   shown_lines: number;
   notices: number;
   silent_seconds: number;
-}
-
-export interface Formats {
-  durations: [factor: number, unit: string, limit: number][];
-  sizes: [size: number, unit: string][];
-  unit_digits: number;
-  digits: number;
-  plain_range: [number, number];
-  not_a_number: string;
-  infinity: string;
-  not_finite: string;
 }
 
 /** A widget's model, as far as the page uses it. */
