@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo gpu-check check test quick matrix lint typecheck docs dist bench lab clean
+.PHONY: help demo gpu-check check test quick matrix lint typecheck docs dist bench house lab clean
 .DELETE_ON_ERROR:
 
 # The first of these that is Python 3.10 or newer; `make PYTHON=...` overrides.
@@ -81,6 +81,9 @@ dist: $(VENV)/installed-dist  ## build wheel and sdist, check them, and try them
 bench: $(VENV)/installed-bench  ## measure, side by side with other launchers, and write docs/performance.md
 	@for program in $(filter-out $(PAGE),$(wildcard benchmarks/*.py)) $(PAGE); do \
 		echo "==> $$program"; $(BIN)/python "$$program"; done
+
+house:  ## print the size of the package and of its tests
+	@$(PYTHON) tests/house.py
 
 lab: $(VENV)/installed-lab  ## open the tutorials in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks

@@ -30,7 +30,7 @@ from notebook_launcher.widgets.monitor.monitor import interval_after
 
 if TYPE_CHECKING:
     from notebook_launcher import Run
-    from notebook_launcher.engines.cluster.greeting import Greeting
+    from notebook_launcher.engines.cluster.connections import Greeting
 
 RANKS_PER_NODE = 8
 SIZES = (10, 100, 1000)

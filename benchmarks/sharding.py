@@ -15,7 +15,7 @@ from support.program import parse, publish
 from support.ranks import reports
 from support.report import median, megabytes, table
 
-from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
+from notebook_launcher.processes.libraries import TENSORS_IN_HUGE_PAGES
 
 if TYPE_CHECKING:
     import argparse

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.facade import LazyNames
 
 if TYPE_CHECKING:
-    from notebook_launcher.archive.opening import open_run as open_run
+    from notebook_launcher.archive.listing import open_run as open_run
     from notebook_launcher.archive.recorded import RecordedRun as RecordedRun
     from notebook_launcher.config import LaunchConfig as LaunchConfig
     from notebook_launcher.detached.attached_run import AttachedRun as AttachedRun
     from notebook_launcher.detached.attached_session import AttachedSession as AttachedSession
     from notebook_launcher.detached.attaching import attach as attach
     from notebook_launcher.detached.attaching import attach_session as attach_session
-    from notebook_launcher.detached.run_listing import runs as runs
-    from notebook_launcher.diagnosis.diagnosis import Diagnosis as Diagnosis
+    from notebook_launcher.detached.session_folders import runs as runs
     from notebook_launcher.diagnosis.doctor import doctor as doctor
+    from notebook_launcher.diagnosis.finding import Diagnosis as Diagnosis
     from notebook_launcher.diagnosis.finding import Finding as Finding
     from notebook_launcher.engines.cluster.command_engines import SSH as SSH
     from notebook_launcher.engines.cluster.command_engines import Commands as Commands
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from notebook_launcher.errors import RunFolderError as RunFolderError
     from notebook_launcher.errors import RunStoppedError as RunStoppedError
     from notebook_launcher.errors import RunTimeoutError as RunTimeoutError
-    from notebook_launcher.exporting.exporter import Exported as Exported
-    from notebook_launcher.exporting.exporter import export as export
+    from notebook_launcher.exporting import Exported as Exported
+    from notebook_launcher.exporting import export as export
     from notebook_launcher.kernel.launch import launch as launch
+    from notebook_launcher.kernel.launch import live_runs as live_runs
     from notebook_launcher.kernel.launch import notebook_launch as notebook_launch
     from notebook_launcher.kernel.launch import prewarm as prewarm
-    from notebook_launcher.kernel.live_runs import live_runs as live_runs
     from notebook_launcher.kernel.results import Results as Results
     from notebook_launcher.kernel.run.handle import Run as Run
     from notebook_launcher.kernel.session import Session as Session

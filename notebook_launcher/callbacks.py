@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.context import SAVING, activity, current, notify
 from notebook_launcher.messaging import messages
 from notebook_launcher.reporting import progress, send_values
-from notebook_launcher.training.requests.agreement import make_fence
-from notebook_launcher.training.requests.safepoint import Safepoint
-from notebook_launcher.training.requests.steering import Steering
+from notebook_launcher.training.requests import Safepoint, Steering, make_fence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

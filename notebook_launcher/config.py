@@ -9,12 +9,11 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.settings import accelerate_yaml, engine_choice, launch_environment, option_checks
-from notebook_launcher.settings.option_choices import CHOICES
-from notebook_launcher.settings.option_numbers import NUMBERS
+from notebook_launcher.settings import accelerate_yaml, engine_choice, option_checks
+from notebook_launcher.settings import training_settings as launch_environment
+from notebook_launcher.settings.option_checks import CHOICES, NUMBERS
 from notebook_launcher.settings.training_settings import TrainingSettings
-from notebook_launcher.wording.secret_text import is_secret
-from notebook_launcher.wording.text import bounded, one_line, type_of
+from notebook_launcher.wording import bounded, is_secret, one_line, type_of
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.engines.engine import Engine
     from notebook_launcher.settings.accelerate_yaml import AccelerateFile
-    from notebook_launcher.settings.option_choices import (
+    from notebook_launcher.settings.option_checks import (
         Backend,
         CommHook,
         Precision,

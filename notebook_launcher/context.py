@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notebook_launcher.messaging.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
+from notebook_launcher.messaging.messages import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
 
 if TYPE_CHECKING:
     import mmap
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from notebook_launcher.processes.rank.rendezvous import Rendezvous
     from notebook_launcher.settings.training_settings import SettingName, TrainingSettings
     from notebook_launcher.training.recording.phases import PhaseClock
-    from notebook_launcher.training.requests.safepoint import Safepoint
+    from notebook_launcher.training.requests import Safepoint
 
 __all__ = [
     "COMPUTING",

@@ -28,10 +28,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notebook_launcher import tracebacks
-from notebook_launcher.wording.text import no_such_rank
+from notebook_launcher.wording import no_such_rank
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.failures.failure import Failure
+    from notebook_launcher.kernel.failures.culprit import Failure
     from notebook_launcher.kernel.results import Results
 
 __all__ = [

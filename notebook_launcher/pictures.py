@@ -14,7 +14,7 @@ import zlib
 from typing import Any
 
 from notebook_launcher.colours import INK, SERIES
-from notebook_launcher.wording.text import shape_of
+from notebook_launcher.wording import shape_of
 
 __all__ = ["Histogram", "encode_picture"]
 

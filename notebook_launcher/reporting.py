@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.context import current, notify_of_loss, step_boundary
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
-from notebook_launcher.wording.text import shape_of, type_of
+from notebook_launcher.wording import shape_of, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -173,7 +173,7 @@ def _shown(value: Any) -> str:
     if shape is not None:
         return f"{type(value).__name__} of shape {shape}"
     # Imported late, because a notebook's first cell imports this module.
-    from notebook_launcher.wording.value_text import describe_value
+    from notebook_launcher.wording import describe_value
 
     return describe_value(value)
 

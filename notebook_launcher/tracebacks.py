@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from notebook_launcher.ipython_shell import running_shell
-from notebook_launcher.wording.text import MAX_ERROR, bounded, without_colours
+from notebook_launcher.wording import MAX_ERROR, bounded, without_colours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.session import Session
 from notebook_launcher.settings.option_checks import check_whole_number
-from notebook_launcher.wording.text import bounded, type_of
+from notebook_launcher.wording import bounded, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@
 
 The folder lies at the top of the repository and is imported as `notebook_launcher.widgets`. The rest of the package
 imports from the folder late, inside functions, and where there is something to show: a run that lasts
-(`kernel/views.py`), widgets of ranks (`kernel/comms/page_comms.py`), a list of runs (`archive/table_view.py`), and two
+(`kernel/views.py`), widgets of ranks (`kernel/comms/rank_comms.py`), a list of runs (`archive/listing.py`), and two
 commands of the program.
 """
 

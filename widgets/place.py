@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import html
+import uuid
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
-__all__ = ["PanelCell", "close_children", "open_widgets"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from notebook_launcher.kernel.display.sink import Sink
 
 
 class PanelCell:
@@ -59,3 +64,98 @@ def close_children(widget: ipywidgets.Widget) -> None:
     for part in (held.get("layout"), held.get("style")):
         if part is not None:
             part.close()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Picture below a panel: a saved notebook shows the picture when the widget is gone.
+#
+# JupyterLab 4.6 takes the widget's representation of an output that it trusts, even if the kernel that had the widget
+# is gone, and then shows "model not found". The picture is therefore an output of its own, and its style sheet hides
+# either the picture or the dead widget above it. A notebook that is not trusted shows the picture without any script
+# or style sheet.
+
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+STYLE = """
+body:has(.{live}:not(.jupyter-widgets-disconnected)) .{kept} {{ display: none }}
+body:has(.{live}:not(.jupyter-widgets-disconnected)) .jp-OutputArea-child:has(.{kept}) {{ display: none }}
+body:not(:has(.{live}:not(.jupyter-widgets-disconnected))) .jp-OutputArea-child:has(+ .jp-OutputArea-child .{kept}) \
+{{ display: none }}
+"""
+"""Style sheet that shows the panel while its kernel lives, else the picture."""
+CELL = "padding:2px 16px 2px 0;border:0;text-align:left;vertical-align:baseline"
+MUTED = "opacity:.75"
+CODE = "margin:4px 0 0;padding:8px;background:rgba(128,128,128,.12);white-space:pre-wrap;overflow-wrap:anywhere"
+
+
+class Kept:
+    """Outputs with the picture of one panel, each below a view of the panel."""
+
+    def __init__(self) -> None:
+        name = uuid.uuid4().hex
+        self.live = f"nbp-live-{name}"
+        """CSS class of the panel, which nothing else in the page has."""
+        self._kept = f"nbp-kept-{name}"
+        self._outputs: list[tuple[Sink, str]] = []
+        self._shown = ""
+
+    @property
+    def is_shown(self) -> bool:
+        """True if any output has the picture."""
+        return bool(self._outputs)
+
+    def show(self, sink: Sink, picture: str, text: str) -> None:
+        """Add an output with the picture to a cell."""
+        display_id = uuid.uuid4().hex
+        sink.display(self._bundle(picture, text), transient={"display_id": display_id})
+        self._outputs.append((sink, display_id))
+        self._shown = picture
+
+    def renew(self, picture: str, text: str) -> None:
+        """Replace the picture in all outputs."""
+        if picture == self._shown:
+            return
+        self._shown = picture
+        for sink, display_id in self._outputs:
+            sink.display(self._bundle(picture, text), transient={"display_id": display_id}, update=True)
+
+    def close(self) -> None:
+        """Leave the pictures as they are."""
+        self._outputs.clear()
+
+    def _bundle(self, picture: str, text: str) -> dict[str, Any]:
+        style = STYLE.format(live=self.live, kept=self._kept)
+        return {"text/html": f'<style>{style}</style><div class="{self._kept}">{picture}</div>', "text/plain": text}
+
+
+def show_live(widget: ipywidgets.DOMWidget, sink: Sink, picture: str, text: str) -> None:
+    """Show a widget in a cell, and below it the picture that stays."""
+    kept = Kept()
+    widget.add_class(kept.live)
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    sink.display({WIDGET_VIEW: view, "text/html": "", "text/plain": text})
+    kept.show(sink, picture, text)
+
+
+def panel_html(title: str, rows: Mapping[str, str], status: str, code: str) -> str:
+    """Return a panel as HTML that needs no script and no style sheet.
+
+    Args:
+        title: The function's name.
+        rows: The settings, by label.
+        status: The state of the run, or of the form.
+        code: Code for the same launch.
+    """
+    cells = "".join(
+        f'<tr style="background:none"><td style="{CELL};{MUTED}">{html.escape(label)}</td>'
+        f'<td style="{CELL}">{html.escape(value)}</td></tr>'
+        for label, value in rows.items()
+    )
+    return (
+        f'<div style="font-weight:600">Launch <code>{html.escape(title)}</code></div>'
+        f'<div style="{MUTED}">Last picture of the panel. Run this cell to use the panel.</div>'
+        f'<table style="border-collapse:collapse;margin:8px 0">{cells}</table>'
+        f"<div>{html.escape(status)}</div>"
+        f'<pre style="{CODE}"><code style="background:none;padding:0">{html.escape(code)}</code></pre>'
+    )

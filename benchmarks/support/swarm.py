@@ -23,10 +23,9 @@ from typing import Any
 
 from notebook_launcher import context
 from notebook_launcher.engines.cluster import node_records
-from notebook_launcher.engines.cluster.greeting import Greeting
-from notebook_launcher.engines.cluster.networks import Network
-from notebook_launcher.engines.cluster.packed_events import HeldEvents
-from notebook_launcher.engines.events import FromRank, Output, RankLost
+from notebook_launcher.engines.cluster.connections import Greeting, Network
+from notebook_launcher.engines.cluster.node_records import HeldEvents
+from notebook_launcher.engines.engine import FromRank, Output, RankLost
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.links import HEAD
 

@@ -89,11 +89,11 @@ class Bare:
         for module in self.modules:
             importlib.import_module(module)
         if self.huge_pages:
-            from notebook_launcher.processes import huge_pages
+            from notebook_launcher.processes import libraries
             from notebook_launcher.processes.notebook import frontend
 
             frontend.warm()
-            huge_pages.collapse()
+            libraries.collapse()
         gc.collect()
         gc.freeze()
         self._num_ranks = num_ranks

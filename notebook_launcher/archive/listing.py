@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import difflib
+import itertools
 import numbers
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from notebook_launcher.archive.recorded import RecordedRun
-from notebook_launcher.archive.table_view import show_table
 from notebook_launcher.drawing import tables
 from notebook_launcher.drawing.legend import RUN_STATES
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.history import run_folders
-from notebook_launcher.history.host_files import is_hosted, is_session
-from notebook_launcher.history.owners import is_stopped
-from notebook_launcher.wording.choices import unknown
-from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import bounded, escape, one_line
-from notebook_launcher.wording.units import format_bytes, format_metrics, format_seconds
+from notebook_launcher.history.folder_files import belongs_to_another, read_json
+from notebook_launcher.history.run_folders import is_hosted, is_session, is_stopped
+from notebook_launcher.tracebacks import for_caller
+from notebook_launcher.wording import (
+    bounded,
+    did_you_mean,
+    escape,
+    first_few,
+    format_bytes,
+    format_metrics,
+    format_seconds,
+    one_line,
+    plural,
+    type_of,
+    unknown,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.history.schema import RunKind, RunSnapshot
 
-__all__ = ["RUN_KINDS", "RunList"]
 
 RUN_KINDS: tuple[RunKind, ...] = ("run", "call", "cell", "session")
 DISPENSABLE = ("when", "disk", "ranks", "notes", "holds", "tags", "last metrics", "time")
@@ -221,3 +233,121 @@ def _holdings(run: RecordedRun) -> str:
 
 def _last_metrics(snapshot: RunSnapshot) -> str:
     return next((format_metrics(rank.metrics) for rank in snapshot.ranks if rank.metrics), "")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `open_run(...)` opens a run that has left a folder, by its id, the beginning of its id, or `"last"`.
+
+
+LAST = "last"
+"""The word for the latest run."""
+
+
+def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto") -> RecordedRun:
+    """Return a run that has left a folder.
+
+    Args:
+        run: The run's id, the beginning of its id, the path of its folder, or `"last"` for the latest run.
+        folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
+
+    Raises:
+        LookupError: There is no such run, the beginning fits several runs, or `folder` is `"auto"` and recording of
+            runs is off.
+        ConfigError: `run` or `folder` is neither text nor a path.
+    """
+    if not isinstance(run, str | os.PathLike):
+        msg = f"run={run!r} is {type_of(run)}. Pass a run's id, as runs() shows it, or the path of its folder."
+        raise ConfigError(msg)
+    if isinstance(run, os.PathLike) or os.sep in run:
+        return RecordedRun(Path(run).expanduser().absolute())
+    home = require_home(folder)
+    ids = run_folders.list_ids(home)
+    found = [name for name in ids if name == run] or [name for name in ids if run and name.startswith(run)]
+    if not found and run == LAST and (every := stored_runs(home)):
+        return every[0]
+    if len(found) == 1:
+        return RecordedRun(home / found[0])
+    # Of runs of one second the ids do not show which is the latest.
+    in_order = ids if found else [stored.id for stored in stored_runs(home)]
+    raise for_caller(LookupError(_why_not_one(run, home, in_order, found)))
+
+
+def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:
+    if found:
+        return f"{len(found)} runs in {home} begin with {run!r}: {first_few(found)}. Type more of the id."
+    if not ids:
+        return (
+            f"there is no run {run!r}: no run has left a folder in {home}. A launch of more than a second leaves one, "
+            "and runs(folder) lists another folder."
+        )
+    hint = did_you_mean(run, ids) or _near_name(run, ids) or f"The latest is {ids[0]}."
+    lists = f"runs(), in a terminal `notebook-launcher runs`, lists all {len(ids)}."
+    return f"there is no run {run!r} in {home}. {hint} {lists}"
+
+
+def _near_name(run: str, ids: list[str]) -> str:
+    """Return the latest run of each function whose name is close to the text, as a question; empty if none is."""
+    latest: dict[str, str] = {}
+    for run_id in ids:
+        latest.setdefault(run_folders.name_in(run_id), run_id)
+    close = difflib.get_close_matches(run, latest)
+    return f"Did you mean {' or '.join(latest[name] for name in close)}?" if close else ""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The runs in a folder, the newest first, and the folder itself.
+
+
+def require_home(folder: str | os.PathLike[str]) -> Path:
+    """Return the folder that holds the runs.
+
+    Raises:
+        ConfigError: `folder` is neither text nor a path.
+        LookupError: `folder` is `"auto"` and recording is off.
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise ConfigError(
+            f"folder={folder!r} is {type_of(folder)}. Pass the path of a folder that holds runs, or 'auto'."
+        )
+    home = run_folders.find_home(folder)
+    if home is None:
+        msg = f"runs are not recorded: {run_folders.VARIABLE} is 'off'. Pass the folder that holds the runs."
+        raise for_caller(LookupError(msg))
+    return home
+
+
+def stored_runs(home: Path) -> list[RecordedRun]:
+    """Return the runs in a folder, the newest first, without folders of other users and links."""
+    items = []
+    # A name holds the second of the launch; runs of one second are sorted by their summaries.
+    for _, names in itertools.groupby(run_folders.list_ids(home), key=lambda name: name[: len("20261121-142501")]):
+        same = list(_still_there(home, names))
+        items += same if len(same) < 2 else sorted(same, key=_launched, reverse=True)
+    return items
+
+
+def _still_there(home: Path, names: Iterable[str]) -> Iterator[RecordedRun]:
+    for name in names:
+        # Another kernel may be making room.
+        with contextlib.suppress(LookupError):
+            if not belongs_to_another(home / name):
+                yield RecordedRun(home / name)
+
+
+def _launched(run: RecordedRun) -> float:
+    """Return the time of a run's launch, of which alone the summary is read."""
+    started = (read_json(run.folder, run_folders.SUMMARY) or {}).get("started")
+    return started if isinstance(started, float) else run.listed().started
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The only module of the archive that asks for a view: a list of runs shows itself as a table to filter.
+
+
+def show_table(runs: RunList) -> bool:
+    """Show the runs as a widget in the present cell; return False where no front end may draw it."""
+    try:
+        from notebook_launcher.widgets.runs import runs_table
+    except ImportError:  # An installation whose widgets cannot be imported has the table as HTML.
+        return False
+    return runs_table.show(runs)

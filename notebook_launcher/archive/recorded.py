@@ -9,19 +9,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
-from notebook_launcher.archive.edits import check_edits, read_edits, write_edits
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.errors import CallOrderError, ConfigError, RunFolderError, check_rank
-from notebook_launcher.history import encoding, run_folders
+from notebook_launcher.history import encoding, run_files, run_folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.folder_files import belongs_to_another, load_json, open_folder, read_bytes, read_json
-from notebook_launcher.history.log_order_file import read_log_order
-from notebook_launcher.history.picture_files import read_pictures
+from notebook_launcher.history.run_files import read_log_order, read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunSnapshot
 from notebook_launcher.tracebacks import for_caller
-from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import one_line
-from notebook_launcher.wording.units import format_seconds
+from notebook_launcher.wording import format_seconds, one_line, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
     from notebook_launcher.drawing.run_report import RunReport
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RunPicture, RunState
 
-__all__ = ["RecordedRun", "check_axis"]
 
 TAIL = 20_000
 """Bytes of the end of each log that the picture of a run shows."""
@@ -361,3 +356,30 @@ def _lost(snapshot: RunSnapshot) -> RunSnapshot:
     )
     error = snapshot.error or "the kernel ended before the run did"
     return dataclasses.replace(snapshot, state="lost", ranks=ranks, error=error)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Edits of a run by the user: its name, tags and notes, in a file of its folder.
+
+
+def check_edits(name: str | None, tags: Iterable[str] | None, notes: str | None) -> dict[str, Any]:
+    """Return the edits that are given, checked; None leaves a part as it is.
+
+    Raises:
+        ConfigError: The name or a tag is not text.
+    """
+    words = (tags,) if isinstance(tags, str) else tuple(tags or ())
+    checked = LaunchConfig(name=name, tags=words)
+    given = {"name": name, "tags": None if tags is None else list(checked.tags), "notes": notes}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def read_edits(folder: Path) -> dict[str, Any]:
+    """Return the edits in a run's folder."""
+    return read_json(folder, run_folders.EDITS) or {}
+
+
+def write_edits(folder: Path, edits: Mapping[str, Any]) -> None:
+    """Add edits to those in a run's folder; raises `OSError`."""
+    path, data = folder / run_folders.EDITS, encoding.encode({**read_edits(folder), **edits})
+    run_files.replace(path, data.encode("ascii"), path.with_suffix(".json.part"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from notebook_launcher.command_line.command import Command
-from notebook_launcher.command_line.parser import positive_number
+from notebook_launcher.command_line.parser import Command, positive_number
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _sessions(folder: str) -> str:
     """Return a sentence with the names of the sessions that are open; empty if none is."""
-    from notebook_launcher.archive.stored import require_home
+    from notebook_launcher.archive.listing import require_home
     from notebook_launcher.detached.session_folders import live_sessions
 
     names = [repr(name) for _, name in live_sessions(require_home(folder))]

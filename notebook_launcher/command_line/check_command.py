@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.command_line.command import Command
+from notebook_launcher.command_line.parser import Command
 
 if TYPE_CHECKING:
     import argparse

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from notebook_launcher.command_line.command import Command
-from notebook_launcher.command_line.launch_options import devices_of
-from notebook_launcher.command_line.questions_asked import ask_choice, ask_text
+from notebook_launcher.command_line.launch_command import devices_of
+from notebook_launcher.command_line.parser import Command
 from notebook_launcher.config import LaunchConfig, load_accelerate_file
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import accelerate_yaml
-from notebook_launcher.settings.option_choices import CHOICES
-from notebook_launcher.settings.option_numbers import NUMBERS
+from notebook_launcher.settings.option_checks import CHOICES, NUMBERS
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["COMMAND"]
 
 QUESTIONS = {
     "engine": "Machines: this machine, slurm, or ssh and names of hosts",
@@ -71,7 +70,7 @@ def _present(path: Path) -> LaunchConfig:
 
 
 def _asked(config: LaunchConfig) -> LaunchConfig:
-    from notebook_launcher.widgets.launching.options import ADVANCED, ESSENTIAL
+    from notebook_launcher.widgets.launching.launch_state import ADVANCED, ESSENTIAL
 
     for name in ESSENTIAL:
         config = _ask(config, name)
@@ -93,9 +92,9 @@ def _ask(config: LaunchConfig, name: str) -> LaunchConfig:
         return dataclasses.replace(config, **{name: value})
 
     def read(text: str) -> LaunchConfig:
-        from notebook_launcher.widgets.launching import typed
+        from notebook_launcher.widgets.launching import parameters
 
-        value = devices_of(text) if name == "devices" else typed.reads(name, text)
+        value = devices_of(text) if name == "devices" else parameters.reads(name, text)
         try:
             return dataclasses.replace(config, **{name: value})
         except ConfigError as error:
@@ -115,9 +114,9 @@ def _shown(name: str, value: Any) -> str:
     if value is None:
         return UNSET.get(name) or "none"
     if name == "engine":
-        from notebook_launcher.engines.cluster import engine_texts
+        from notebook_launcher.engines.cluster import command_engines
 
-        return engine_texts.write(value) or str(value)
+        return command_engines.write(value) or str(value)
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -133,3 +132,55 @@ Ask for the options of the panel, and write them to Accelerate's settings file, 
     add_arguments=_add_arguments,
     run=_run,
 )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Questions in a terminal: a menu with arrow keys where there is one, a line to type elsewhere.
+
+
+T = TypeVar("T")
+
+
+def ask_choice(question: str, choices: Sequence[str], default: str) -> str:
+    """Return one of the choices; Enter takes the default."""
+    menu = _choose_in_menu()
+    if menu is not None:
+        chosen: str = menu(question, options=[(choice, choice) for choice in choices], default=default)
+        return chosen
+
+    def read(text: str) -> str:
+        if text in choices:
+            return text
+        raise ValueError(f"Type one of {', '.join(choices)}.")
+
+    return ask_text(f"{question} [{', '.join(choices)}]", read, default, default)
+
+
+def ask_text(question: str, read: Callable[[str], T], default: T, shown: str) -> T:
+    """Return what `read` makes of the line that was typed, and ask again if it raises `ValueError`.
+
+    An empty line means the default, which the question shows as `shown`.
+    """
+    while True:
+        try:
+            text = input(f"{question} ({shown}): ").strip()
+        except EOFError:
+            print()
+            raise ConfigError(f"the input ended at {question!r}. Type the answers, or use --default.") from None
+        if not text:
+            return default
+        try:
+            return read(text)
+        except ValueError as error:
+            print(f"  {error}")
+
+
+def _choose_in_menu() -> Any:
+    """Return prompt_toolkit's menu; None where there is no terminal, or the library is older than 3.0.52."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+    try:
+        from prompt_toolkit.shortcuts import choice
+    except ImportError:
+        return None
+    return choice

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
+import inspect
+import itertools
 import re
 import shutil
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.wording.choices import did_you_mean
+from notebook_launcher.wording import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Formatter", "Once", "Parser", "choice", "positive_number", "whole_number_reader", "words_of"]
 
 MISSING = "the following arguments are required: "
 """The beginning of argparse's own words for missing arguments."""
@@ -175,3 +179,47 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
             return super()._format_action_invocation(action)
         value = "" if action.nargs == 0 else f" {self._format_args(action, str(action.metavar or action.dest))}"
         return ", ".join(names) + value
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `Command`: what the program needs to know of one command.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command of the program."""
+
+    name: str
+    """The word that people type."""
+    summary: str
+    """One line for the list of commands."""
+    description: str
+    """The beginning of the command's own `--help`."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    """Adds the command's arguments to its parser."""
+    run: Callable[[argparse.Namespace], int]
+    """Runs the command and returns its exit status."""
+    check_words: Callable[[Sequence[str]], None] = lambda _words: None
+    """Reads the words behind the command before they are parsed; raises `ConfigError` for one that cannot work."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Help texts for options of the command line: the docstrings of `LaunchConfig`'s fields, read from its source.
+
+
+def field_help(kind: type[Any]) -> dict[str, str]:
+    """Return the text below each field of a dataclass, by the field's name; empty where the source is missing."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    texts = {}
+    for field, below in itertools.pairwise(body):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                texts[name] = " ".join(text.replace("`", "").split())
+    return texts

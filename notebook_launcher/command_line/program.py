@@ -23,7 +23,7 @@ from notebook_launcher.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notebook_launcher.command_line.command import Command
+    from notebook_launcher.command_line.parser import Command
 
 __all__ = ["COMMANDS", "main", "make_parser"]
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_launcher.command_line.command import Command
-from notebook_launcher.command_line.parser import Parser, choice, positive_number, whole_number_reader, words_of
+from notebook_launcher.command_line.parser import (
+    Command,
+    Parser,
+    choice,
+    positive_number,
+    whole_number_reader,
+    words_of,
+)
 from notebook_launcher.errors import ConfigError, check_rank
-from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
     import argparse
@@ -91,7 +97,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> RunList:
-    from notebook_launcher.detached.run_listing import runs
+    from notebook_launcher.detached.session_folders import runs
 
     seconds = None if options.days is None else 86_400 * options.days
     chosen = {name: getattr(options, name) for name in CHOICES}
@@ -99,9 +105,8 @@ def _chosen(options: argparse.Namespace) -> RunList:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.opening import open_run
-    from notebook_launcher.drawing.run_picture import static_text
-    from notebook_launcher.drawing.sections import plain_settings
+    from notebook_launcher.archive.listing import open_run
+    from notebook_launcher.drawing.run_picture import plain_settings, static_text
     from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.history.curves import Curves
 
@@ -127,7 +132,7 @@ def _show(options: argparse.Namespace) -> int:
 def _default_settings(snapshot: RunSnapshot) -> dict[str, str]:
     """Return the settings of a run whose options all have their defaults."""
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.drawing.sections import plain_settings
+    from notebook_launcher.drawing.run_picture import plain_settings
 
     defaults = LaunchConfig()
     config = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
@@ -146,7 +151,7 @@ def _ranks(chosen: str | None, num_processes: int) -> range:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.opening import open_run
+    from notebook_launcher.archive.listing import open_run
     from notebook_launcher.widgets.runs.comparison import compare
 
     if len(options.runs) < 2:
@@ -159,7 +164,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _edit(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.opening import open_run
+    from notebook_launcher.archive.listing import open_run
 
     run = open_run(options.run, options.folder)
     tags = None if options.tags is None else words_of(options.tags)
@@ -169,11 +174,10 @@ def _edit(options: argparse.Namespace) -> int:
 
 
 def _delete(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.listing import RunList
-    from notebook_launcher.archive.opening import open_run
-    from notebook_launcher.detached.run_listing import runs, stop_hosted
+    from notebook_launcher.archive.listing import RunList, open_run
+    from notebook_launcher.detached.session_folders import runs, stop_hosted
     from notebook_launcher.drawing.tables import terminal_width
-    from notebook_launcher.wording.units import format_bytes
+    from notebook_launcher.wording import format_bytes
 
     every = runs(options.folder)
     if options.runs:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.command_line.command import Command
-from notebook_launcher.command_line.parser import whole_number_reader
+from notebook_launcher.command_line.parser import Command, whole_number_reader
 
 if TYPE_CHECKING:
     import argparse

@@ -2,7 +2,7 @@
 
     from notebook_launcher.compat import Accelerator, notebook_launcher
 
-The code is `notebook_launcher`'s, by other rules (`training/rules.py`): a window is divided by its
+The code is `notebook_launcher`'s, by other rules (`training/plugins.py`): a window is divided by its
 nominal length, a scheduler advances once for each process, `PartialState()` and its siblings are shared. When the
 numbers are the same, import from `notebook_launcher` instead, and get the exact ones.
 """

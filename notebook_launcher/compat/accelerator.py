@@ -8,17 +8,17 @@ from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - t
 from notebook_launcher.compat.reducing import reduce
 from notebook_launcher.compat.state import AcceleratorState, GradientState
 from notebook_launcher.training.accelerator import Accelerator as _Accelerator
-from notebook_launcher.training.rules import ACCELERATE, Rules
+from notebook_launcher.training.plugins import ACCELERATE, Rules
 
 if TYPE_CHECKING:
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
-    from notebook_launcher.training.requests.safepoint import Safepoint
+    from notebook_launcher.training.requests import Safepoint
 
 __all__ = ["Accelerator"]
 
 
 class Accelerator(_Accelerator):
-    """`notebook_launcher.Accelerator` with Accelerate 1.15's numbers; `training/rules.py` lists the differences."""
+    """`notebook_launcher.Accelerator` with Accelerate 1.15's numbers; `training/plugins.py` lists the differences."""
 
     _rules: ClassVar[Rules] = ACCELERATE
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
 from notebook_launcher.errors import CaptureError, ConfigError, LaunchError
-from notebook_launcher.kernel.failures.failure import Failure
+from notebook_launcher.kernel.failures.culprit import Failure
 from notebook_launcher.kernel.launch import notebook_launch
-from notebook_launcher.wording.choices import unknown
+from notebook_launcher.wording import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -42,9 +42,9 @@ OWN = {
 OFFERED = {
     **dict.fromkeys(training.__all__, "training"),
     **{name: f"compat.{module}" for name, module in OWN.items()},
-    "AcceleratedScheduler": "training.accumulation.updates.scheduler",
+    "AcceleratedScheduler": "training.accumulation.scheduler",
     "MultiProcessAdapter": "compat.logging",
-    "TorchTensorParallelConfig": "training.parallelism.sizes",
+    "TorchTensorParallelConfig": "training.parallelism.mesh",
     "get_sampler": "training.data",
     "notebook_launch": "kernel.launch",
 }

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
-from notebook_launcher.training.accumulation.windows.gradient_state import GradientState as _GradientState
-from notebook_launcher.training.plugins import GradientAccumulationPlugin
-from notebook_launcher.training.process.accelerator_state import AcceleratorState as _AcceleratorState
+from notebook_launcher.training.accumulation.gradient_state import GradientState as _GradientState
+from notebook_launcher.training.plugins import ACCELERATE, GradientAccumulationPlugin
+from notebook_launcher.training.process.process_state import AcceleratorState as _AcceleratorState
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.resolving import resolve_precision
-from notebook_launcher.training.rules import ACCELERATE
 
 if TYPE_CHECKING:
     import datetime as dt
 
-    from notebook_launcher.training.requests.safepoint import Safepoint
+    from notebook_launcher.training.requests import Safepoint
 
 
 __all__ = ["AcceleratorState", "GradientState", "PartialState"]

@@ -17,14 +17,14 @@ from notebook_launcher.config import LaunchConfig
 from notebook_launcher.training import operations
 from notebook_launcher.training.process import environment
 from notebook_launcher.training.recording.trackers import TRACKER_CLASSES, filter_trackers
-from notebook_launcher.wording.choices import read_bool
+from notebook_launcher.wording import read_bool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
     import torch
 
-    from notebook_launcher.settings.option_choices import Precision
+    from notebook_launcher.settings.option_checks import Precision
 
 __all__ = ["NAMES"]
 

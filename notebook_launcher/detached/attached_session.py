@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
-from notebook_launcher.detached.attached_call import AttachedCall
-from notebook_launcher.detached.attached_debugger import AttachedDebugger
+from notebook_launcher.detached.attached_output import AttachedOutput, AttachedQuestions
+from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.host_socket import HostConnection
-from notebook_launcher.detached.requests import Begin, CloseSession, ForgetFailures, OpenDebugger, ReadSession
+from notebook_launcher.detached.requests import (
+    AwaitDebugger,
+    Begin,
+    CloseSession,
+    ForgetFailures,
+    InterruptDebugger,
+    OpenDebugger,
+    ReadSession,
+    TakeResults,
+)
 from notebook_launcher.detached.session_folders import session_name_of
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
-from notebook_launcher.history.host_files import SESSION_SOCKET, is_session
+from notebook_launcher.history.run_folders import SESSION_SOCKET, is_session
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope
 from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.origin import source_with_needs
 from notebook_launcher.kernel.cells.session_cells import SessionCells
 from notebook_launcher.kernel.display.sink import make_sink, teller
-from notebook_launcher.kernel.failures.answers import check_answers
-from notebook_launcher.kernel.failures.debug_magic import DebugMagic
+from notebook_launcher.kernel.failures.post_mortem import DebugMagic, check_answers
+from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.travel import cells
 
 if TYPE_CHECKING:
@@ -32,9 +42,10 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.requests import SessionState
+    from notebook_launcher.history.schema import RunSnapshot
+    from notebook_launcher.kernel.calls.call_scope import TakesDisplay
     from notebook_launcher.kernel.results import Results
-
-__all__ = ["AttachedSession"]
+    from notebook_launcher.kernel.run.conclusion import RunOutcome
 
 
 class AttachedSession(SessionCells):
@@ -206,3 +217,129 @@ class AttachedSession(SessionCells):
                 "container ended. Its ranks ended with it. Open a new session: Session(4, name=..., detached=True)."
             )
         return f"session {self.id} is closed. Open a new one: Session(4, name=..., detached=True)."
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The handle on a call of a detached session.
+
+
+NOTHING: dict[str, Any] = {
+    "logs": "",
+    "log_order": [],
+    "metrics": (),
+    "pictures": (),
+    "metrics_since": ([], 0),
+    "pictures_since": ([], 0),
+}
+"""Data of a call that left no folder, because its ranks wrote and reported nothing."""
+
+
+class AttachedCall(AttachedRun):
+    """A call that the host of a detached session conducts.
+
+    Args:
+        folder: The call's folder.
+        config: The session's options.
+        displays: Takes rich output that a cell on ranks shows at its end.
+        failed: Called once the call is known to have failed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: LaunchConfig,
+        displays: TakesDisplay | None = None,
+        failed: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__(folder)
+        self._failed = failed
+        self._config = config
+        self._displays = displays
+        self._final: RunSnapshot | None = None
+        """The last snapshot of a call whose folder the host has removed."""
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options as given."""
+        return self._config
+
+    def _make_output(self, since: float | None) -> AttachedOutput:
+        return AttachedOutput(self._folder, self._config, since, self._displays)
+
+    def _opened(self) -> RunOutcome:
+        is_first = self._outcome is None
+        outcome = super()._opened()
+        if is_first:
+            if outcome.error is not None:
+                self._failed()
+            if self._ending is not None and self._ending.num_unopened(outcome):
+                return outcome  # The folder stays, for a later try.
+            # The host may be gone: then the folder stays.
+            with contextlib.suppress(OSError, EOFError, CallOrderError):
+                self._final = self._request(TakeResults())
+                if self._final is not None:
+                    outcome.results.folder = None
+        return outcome
+
+    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self._final is None:
+            return super()._ask(method, *args, **kwargs)
+        if method == "logs_since":
+            return "", args[1]
+        return self._final if method == "snapshot" else NOTHING[method]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The debugger of a detached session in a cell: shows its output, and asks the user at its prompt.
+
+
+class AttachedDebugger:
+    """The debugger that is open in a session's host.
+
+    Args:
+        folder: The session's folder.
+        config: The session's options.
+        request: Sends a request to the host, and returns its value.
+    """
+
+    def __init__(self, folder: Path, config: LaunchConfig, request: Callable[[object], Any]) -> None:
+        self._request = request
+        self._questions = AttachedQuestions(request)
+        self._output = AttachedOutput(folder, config, None, socket_name=SESSION_SOCKET)
+        self._over: Latch[None] = Latch()
+
+    def run(self) -> None:
+        """Answer the prompt until a user leaves the debugger.
+
+        Raises:
+            KeyboardInterrupt: The user left by an interrupt.
+            CallOrderError: The rank or the host died.
+        """
+        thread = threading.Thread(target=self._follow, name="notebook-launcher debugger", daemon=True)
+        thread.start()
+        num_interrupts = 0
+        while not self._over.is_set:
+            if self._is_interrupted():
+                num_interrupts += 1
+                self._request(InterruptDebugger(again=num_interrupts > 1))
+        thread.join()
+        fault = self._request(AwaitDebugger())
+        if fault is not None:
+            raise fault
+
+    def _is_interrupted(self) -> bool:
+        """Answer the prompt, if there is one; return True after an interrupt."""
+        try:
+            with self._questions.served():
+                self._questions.serve(AWAKE_EVERY)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def _follow(self) -> None:
+        try:
+            self._output.follow(self._questions)
+        finally:
+            self._over.set()
+            self._questions.note(())
+            self._questions.wake()

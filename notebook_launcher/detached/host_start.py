@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import travel
 from notebook_launcher.detached.attached_run import AttachedRun
+from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
-from notebook_launcher.engines.this_machine import start_host
+from notebook_launcher.detached.session_folders import check_name_is_free
+from notebook_launcher.engines.process_tree import start_host
 from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
-from notebook_launcher.kernel.calls.argument_text import describe_arguments
-from notebook_launcher.kernel.calls.checks import check_call
+from notebook_launcher.kernel.calls.checks import check_call, describe_arguments
 from notebook_launcher.kernel.calls.everywhere import setup_steps
 from notebook_launcher.kernel.calls.origin import describe_environment, source_with_needs
 from notebook_launcher.kernel.display.sink import teller
 from notebook_launcher.kernel.failures import failure_display
-from notebook_launcher.kernel.held_interrupts import held_interrupts
+from notebook_launcher.kernel.latch import held_interrupts
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.messaging.channel import channel_pair, read_tail
 from notebook_launcher.travel import cells
-from notebook_launcher.wording.value_text import name_of
+from notebook_launcher.wording import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.messaging.channel import Channel
 
-__all__ = ["MAX_AGE", "detached_options", "hand_over", "start_detached"]
 
 MAX_AGE = 7 * 86_400.0
 """Seconds after which a detached run without `timeout` is stopped: no user may know of it any more."""
@@ -144,3 +144,23 @@ def _what_is_left(order: HostOrder | SessionOrder, answer: Any) -> str:
     if is_session:
         return f'the session is open; attach_session("{order.plan.config.name or answer.run_id}") reconnects to it'
     return f'{answer.run_id} is still running; attach("{answer.run_id}") reconnects to it'
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The start of a detached session: a kernel resolves the options, and starts a host that keeps the ranks.
+
+
+def start_detached_session(config: LaunchConfig) -> AttachedSession:
+    """Start ranks that outlive this kernel, and return the session.
+
+    Raises:
+        ConfigError: An option cannot work, or a session that lives has the name.
+        ResourceError: The host or the ranks did not start.
+    """
+    setup, config = config.setup, detached_options(config)
+    home = run_folders.find_home(config.runs_folder)
+    assert home is not None
+    check_name_is_free(home, config)
+    plan = make_plan(config)
+    order = SessionOrder(plan=plan, surroundings=plan.setup(many_calls=True))
+    return AttachedSession(Path(hand_over(order).folder), setup=setup)

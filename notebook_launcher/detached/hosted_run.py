@@ -5,38 +5,51 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.detached import host_socket
-from notebook_launcher.detached.clients import Clients
 from notebook_launcher.detached.ending import KeptParcels, write_ending
-from notebook_launcher.detached.host_questions import HostQuestions
-from notebook_launcher.detached.journal import Journal
-from notebook_launcher.detached.kept_output import write_output
-from notebook_launcher.detached.requests import Answered, AnswerQuestion, Ask, Follow, RequestRefused, TakeResults
+from notebook_launcher.detached.host_socket import Clients
+from notebook_launcher.detached.journal import Journal, write_output
+from notebook_launcher.detached.requests import (
+    Answered,
+    AnswerQuestion,
+    Ask,
+    Follow,
+    PendingQuestion,
+    RequestRefused,
+    TakeResults,
+)
 from notebook_launcher.detached.session_folders import listen_or_remove, no_folder
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.history.host_files import SOCKET
+from notebook_launcher.history.run_folders import SOCKET
+from notebook_launcher.kernel.calls.call_scope import OutgoingCall
 from notebook_launcher.kernel.calls.origin import Origin, describe_environment
-from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
+from notebook_launcher.kernel.display.questions import Answer
+from notebook_launcher.kernel.failures.post_mortem import PostMortem
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.run.any_run import attributes_of_runs, methods_of_runs
 from notebook_launcher.kernel.run.conduct import RunConduct
-from notebook_launcher.kernel.run.handle import Run
+from notebook_launcher.kernel.run.handle import Run, attributes_of_runs, methods_of_runs
 from notebook_launcher.kernel.run.thread import RunThread
+from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from notebook_launcher.detached.clients import Caller
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.detached.host_socket import Caller
+    from notebook_launcher.detached.requests import News
     from notebook_launcher.kernel.calls.call_scope import CallScope
+    from notebook_launcher.kernel.display.questions import Question
     from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.messaging.channel import AnonymousFile
 
-__all__ = ["HostedRun"]
 
 GOODBYE = 5.0
 """Seconds after the end of the run for which clients may fetch the rest of its output. Its ending is in the folder."""
@@ -187,3 +200,131 @@ class HostedRun:
             case Ask(name=name) if name in ATTRIBUTES:
                 return Answered(value=getattr(self.run, name))
         return RequestRefused(error=TypeError(f"a host does not answer {request!r}"))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Questions of a hosted run's ranks (`input()`, `breakpoint()`), kept in the host until a client answers.
+
+
+class HostQuestions:
+    """The unanswered questions of one run."""
+
+    def __init__(self) -> None:
+        self._keys = itertools.count(1)
+        self._open: dict[int, Question] = {}
+        """By key, in the order in which they were asked."""
+        self._lock = threading.Lock()
+        self._asked: Callable[[PendingQuestion | None], object] = lambda _: None
+        self._reply: Callable[[Answer], object] | None = None
+        self._waits_for: Callable[[Question], bool] = lambda _: False
+
+    def connect(
+        self,
+        asked: Callable[[PendingQuestion | None], object],
+        reply: Callable[[Answer], object],
+        waits_for: Callable[[Question], bool],
+    ) -> None:
+        """Connect the questions with the run and its journal, before the run begins.
+
+        Args:
+            asked: Called with each new question, and with None after an answer.
+            reply: Called with each answer.
+            waits_for: Returns True if a rank still waits for the answer to a question.
+        """
+        self._asked, self._reply, self._waits_for = asked, reply, waits_for
+
+    def put(self, question: Question) -> None:
+        """Keep a question until a client answers it."""
+        with self._lock:
+            key = next(self._keys)
+            self._open[key] = question
+        self._asked(_describe(key, question))
+
+    def pending(self) -> tuple[PendingQuestion, ...]:
+        """Return the questions for whose answers ranks wait."""
+        with self._lock:
+            # The rank may have been stopped or started again since.
+            self._open = {key: question for key, question in self._open.items() if self._waits_for(question)}
+            return tuple(_describe(key, question) for key, question in self._open.items())
+
+    def answer(self, key: int, text: str) -> bool:
+        """Pass the line that was typed on to the rank; return False if another client was first, or no rank waits."""
+        with self._lock:
+            question = self._open.pop(key, None)
+        if question is None or self._reply is None:
+            return False
+        record = messages.InputReply(text=text, number=question.request.number)
+        self._reply(Answer(question.rank, record, question.call_id))
+        self._asked(None)
+        return True
+
+
+def _describe(key: int, question: Question) -> PendingQuestion:
+    request = question.request
+    return PendingQuestion(key=key, rank=question.rank, prompt=request.prompt, password=request.password)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A debugger in a rank of a detached session, whose prompt clients of the host answer.
+
+
+class HostedDebugger:
+    """One debugger in one rank, in a thread of the host until a client leaves it.
+
+    Args:
+        ranks: The session's ranks, of which none runs a call.
+        data: The run data of the call that failed.
+        rank: The rank to look into.
+    """
+
+    def __init__(self, ranks: Ranks, data: RunData, rank: int) -> None:
+        self.rank = rank
+        self._questions = HostQuestions()
+        # The client that opens the debugger answers, and may be later than the first prompt.
+        self._journal = Journal(self._questions.pending, is_awaited=True)
+        self._debugger = PostMortem(ranks, data, rank, self._journal)
+        self._questions.connect(self._journal.asked, self._debugger.reply, self._debugger.waits_for)
+        self._fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="notebook-launcher debugger", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """True once a client has left the debugger, or the rank has died."""
+        return not self._thread.is_alive()
+
+    def news(self, request: Follow) -> News:
+        """Return output and prompts, as `Journal.news`."""
+        return self._journal.news(request)
+
+    def answer(self, key: int, text: str) -> bool:
+        """Pass on what was typed at a prompt."""
+        return self._questions.answer(key, text)
+
+    def interrupt(self, *, again: bool) -> None:
+        """Leave the debugger at its prompt, or end the command that runs in it; `again`: end the rank."""
+        self._debugger.interrupt(again)
+
+    def end(self) -> BaseException | None:
+        """Wait for the end of the debugger; return its exception."""
+        self._thread.join()
+        return self._fault
+
+    def _run(self) -> None:
+        try:
+            self._debugger.serve(self._questions)
+        except BaseException as fault:  # the client raises it
+            self._fault = fault
+        finally:
+            self._journal.finish()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Preemption: the signal by which a cluster announces to a host that it needs the machine.
+
+
+def on_preemption(config: LaunchConfig, act: Callable[[], object]) -> None:
+    """Call a function at the signal that the options name; at SIGTERM if a run resumes and they name none."""
+    name = config.preemption_signal or ("SIGTERM" if config.resume is not None else None)
+    if name is not None:
+        signal.signal(signal.Signals[name], lambda *_: act())

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.detached.ending import read_own_pickle, write_own_pickle
 from notebook_launcher.detached.requests import Entry, News
+from notebook_launcher.history.run_folders import OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from notebook_launcher.detached.requests import Follow, PendingQuestion
-    from notebook_launcher.engines.events import Stream
+    from notebook_launcher.engines.engine import Stream
     from notebook_launcher.kernel.calls.call_scope import TakesDisplay
     from notebook_launcher.messaging import messages
 
-__all__ = ["Journal"]
 
 MAX_BYTES = 16_000_000
 """Bytes of output that are kept for cells; the oldest go first. `logs(rank)` has all text in any case."""
@@ -167,3 +171,22 @@ class Journal:
                 self._bytes -= self._entries.popleft().size
                 self._num_dropped += 1
             self._changed.notify_all()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The output of a hosted run as its cell showed it, kept in the run's folder for cells that attach after its end.
+
+
+def write_output(folder: Path, news: News) -> None:
+    """Keep the whole output of a run that is over; nothing if there was none. A full disk costs the output alone."""
+    if news.position:
+        with contextlib.suppress(OSError):
+            write_own_pickle(folder, OUTPUT, news)
+
+
+def read_output(folder: Path, position: int) -> News | None:
+    """Return a run's output after a position; None if its folder keeps none that this version and user can read."""
+    with contextlib.suppress(Exception):
+        news: News = read_own_pickle(folder, OUTPUT)
+        return dataclasses.replace(news, entries=news.entries[max(0, position - news.num_left_out) :])
+    return None

@@ -10,10 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.detached import host_socket, session_folders
-from notebook_launcher.detached.clients import Clients
-from notebook_launcher.detached.hosted_debugger import HostedDebugger
-from notebook_launcher.detached.hosted_run import HostedRun
-from notebook_launcher.detached.preemption import on_preemption
+from notebook_launcher.detached.host_socket import Clients
+from notebook_launcher.detached.hosted_run import HostedDebugger, HostedRun, on_preemption
 from notebook_launcher.detached.requests import (
     Answered,
     AnswerQuestion,
@@ -31,18 +29,18 @@ from notebook_launcher.detached.requests import (
 )
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
-from notebook_launcher.history.host_files import SESSION_SOCKET
+from notebook_launcher.history.run_folders import SESSION_SOCKET
 from notebook_launcher.history.schema import RankSnapshot, RunSnapshot
-from notebook_launcher.kernel.config_record import config_as_json
 from notebook_launcher.kernel.latch import AWAKE_EVERY
-from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
-from notebook_launcher.kernel.session_runs import SessionRuns
+from notebook_launcher.kernel.metering import GpuMeter
+from notebook_launcher.kernel.plan import config_as_json
+from notebook_launcher.kernel.session import SessionRuns
 from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.travel import cells
-from notebook_launcher.wording.units import format_seconds
+from notebook_launcher.wording import format_seconds
 
 if TYPE_CHECKING:
-    from notebook_launcher.detached.clients import Caller
+    from notebook_launcher.detached.host_socket import Caller
     from notebook_launcher.detached.requests import SessionOrder
 
 __all__ = ["MAX_IDLE", "SessionHost"]

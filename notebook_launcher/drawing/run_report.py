@@ -8,14 +8,10 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.run_picture import headline
-from notebook_launcher.drawing.sections import because, failures_to_show
+from notebook_launcher.drawing.run_picture import because, failures_to_show, headline
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.history.merged_progress import merge_progress, progress_line
-from notebook_launcher.history.synchronization import slowest_rank
-from notebook_launcher.wording.counts import plural, rank_list
-from notebook_launcher.wording.text import MAX_ERROR, bounded, clean, one_line
-from notebook_launcher.wording.units import format_number
+from notebook_launcher.history.summaries import merge_progress, progress_line, slowest_rank
+from notebook_launcher.wording import MAX_ERROR, bounded, clean, format_number, one_line, plural, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import unicodedata
 from typing import TYPE_CHECKING
+
+from notebook_launcher.colours import INK, LineStyle
+from notebook_launcher.wording import escape, format_number, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Scale", "linear_ticks", "log_ticks", "make_scale", "tick_labels"]
+    from notebook_launcher.drawing.charts import AxisKind
+
 
 LARGEST = 1e300
 """Largest value; larger ones are drawn at the edge, because their differences overflow."""
@@ -128,3 +133,190 @@ def _exponent(text: str) -> str:
     """Return `1e-5` for Python's `1e-05`, and 0 for `0e+00`."""
     mantissa, _, exponent = text.partition("e")
     return "0" if float(mantissa) == 0 else f"{mantissa}e{int(exponent)}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Elements of SVG that pictures consist of.
+
+
+SIZE, SMALL = 12.0, 11.0
+"""Font sizes in pixels: of titles, and of all other text."""
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','DejaVu Sans',sans-serif"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SvgPicture:
+    """A part of a page: SVG elements that fill [0, width] x [0, height], in pixels."""
+
+    width: float
+    height: float
+    body: str
+
+
+def stack(pictures: Iterable[SvgPicture], *, gap: float = 18.0) -> SvgPicture:
+    """Return one picture with the given ones below each other."""
+    parts: list[str] = []
+    top = width = 0.0
+    for picture in pictures:
+        top += gap if parts else 0.0
+        parts.append(f'<g transform="translate(0 {pixels(top)})">{picture.body}</g>')
+        top, width = top + picture.height, max(width, picture.width)
+    return SvgPicture(width, top, "".join(parts))
+
+
+def document(picture: SvgPicture, title: str) -> str:
+    """Return a whole `<svg>`, which shrinks with the page and is also valid as a file."""
+    width, height = pixels(picture.width), pixels(picture.height)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img" aria-label="{escape(title)}" color="{INK}" fill="none" font-family="{FONT}" '
+        f'font-size="{pixels(SMALL)}" style="max-width:100%;height:auto">'
+        f"<title>{escape(title)}</title>{picture.body}</svg>"
+    )
+
+
+def pixels(value: float) -> str:
+    """Return a coordinate, rounded to a tenth of a pixel."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: str = "start",
+    bold: bool = False,
+    size: float = SMALL,
+    width: float | None = None,
+    fill: str = "currentColor",
+) -> str:
+    """Return one line of text on the base line `y`; text wider than `width` is cut, with a tooltip for the whole."""
+    shown = words if width is None else shorten(words, width, size * (1.06 if bold else 1.0))
+    title = f"<title>{escape(words)}</title>" if shown != words else ""
+    attributes = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    attributes += ' font-weight="600"' if bold else ""
+    attributes += "" if size == SMALL else f' font-size="{pixels(size)}"'
+    return f'<text x="{pixels(x)}" y="{pixels(y)}" fill="{fill}"{attributes}>{title}{escape(shown)}</text>'
+
+
+def marker(style: LineStyle, at: Sequence[tuple[float, float]], radius: float = 3.2) -> str:
+    """Return a line's marker at each of the places, as one path."""
+    path = "".join(_SHAPES[style.marker](x, y, radius) for x, y in at)
+    stroke = f' stroke="{style.colour}" stroke-width="2"' if style.marker in ("cross", "bar") else ""
+    return f'<path d="{path}" fill="{style.colour}"{stroke}/>' if at else ""
+
+
+def _circle(x: float, y: float, r: float) -> str:
+    d = pixels(2 * r)
+    return f"M{pixels(x - r)} {pixels(y)}a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0z"
+
+
+def _square(x: float, y: float, r: float) -> str:
+    s = pixels(1.8 * r)
+    return f"M{pixels(x - 0.9 * r)} {pixels(y - 0.9 * r)}h{s}v{s}h-{s}z"
+
+
+def _triangle(x: float, y: float, r: float) -> str:
+    return f"M{pixels(x)} {pixels(y - 1.25 * r)}l{pixels(1.2 * r)} {pixels(2.1 * r)}h-{pixels(2.4 * r)}z"
+
+
+def _diamond(x: float, y: float, r: float) -> str:
+    s = pixels(1.35 * r)
+    return f"M{pixels(x)} {pixels(y - 1.35 * r)}l{s} {s}l-{s} {s}l-{s} -{s}z"
+
+
+def _cross(x: float, y: float, r: float) -> str:
+    s, d = 0.9 * r, pixels(1.8 * r)
+    return f"M{pixels(x - s)} {pixels(y - s)}l{d} {d}m0 -{d}l-{d} {d}"
+
+
+def _bar(x: float, y: float, r: float) -> str:
+    return f"M{pixels(x)} {pixels(y - 1.3 * r)}v{pixels(2.6 * r)}"
+
+
+_SHAPES = {
+    "circle": _circle,
+    "square": _square,
+    "triangle": _triangle,
+    "diamond": _diamond,
+    "cross": _cross,
+    "bar": _bar,
+}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Estimated widths of texts, because a picture is drawn without knowing the fonts of the page that shows it.
+
+
+_NARROW = frozenset("iIjl.,:;'|![]()/ ftr·")
+_WIDE = frozenset("mwMW%@")
+
+
+def shorten(text: str, width: float, size: float) -> str:
+    """Return the text, cut with an ellipsis if it is wider than `width` pixels at this font size."""
+    if text_width(text, size) <= width:
+        return text
+    room = width - size
+    for at, character in enumerate(text):
+        room -= text_width(character, size)
+        if room < 0:
+            return text[:at].rstrip() + "…"
+    return text
+
+
+def text_width(text: str, size: float) -> float:
+    """Return the approximate width of a text in pixels, in DejaVu Sans, the widest font that a page may choose."""
+    return size * sum(_ems(character) for character in text)
+
+
+def _ems(character: str) -> float:
+    if character in _NARROW:
+        return 0.4
+    if character in _WIDE:
+        return 0.98
+    if unicodedata.combining(character):
+        return 0.0
+    if unicodedata.east_asian_width(character) in "WF":
+        return 1.1
+    return 0.7 if character.isupper() else 0.64
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Places on the horizontal axis of a plot as words: steps, times and epochs.
+
+
+SPACINGS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+"""Seconds between two ticks of a time axis that spans minutes or more."""
+
+
+def name_place(axis: AxisKind, place: float) -> str:
+    """Return `step 1,200`, `4.2 s` or `epoch 1.5`."""
+    if axis == "time":
+        return format_seconds(place)
+    return f"step {place:,.0f}" if axis == "step" else f"epoch {format_number(place)}"
+
+
+def place_ticks(axis: AxisKind, x: Scale) -> list[tuple[float, str]]:
+    """Return the places of the ticks with their labels; there is no step between two steps."""
+    count = max(2, int((x.end - x.start) / 60))
+    if axis == "time":
+        ticks = _time_ticks(x, count)
+        return [(tick, _clock(tick)) for tick in ticks]
+    ticks = x.ticks(count)
+    if axis == "step":
+        ticks = [tick for tick in ticks if float(tick).is_integer()] or [math.floor(x.low)]
+    return list(zip(ticks, tick_labels(ticks), strict=True))
+
+
+def _time_ticks(x: Scale, count: int) -> list[float]:
+    span = x.high - x.low
+    spacing = next((spacing for spacing in SPACINGS if spacing * count >= span), SPACINGS[-1])
+    if span < SPACINGS[0] * 2:
+        return x.ticks(count)
+    spacing *= math.ceil(span / (spacing * count))
+    return [spacing * at for at in range(math.ceil(x.low / spacing), math.floor(x.high / spacing) + 1)]
+
+
+def _clock(seconds: float) -> str:
+    return format_seconds(seconds).removesuffix(" 00 s").removesuffix(" 00 min")

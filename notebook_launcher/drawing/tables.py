@@ -6,28 +6,17 @@ Tables carry no class, id or `<style>`, so nothing of the page around them chang
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import sys
 from typing import TYPE_CHECKING, Literal
 
 from notebook_launcher.drawing.legend import RANK_STATES, RUN_STATES
-from notebook_launcher.wording.text import escape
+from notebook_launcher.wording import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "FEW_ROWS",
-    "MAX_ROWS",
-    "Column",
-    "folded",
-    "joined",
-    "note_html",
-    "state_html",
-    "table_html",
-    "table_text",
-    "terminal_width",
-]
 
 FEW_ROWS = 16
 """Rows in view; further rows are folded."""
@@ -195,3 +184,27 @@ def note_html(note: str) -> str:
 def joined(parts: Iterable[str]) -> str:
     """Return the parts of a page in one element."""
     return f'<div style="font-size:13px;line-height:1.45;max-width:1000px">{"".join(parts)}</div>'
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Curves as text, for front ends without pictures: `█▆▅▃▂▁`.
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def spark_line(points: Sequence[tuple[float, float]], width: int = 24) -> str:
+    """Return a curve in at most `width` characters: each is the mean of an interval, a cross if it is not finite."""
+    if not points:
+        return ""
+    num = min(width, len(points))
+    stretches = [points[at * len(points) // num : (at + 1) * len(points) // num] for at in range(num)]
+    means = [sum(value / len(stretch) for _, value in stretch) for stretch in stretches]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    # By halves: the difference of two large values of different sign overflows.
+    room = high / 2 - low / 2
+    return "".join(
+        BLOCKS[int(7.999 * ((mean / 2 - low / 2) / room if room > 0 else 0.45))] if math.isfinite(mean) else "×"  # noqa: RUF001
+        for mean in means
+    )

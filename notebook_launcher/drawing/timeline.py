@@ -11,11 +11,19 @@ import itertools
 from typing import TYPE_CHECKING
 
 from notebook_launcher.drawing.legend import LIMITS, PHASES
-from notebook_launcher.drawing.scales import Scale, make_scale, tick_labels
-from notebook_launcher.drawing.svg import SIZE, SvgPicture, document, pixels, stack, text
-from notebook_launcher.history.synchronization import measure_sync
-from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.units import format_seconds, format_share
+from notebook_launcher.drawing.scales import (
+    SIZE,
+    Scale,
+    SvgPicture,
+    document,
+    make_scale,
+    pixels,
+    stack,
+    text,
+    tick_labels,
+)
+from notebook_launcher.history.summaries import measure_sync
+from notebook_launcher.wording import format_seconds, format_share, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import importlib
 import os
 import select
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.kernel_imports import KernelImports
-from notebook_launcher.engines.supervisor_handle import (
-    LAST_WORDS,
-    REAPING,
-    SupervisorHandle,
-    popen,
-    reaper,
-    send_signal,
-)
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file, channel_pair, read_tail
+from notebook_launcher.processes import boot
+from notebook_launcher.processes.leftovers import wait_for_end
+from notebook_launcher.processes.rank import rank_process
 
 if TYPE_CHECKING:
-    import socket
-    import subprocess
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
 
-    from notebook_launcher.engines.supervisor_handle import Starter
+    Starter: TypeAlias = Callable[[socket.socket, Sequence[int]], "SupervisorHandle"]
+    """Starts a supervisor at the other end of a socket. A forked child has to close these descriptors of the kernel."""
+    from collections.abc import Sequence
 
-__all__ = ["ForkServer", "fork_server", "fork_server_of"]
+    from notebook_launcher.travel import FunctionCall
+
 
 READ_AT_IMPORT = ("TORCH_", "PYTORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_", "AOT_INDUCTOR_", "AOTINDUCTOR_",
                   "INDUCTOR_", "CUTLASS_", "ENABLE_", "PT2_", "CXX", "CUDA_HOME", "THP_")  # fmt: skip
@@ -356,3 +358,137 @@ def fork_server_of(_pid: int) -> ForkServer:
     """Return the fork server that the process with this number has started."""
     # By process number, so that a process that the user's code forked from the kernel gets a server of its own.
     return ForkServer()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The kernel's handle on a supervisor, and the protocol of the functions that start one.
+
+
+LAST_WORDS = 4000
+"""Bytes at the end of a supervisor's standard error that are shown if it fails."""
+REAPING = 2.0
+"""Longest wait in seconds until a supervisor that has ended is reaped, which takes a millisecond."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SupervisorHandle:
+    """The kernel's handle on a supervisor that was started."""
+
+    wait_reaped: Callable[[], None]
+    """Waits until the process is reaped, at most REAPING seconds, and closes the handle's descriptors; idempotent."""
+    last_words: Callable[[], str]
+    """Returns the end of its standard error."""
+    send_signal: Callable[[int], None]
+    """Sends the process, which has not ended, a signal, even if it has not come up yet: SIGCONT, in case it is stopped,
+    or SIGKILL."""
+
+
+def reaper(wait: Callable[[], object], fds: list[int]) -> Callable[[], None]:
+    """Return a function that waits for a process by `wait`, and closes descriptors; idempotent."""
+
+    def wait_reaped() -> None:
+        # An interrupt may end this call anywhere; the caller then calls it again.
+        if fds:
+            wait()
+        while fds:
+            os.close(fds.pop())
+
+    return wait_reaped
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Send a process a signal, if it is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
+def popen(role: Any, fd: int, errors: int, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start an interpreter in this role, with one end of a socket and a file for its output."""
+    # In a session of its own, because the kernel's interrupt goes to the kernel's whole process group.
+    return subprocess.Popen(
+        boot.command(role, fd),
+        pass_fds=[fd],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=errors,
+        stderr=errors,
+        start_new_session=True,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The three ways to start a supervisor; everything after the start is the same.
+#
+# * `forkserver` (`fork_server_handle.py`): forked from a clean helper that has imported torch. Works whatever the
+#   kernel did.
+# * `fork`: forked from the kernel. Captured data is shared and nothing is pickled.
+# * `spawn`: a fresh interpreter.
+
+
+_FORKING = threading.Lock()
+"""Held during a fork: the child gets a copy of the locks that other threads hold, and of the warnings' filters."""
+
+
+def start_by_spawn(sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
+    """Start a supervisor in a fresh interpreter."""
+    del kernel_fds  # A fresh interpreter does not inherit the kernel's descriptors.
+    errors = anonymous_file("errors")
+    process = popen("supervisor", sock.fileno(), errors, dict(os.environ))
+
+    def wait() -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(REAPING)
+
+    return SupervisorHandle(reaper(wait, [errors]), lambda: read_tail(errors, LAST_WORDS), process.send_signal)
+
+
+def fork_starter(call: FunctionCall) -> Starter:
+    """Return a starter that forks the supervisor from this process, so that the ranks inherit `call`."""
+
+    def starter(sock: socket.socket, kernel_fds: Sequence[int]) -> SupervisorHandle:
+        errors = anonymous_file("errors")
+        if "torch" in sys.modules:
+            _import_for_children()
+        with _FORKING, warnings.catch_warnings():
+            # Python 3.12 warns that a fork of a process with threads may deadlock. The user asked for the fork, and
+            # `kernel/calls/checks.py` has tested for the known causes.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            rank_process.settle_before_a_fork()
+            pid = os.fork()
+        if pid == 0:
+            _become_supervisor(sock, call, errors, kernel_fds)
+
+        return SupervisorHandle(
+            reaper(lambda: wait_for_end(pid, REAPING), [errors]),
+            lambda: read_tail(errors, LAST_WORDS),
+            lambda signum: send_signal(pid, signum),
+        )
+
+    return starter
+
+
+def _import_for_children() -> None:
+    """Import in the kernel, once, the modules that each child would import at every launch, which takes 40 ms."""
+    importlib.import_module("notebook_launcher.processes.supervisor")
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy.random")  # Ranks seed it; NumPy 2 imports it only at first use.
+
+
+def _become_supervisor(sock: socket.socket, call: FunctionCall, errors: int, kernel_fds: Sequence[int]) -> None:
+    try:
+        for fd in (*kernel_fds, *fork_server_of(os.getppid()).descriptors()):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+        # Imported here, because these modules import torch, which only the child may do.
+        from notebook_launcher.processes.rank import rendezvous
+        from notebook_launcher.processes.supervisor import run_supervisor
+
+        rendezvous.replace_group_functions()
+        rendezvous.redirect_globals(call.fn)
+        run_supervisor(socket.socket(fileno=sock.detach()), call)
+    except BaseException:  # the process ends here; the kernel reads its last words
+        os.write(errors, traceback.format_exc().encode())
+    finally:
+        os._exit(0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import mmap
 import os
 import select
@@ -21,24 +22,24 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.board import Board
-from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost, Woken
-from notebook_launcher.engines.gauges import Pulse, resident_memory
-from notebook_launcher.engines.rank_pipes import RankPipes
-from notebook_launcher.engines.stack_files import StackFiles
+from notebook_launcher.engines.board import Board, Pulse, resident_memory
+from notebook_launcher.engines.engine import FromRank, Output, RankLost, SupervisorLost, Woken
+from notebook_launcher.engines.fork_server_handle import fork_server, fork_starter, start_by_spawn
+from notebook_launcher.engines.kernel_imports import modules_needed
 from notebook_launcher.errors import LaunchError, ResourceError
-from notebook_launcher.messaging import board_layout, messages
+from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import AnonymousFile, channel_pair
-from notebook_launcher.processes.store import bind_and_listen
-from notebook_launcher.wording.machine_limits import describe_limit
+from notebook_launcher.processes.supervisor import bind_and_listen
+from notebook_launcher.wording import describe_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from notebook_launcher.engines.events import Event, Stream
-    from notebook_launcher.engines.supervisor_handle import Starter, SupervisorHandle
+    from notebook_launcher.engines.engine import Event, Stream
+    from notebook_launcher.engines.fork_server_handle import Starter, SupervisorHandle
+    from notebook_launcher.messaging.channel import Channel
+    from notebook_launcher.travel import FunctionCall
 
-__all__ = ["ProcessTree"]
 
 READ_SIZE = 1 << 20
 RECORDS_AT_ONCE = 4
@@ -104,8 +105,8 @@ class ProcessTree:
         self._selector.register(self._wake_r, selectors.EVENT_READ, self._on_wake)
         self._board_file = AnonymousFile("board")
         self._closing.callback(self._board_file.close)
-        os.ftruncate(self._board_file.fileno(), board_layout.BOARD_SIZE)
-        memory = mmap.mmap(self._board_file.fileno(), board_layout.BOARD_SIZE)
+        os.ftruncate(self._board_file.fileno(), messages.BOARD_SIZE)
+        memory = mmap.mmap(self._board_file.fileno(), messages.BOARD_SIZE)
         self._closing.callback(memory.close)
         self.board = Board(memory)
         self._channel, self._their_channel = channel_pair()
@@ -364,3 +365,220 @@ def _advice(error: OSError) -> str:
     """Return what to do where the system refuses what a rank needs."""
     general = "Use fewer ranks, or free what is used up; doctor() shows the limits of this machine."
     return describe_limit(error.errno) or general
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The kernel's ends of one rank's channel and pipes.
+
+
+PIPE_SIZE = 1 << 20
+"""The largest size that an unprivileged process may ask for, so that a rank can print in bursts without waiting."""
+F_SETPIPE_SZ = 1031
+
+
+class RankPipes:
+    """The kernel's end of one rank: its channel, its output and its process number."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        """Process number; None before the rank has started and after it has exited."""
+        self.stacks_fd: int | None = None
+        """Descriptor of the file to which the rank writes its stacks; None until the rank is ready."""
+        self.has_hung_up = False
+        """True once the rank's end of the channel is closed."""
+        self.channel, self.their_channel = channel_pair()
+        """The kernel's end, and the rank's until it is handed over."""
+        self.streams: dict[int, Stream] = {}
+        """By descriptor: the pipes from which the kernel reads the rank's output."""
+        self._output = select.poll()
+        """Reports if one of these pipes has something to read."""
+        self.their_streams: list[int] = []
+        """Descriptors to which the rank writes, until they are handed over."""
+        try:
+            self._open_streams()
+        except OSError:
+            self.close()
+            raise
+
+    def _open_streams(self) -> None:
+        streams: tuple[Stream, ...] = ("stdout", "stderr")
+        for stream in streams:
+            ours, theirs = os.pipe()
+            self.streams[ours] = stream
+            self._output.register(ours, select.POLLIN)
+            self.their_streams.append(theirs)
+            os.set_blocking(ours, False)
+            with contextlib.suppress(OSError):
+                _widen(ours)
+
+    def all_fds(self) -> list[int]:
+        """Return every open descriptor, including the rank's."""
+        return [self.channel.fileno(), self.their_channel.fileno(), *self.streams, *self.their_streams]
+
+    def fds_for_rank(self) -> list[int]:
+        """Return the descriptors that the rank gets: its channel, its standard output, its standard error."""
+        return [self.their_channel.fileno(), *self.their_streams]
+
+    def has_output(self) -> bool:
+        """Return True if there is output to read, or a pipe has ended: one system call, and no failed reads."""
+        return bool(self._output.poll(0))
+
+    def end_stream(self, fd: int) -> None:
+        """Close a pipe that has ended."""
+        self._output.unregister(fd)
+        self.streams.pop(fd)
+        os.close(fd)
+
+    def close_theirs(self) -> None:
+        """Close the descriptors that the rank has got; idempotent."""
+        self.their_channel.close()
+        while self.their_streams:
+            os.close(self.their_streams.pop())
+
+    def close(self) -> None:
+        """Close every descriptor; idempotent."""
+        self.close_theirs()
+        self.channel.close()
+        for fd in self.streams:
+            os.close(fd)
+        self.streams.clear()
+        if self.stacks_fd is not None:
+            os.close(self.stacks_fd)
+            self.stacks_fd = None
+
+
+def _widen(fd: int) -> None:
+    fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_SIZE)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The files into which the ranks of this machine write their stacks, at a signal, as `faulthandler` writes them.
+
+
+QUIET = 0.02
+"""Seconds without growth after which a dump of stacks counts as complete."""
+BUDGET = 0.5
+"""Longest wait in seconds for the ranks' stacks."""
+
+
+class StackFiles:
+    """The files of stacks of a process tree's ranks (`RankStacks` of one machine).
+
+    Args:
+        pipes: The kernel's ends of each rank, which the tree replaces when it starts a rank again.
+        signal: Sends a signal to ranks.
+    """
+
+    def __init__(self, pipes: Mapping[int, RankPipes], signal: Callable[[tuple[int, ...], int], None]) -> None:
+        self._pipes = pipes
+        self._signal = signal
+
+    def dump(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """Return the stacks of all threads of these ranks, or of every live rank.
+
+        There is no sign that a dump is complete, so it is read once it has not grown for QUIET seconds.
+        """
+        wanted = None if ranks is None else set(ranks)
+        starts = {rank: size for rank, size in self.sizes().items() if wanted is None or rank in wanted}
+        fds = {rank: self._fd(rank) for rank in starts}
+        self._signal(tuple(starts), messages.DUMP_SIGNAL)
+        sizes, changed, began = dict(starts), time.monotonic(), time.monotonic()
+        while True:
+            time.sleep(QUIET / 4)
+            now = time.monotonic()
+            new = {rank: self._size(rank) for rank in starts}
+            if new != sizes:
+                sizes, changed = new, now
+            answered = all(sizes[rank] > starts[rank] for rank in starts)
+            if now - began > BUDGET or (answered and now - changed > QUIET):
+                break
+        return {rank: _read(fd, starts[rank], sizes[rank]) for rank, fd in fds.items() if fd is not None}
+
+    def sizes(self) -> dict[int, int]:
+        """Return the number of bytes that each rank that is up has written into its file."""
+        up = {rank for rank, pipes in self._pipes.items() if pipes.pid is not None and pipes.stacks_fd is not None}
+        return {rank: self._size(rank) for rank in sorted(up)}
+
+    def request(self) -> None:
+        """Have every rank that is up write its stacks, without waiting for them; the signal would kill others."""
+        self._signal(tuple(self.sizes()), messages.DUMP_SIGNAL)
+
+    def read(self, starts: Mapping[int, int]) -> dict[int, str]:
+        """Return what ranks have written into their files after these positions."""
+        fds = {rank: self._fd(rank) for rank in starts}
+        return {rank: _read(fd, starts[rank], self._size(rank)) for rank, fd in fds.items() if fd is not None}
+
+    def _fd(self, rank: int) -> int | None:
+        pipes = self._pipes.get(rank)
+        return None if pipes is None else pipes.stacks_fd
+
+    def _size(self, rank: int) -> int:
+        fd = self._fd(rank)
+        return 0 if fd is None else os.fstat(fd).st_size
+
+
+def _read(fd: int, start: int, end: int) -> str:
+    return os.pread(fd, max(0, end - start), start).decode(errors="replace")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The engine of a launch that names none: the ranks are processes of the kernel's own machine.
+
+
+def start_here(setup: messages.Setup, call: FunctionCall | None = None) -> ProcessTree:
+    """Start ranks on this machine; raises `ResourceError` if it cannot hold them.
+
+    Args:
+        setup: The settings of all ranks.
+        call: The first call: forked ranks inherit it, and the fork server learns from its code what to import first.
+            None: it is not known yet, and all that the kernel has imported comes first.
+    """
+    return ProcessTree(setup, _starter(setup, call))
+
+
+def _starter(setup: messages.Setup, call: FunctionCall | None) -> Starter:
+    if setup.start_method == "fork":
+        assert call is not None
+        return fork_starter(call)
+    if setup.start_method == "spawn":
+        return start_by_spawn
+    return fork_server().starter(setup, needs=_needs(call))
+
+
+def _needs(call: FunctionCall | None) -> tuple[str, ...] | None:
+    return None if call is None else modules_needed(call)
+
+
+def warm_up() -> None:
+    """Start the fork server, unless it is up; returns before it is ready."""
+    fork_server().start(os.environ)
+
+
+def start_host(module: str, host_fd: int, environ: Mapping[str, str], call: FunctionCall | None = None) -> int:
+    """Fork the host of a detached run from the fork server; return a descriptor of its standard error.
+
+    Args:
+        module: Module whose `main` the host calls, with the descriptor and a fork server of its own.
+        host_fd: Descriptor of the host's channel.
+        environ: The host's environment.
+        call: The call of the host's run; None for a session.
+
+    Raises:
+        ResourceError: The fork server did not start.
+    """
+    return fork_server().start_host(module, host_fd, environ, needs=_needs(call))
+
+
+def take_over_server(channel: Channel, pid: int, environ: Mapping[str, str]) -> None:
+    """Use a fork server that is a child of this process, and was started with this environment."""
+    fork_server().take_over(channel, pid, environ)
+
+
+def is_cold() -> bool:
+    """Return True if the fork server has forked nothing yet: it may still be importing torch."""
+    return fork_server().is_cold
+
+
+def cool_down() -> None:
+    """End the fork server, if there is one; idempotent."""
+    fork_server().stop()

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from notebook_launcher.engines.board import Board
-    from notebook_launcher.engines.events import Event
-    from notebook_launcher.engines.gauges import Pulse
+    from notebook_launcher.engines.board import Board, Pulse
+    from notebook_launcher.engines.engine import Event
     from notebook_launcher.messaging import messages
 
 __all__ = ["RankStacks", "Tree"]

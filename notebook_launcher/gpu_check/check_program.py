@@ -33,10 +33,10 @@ from notebook_launcher.diagnosis.doctor import doctor
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.gpu_check.checks import CHECKS, Check, Hardware, Skipped
 from notebook_launcher.installed import version_of
-from notebook_launcher.machine import devices, nvml
+from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import SHARING_VARIABLE
-from notebook_launcher.machine.shared_memory import SHARED_MEMORY
-from notebook_launcher.wording.counts import plural
+from notebook_launcher.machine.memory import SHARED_MEMORY
+from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -314,7 +314,7 @@ def collect_facts() -> dict[str, Any]:
             {"name": gpu.name, "memory": gpu.total_memory, "capability": gpu.capability, "slice": gpu.is_slice}
             for gpu in machine.gpus
         ],
-        "slices": len(nvml.find_slices()),
+        "slices": len(devices.find_slices()),
         "why_no_gpu": machine.why_no_gpu,
         "left_out": machine.left_out,
         "torch": _torch_facts(),

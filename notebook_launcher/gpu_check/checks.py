@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import Session, launch, notebook_launch
 from notebook_launcher.errors import LaunchError
-from notebook_launcher.machine import devices, nvml
+from notebook_launcher.machine import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -190,7 +190,7 @@ def _devices_seen(hardware: Hardware) -> str:
     values: list[str | None] = [None]
     if hardware.num_gpus:
         first = machine.gpus[0]
-        values += [str(hardware.num_gpus - 1), first.uuid or first.selector, *nvml.find_slices()[:1], "0,0"]
+        values += [str(hardware.num_gpus - 1), first.uuid or first.selector, *devices.find_slices()[:1], "0,0"]
     seen = []
     for value in values:
         env = {name: text for name, text in os.environ.items() if name != machine.variable}

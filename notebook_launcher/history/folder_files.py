@@ -14,7 +14,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import RunFolderError
-from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

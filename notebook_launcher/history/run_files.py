@@ -6,15 +6,20 @@ have a limit, so that a run of any length and noise takes a bounded part of the 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import math
 import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from notebook_launcher.history.encoding import encode_point
-from notebook_launcher.history.run_folders import METRICS, log_name
-from notebook_launcher.wording.units import format_bytes
+from notebook_launcher.errors import RunFolderError
+from notebook_launcher.history.encoding import encode, encode_point, is_place
+from notebook_launcher.history.folder_files import open_file, read_bytes
+from notebook_launcher.history.run_folders import LOG_ORDER, METRICS, PICTURES, log_name
+from notebook_launcher.history.schema import RunPicture
+from notebook_launcher.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +27,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import MetricPoint, RunReader
 
-__all__ = ["MAX_LOG_BYTES", "MAX_METRICS_BYTES", "LogFile", "MetricsFile", "append", "replace"]
 
 MAX_METRICS_BYTES = 64_000_000
 """About 700,000 points of one metric."""
@@ -141,3 +145,129 @@ def _write(path: Path, data: bytes, mode: int) -> None:
             view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# File in a run's folder with the order in which the output of different ranks arrived.
+#
+# A line has a rank, and the position in its log up to which its output had arrived before the output of another rank.
+
+
+MAX_BYTES = 1_000_000
+"""About 70,000 changes from one rank to another; later output counts as the end of the last one."""
+MAX_PIECES = 5_000
+"""Pieces that are read at a time, as many as a run knows."""
+MAX_LINE = 32
+
+
+class LogOrderFile:
+    """The file, in the process that writes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOG_ORDER
+        self.size = 0
+        """Bytes that were written to the file."""
+        self._ends: dict[int, int] = {}
+        """By rank: the position up to which its output is in the file."""
+
+    def write(self, reader: RunReader) -> None:
+        """Append the pieces of output since the last call; raises `OSError`."""
+        if self.size > MAX_BYTES:
+            return
+        news = [(rank, end) for rank, end in reader.log_order(MAX_PIECES) if end > self._ends.get(rank, 0)]
+        if not news:
+            return
+        data = "".join(f"{rank} {end}\n" for rank, end in news).encode("ascii")
+        append(self._path, data)
+        self._ends.update(news)
+        self.size += len(data)
+
+
+def read_log_order(folder: Path, num_pieces: int) -> list[tuple[int, int]]:
+    """Return the rank and the end of each of the newest pieces, in the order of their arrival; [] without a file."""
+    data = b""
+    with contextlib.suppress(OSError), open(open_file(folder, LOG_ORDER), "rb") as file:
+        start = max(0, file.seek(0, 2) - MAX_LINE * num_pieces)
+        file.seek(start)
+        data = file.read().partition(b"\n")[2] if start else file.read()
+    pieces = []
+    with contextlib.suppress(ValueError):  # Another program changed the file.
+        pieces = [(int(rank), int(end)) for rank, end in map(bytes.split, data.splitlines())]
+    # A piece that grew between two writes has several lines.
+    merged = [list(same)[-1] for _, same in itertools.groupby(pieces, key=lambda piece: piece[0])]
+    return merged[-num_pieces:]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Pictures and tables in a run's folder: a file for each, and a list of them as JSON lines.
+
+
+MAX_PICTURE_BYTES = 32_000_000
+"""Bytes of a run's pictures. The first half of the room takes all; each next half of the rest a tenth as many."""
+SUFFIXES = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
+
+
+class PictureFiles:
+    """The pictures of one run; the fuller the room, the fewer of each name and rank it takes."""
+
+    def __init__(self, folder: Path, limit: int = MAX_PICTURE_BYTES) -> None:
+        self.size = 0
+        self._folder = folder
+        self._limit = limit
+        self._num_written = 0
+        self._seen: Counter[tuple[str, int]] = Counter()
+
+    def write(self, pictures: Iterable[RunPicture]) -> None:
+        """Add pictures; raises `OSError`."""
+        for picture in pictures:
+            key = (picture.name, picture.rank)
+            place = self._seen[key]
+            self._seen[key] += 1
+            if place % self._stride() == 0 and self.size + len(picture.data) <= self._limit:
+                self._write(picture)
+
+    def _stride(self) -> int:
+        stride, room = 1, 1 - self.size / self._limit
+        while room < 0.5 and stride < 10**6:
+            stride, room = 10 * stride, 2 * room
+        return stride
+
+    def _write(self, picture: RunPicture) -> None:
+        file = f"picture-{self._num_written}.{SUFFIXES[picture.mime]}"
+        fields = {"rank": picture.rank, "step": picture.step, "time": picture.time, "name": picture.name, "file": file}
+        append(self._folder / file, picture.data)
+        append(self._folder / PICTURES, encode(fields).encode("ascii") + b"\n")
+        self._num_written += 1
+        self.size += len(picture.data)
+
+
+def read_pictures(folder: Path, start: int = 0) -> list[RunPicture]:
+    """Return the pictures in a run's folder, from a position on; what was removed is left out.
+
+    Raises:
+        RunFolderError: The list names more than any run writes.
+    """
+    pictures, size = [], 0
+    for line in read_bytes(folder, PICTURES).splitlines()[start:]:
+        if (picture := _read(folder, line)) is not None:
+            pictures.append(picture)
+            size += len(picture.data)
+        if size > MAX_PICTURE_BYTES:  # Many lines may name one file.
+            raise RunFolderError(f"{folder / PICTURES} names more than {MAX_PICTURE_BYTES:,} bytes of pictures.")
+    return pictures
+
+
+def _read(folder: Path, line: bytes) -> RunPicture | None:
+    try:
+        fields = json.loads(line)
+        file, rank, step = str(fields["file"]), int(fields["rank"]), int(fields["step"])
+        mime = next(mime for mime, suffix in SUFFIXES.items() if file.endswith(suffix))
+        if "/" in file or not is_place(rank, step):  # Another program changed the list.
+            return None
+        if not (data := read_bytes(folder, file)):
+            return None
+        return RunPicture(
+            rank=rank, step=step, time=float(fields["time"]), name=str(fields["name"]), mime=mime, data=data
+        )
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, StopIteration, RecursionError):
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import secrets
@@ -10,38 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from notebook_launcher.history import owners
 from notebook_launcher.history.folder_files import belongs_to_another, open_folder, read_json
-
-__all__ = [
-    "CHANGES",
-    "CONFIG",
-    "EDITS",
-    "ENVIRONMENT",
-    "LOG_ORDER",
-    "MAX_BYTES",
-    "MAX_RUNS",
-    "METRICS",
-    "PART",
-    "PICTURES",
-    "RANDOM",
-    "RESERVE",
-    "SOURCE",
-    "SUMMARY",
-    "VARIABLE",
-    "find_home",
-    "is_live",
-    "is_run",
-    "list_ids",
-    "log_name",
-    "name_in",
-    "new_id",
-    "owner_of",
-    "prune",
-    "remove",
-    "size_of",
-    "time_in",
-]
 
 VARIABLE = "NOTEBOOK_LAUNCHER_RUNS"
 """Environment variable that names the folder of all runs; with the value `off`, no run leaves a folder."""
@@ -159,7 +129,7 @@ def is_live(folder: Path, summary: dict[str, Any] | None) -> bool:
         return _age(folder) < YOUNG
     if summary.get("state") in ("done", "failed", "stopped"):
         return False
-    return owners.is_alive(summary.get("kernel"), age=_age(folder / SUMMARY))
+    return is_alive(summary.get("kernel"), age=_age(folder / SUMMARY))
 
 
 def prune(home: Path, *, max_runs: int, max_bytes: int | None = None) -> None:
@@ -218,3 +188,97 @@ def _age(path: Path) -> float:
         return time.time() - path.stat().st_mtime
     except OSError:
         return float("inf")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Identity of the process that writes a run's folder, and a check that the process still lives.
+#
+# No lock is held: every process that the user forks would inherit its descriptor, and would keep the lock after the
+# kernel's death. A process id and the time of its start identify a process of this machine until it reboots.
+
+
+SILENCE = 60.0
+"""Seconds without a new summary after which a kernel of another machine or container counts as dead. A kernel that
+lives writes one every 5 s (`recorder.py`)."""
+
+
+def identify() -> dict[str, Any]:
+    """Return the identity of this process, as plain data for JSON."""
+    pid = os.getpid()
+    return {"pid": pid, "start": start_of(pid), **_machine()}
+
+
+def is_alive(owner: object, *, age: float) -> bool:
+    """Return True if the process that `identify` named still lives.
+
+    Args:
+        owner: The identity, as `identify` returned it in that process.
+        age: Seconds since the process last wrote. They decide if the process cannot be seen from here.
+    """
+    if not isinstance(owner, dict):
+        return False
+    pid = owner.get("pid")
+    if not isinstance(pid, int) or not _machine().items() <= owner.items():
+        return age < SILENCE
+    return start_of(pid) == owner.get("start") is not None
+
+
+def start_of(pid: int) -> int | None:
+    """Return the start of a process in clock ticks since the boot; None if it has ended or is a zombie."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        fields = _stat_of(pid)
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return None
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a process of this machine was stopped (SIGSTOP), so that it does nothing until it is continued."""
+    with contextlib.suppress(OSError, IndexError):
+        return _stat_of(pid)[0] == b"T"
+    return False
+
+
+def _stat_of(pid: int) -> list[bytes]:
+    """Return what proc(5) has in /proc/PID/stat after the name, which may hold anything, also parentheses."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+@functools.cache
+def _machine() -> dict[str, str]:
+    """Return the boot and the namespace in which a process id names a process of this machine."""
+    boot = namespace = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - the text is not a path
+    return {"boot": boot, "pid_namespace": namespace}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Files of a host in the folder of its run or session, by which others see that there is a host.
+
+
+SOCKET = "host.sock"
+SESSION_SOCKET = "session.sock"
+"""Name of the socket in a session's folder."""
+ENDING = "ending.pickle"
+"""Name of the file with the end of a hosted run, in the same folder."""
+OUTPUT = "output.pickle"
+"""Name of the file with the output of a hosted run that is over, as its cell showed it."""
+
+
+def is_hosted(folder: Path) -> bool:
+    """Return True if the run in a folder was launched with `detached=True`."""
+    # A host that was killed leaves its socket.
+    return any((folder / name).exists() for name in (SOCKET, ENDING))
+
+
+def goes_on(folder: Path) -> bool:
+    """Return True if a hosted run has not ended; its host keeps the folder for a while after the end."""
+    return (folder / SOCKET).exists() and not (folder / ENDING).exists()
+
+
+def is_session(folder: Path) -> bool:
+    """Return True if the folder belongs to a session with `detached=True`, which is open, or whose host was killed."""
+    return (folder / SESSION_SOCKET).exists()

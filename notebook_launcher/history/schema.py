@@ -10,9 +10,7 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import bounded, one_line
-from notebook_launcher.wording.units import NAME_LENGTH, format_number
+from notebook_launcher.wording import NAME_LENGTH, bounded, format_number, one_line, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

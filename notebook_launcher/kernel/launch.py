@@ -9,6 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.kernel.calls.checks import arguments_by_name, check_not_in_rank
+from notebook_launcher.kernel.run.handle import Run
+from notebook_launcher.kernel.run.thread import live_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.attached_run import AttachedRun
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run.handle import Run
     from notebook_launcher.messaging.messages import ImageMade
-
-__all__ = ["launch", "notebook_launch", "prewarm"]
 
 
 @arguments_by_name
@@ -122,7 +121,7 @@ def launch(
 def prewarm() -> None:
     """Start the fork server in the background, so that the first launch does not wait for the import of torch."""
     check_not_in_rank("prewarm")
-    from notebook_launcher.engines.this_machine import warm_up
+    from notebook_launcher.engines.process_tree import warm_up
 
     warm_up()
 
@@ -153,7 +152,7 @@ def _start(
     from notebook_launcher.kernel.plan import make_plan
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.handle import Run
-    from notebook_launcher.kernel.run.time_limits import limited_start
+    from notebook_launcher.kernel.run.ladder import limited_start
 
     began = time.monotonic()
     with limited_start(config.timeout, began):
@@ -167,3 +166,20 @@ def _start_detached(
     from notebook_launcher.detached.host_start import start_detached
 
     return start_detached(fn, args, kwargs, config)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `live_runs()`: handles on the runs in progress in this kernel, in case a handle was lost.
+
+
+def live_runs() -> list[Run]:
+    """Return a handle on each run in progress in this kernel, the newest first: `live_runs()[0].stop()`.
+
+    It finds a run whose handle no variable holds any more. Calls and cells of sessions in progress are among the runs.
+    Detached runs are not, because hosts conduct them: `attach()` returns their handles.
+    """
+    check_not_in_rank("live_runs")
+    threads = [
+        thread for thread in live_threads() if not thread.data.over.is_set and not thread.data.scope.is_widget_call
+    ]
+    return [Run(thread) for thread in sorted(threads, key=lambda thread: thread.data.launched, reverse=True)]

@@ -8,30 +8,29 @@ import os
 import sys
 import time
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from notebook_launcher import travel
 from notebook_launcher.engines.engine import RememberingEngine
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.ipython_shell import kernel_shell
-from notebook_launcher.kernel.calls.added_folders import absolute_folders
+from notebook_launcher.kernel.calls.call_scope import absolute_folders
 from notebook_launcher.machine import devices
-from notebook_launcher.machine.allocation import SHARING_VARIABLE, allocate
-from notebook_launcher.machine.node_allocation import allocate_nodes
-from notebook_launcher.machine.rocm import ROCM_VARIABLE
+from notebook_launcher.machine.allocation import SHARING_VARIABLE, allocate, allocate_nodes
+from notebook_launcher.machine.devices import ROCM_VARIABLE
 from notebook_launcher.messaging import messages
 from notebook_launcher.settings.option_checks import check_shard, check_shard_backend
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE
-from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording import name_of, plural, recordable_variables, redact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.machine.allocation import NodeInfo
     from notebook_launcher.machine.devices import Machine
-    from notebook_launcher.machine.node_allocation import NodeInfo
 
-__all__ = ["Plan", "make_plan"]
 
 NCCL_START = "the first collective takes seconds"
 """Note on NCCL, which connects the GPUs at the first collective: without it the ranks would seem to hang there."""
@@ -269,3 +268,23 @@ def _working_directory() -> str:
             "the kernel's working directory was deleted (a new folder of the same name does not replace it), and torch "
             "cannot be imported from a deleted folder. Change to an existing folder: os.chdir(...)."
         ) from None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The options of a launch as a run's record has them.
+
+
+def config_as_json(config: LaunchConfig) -> dict[str, Any]:
+    """Return the fields as values for JSON; of most variables of `env` the name alone, with the value None."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {**{name: _plain(value) for name, value in fields.items()}, "env": recordable_variables(config.env)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value):  # An engine.
+        return redact(repr(value))
+    if callable(value):  # `setup`.
+        return name_of(value)
+    return list(cast("tuple[int, ...]", value)) if isinstance(value, tuple) else value

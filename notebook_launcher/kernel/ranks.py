@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from notebook_launcher.engines.engine import ReducibleEngine
-from notebook_launcher.engines.events import Event, SupervisorLost
-from notebook_launcher.engines.this_machine import start_here
-from notebook_launcher.kernel.calls import fork_check
-from notebook_launcher.kernel.calls.added_folders import AddedFolders
+from notebook_launcher.engines.engine import Event, ReducibleEngine, SupervisorLost
+from notebook_launcher.engines.process_tree import start_here
+from notebook_launcher.kernel.calls import checks
+from notebook_launcher.kernel.calls.call_scope import AddedFolders
 from notebook_launcher.kernel.comms.rank_comms import RankComms
 from notebook_launcher.messaging import messages
-from notebook_launcher.wording.counts import rank_list
+from notebook_launcher.wording import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +64,7 @@ class Ranks:
 
     def adapt_to_fork(self) -> None:
         """Change the plan to one that works in a fork of this process; raises `ConfigError` if none does."""
-        self.plan = fork_check.adapt(self.plan)
+        self.plan = checks.adapt(self.plan)
 
     def announce_once(self) -> bool:
         """Return True for the first run of these ranks, whose output begins with a line about ranks and devices."""

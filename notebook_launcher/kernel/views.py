@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.kernel.comms.tap import poll_tap
-from notebook_launcher.kernel.held_interrupts import held_interrupts
-from notebook_launcher.kernel.run.progress_line import QUIET
+from notebook_launcher.kernel.latch import held_interrupts
+from notebook_launcher.kernel.run.snapshots import QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from notebook_launcher.kernel.display.sink import Sink
-    from notebook_launcher.kernel.run.any_run import AnyRun
+    from notebook_launcher.kernel.run.handle import AnyRun
 
 __all__ = ["HELLO_WITHIN", "LateView", "RunView", "watch"]
 
@@ -132,7 +132,7 @@ class RunView:
             self._output.sink.text("stderr", f"no monitor: {type(error).__name__}: {error}\n")
 
     def _leave_picture(self, line: str, key: str) -> None:
-        from notebook_launcher.kernel.display.picture import final_outputs
+        from notebook_launcher.kernel.display.cell import final_outputs
 
         sink = self._output.sink
         try:

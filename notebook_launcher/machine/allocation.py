@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.messaging.board_layout import MAX_RANKS
-from notebook_launcher.wording.counts import plural, plural_verb
+from notebook_launcher.messaging.messages import MAX_RANKS
+from notebook_launcher.wording import plural, plural_verb
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notebook_launcher.machine.devices import Machine
 
-__all__ = ["MAX_RANKS_PER_CORE", "MIN_RANK_LIMIT", "SHARING_VARIABLE", "Allocation", "allocate", "rank_limit"]
 
 DEFAULT_CPU_RANKS = 4
 """At most so many CPU ranks where the number is left open: more rarely help, and each takes memory."""
@@ -116,3 +118,158 @@ def _choose_backend(
                 field="num_processes",
             )
     return backend
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Ranks that a launch takes of several nodes: as asked for, else as many as make sense.
+
+
+MAX_SHOWN = 4
+"""Nodes that a summary names."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One machine that an engine has."""
+
+    node: int
+    """Its number among the nodes of the engine."""
+    host: str
+    address: str
+    """The address at which its ranks meet the ranks of other nodes."""
+    num_cores: int
+    gpus: tuple[str, ...]
+    """Names of the GPUs that ranks can use."""
+    has_folder: bool = True
+    """False if the kernel's working directory is not on its disks."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAllocation:
+    """Part of several nodes that a launch takes."""
+
+    num_processes: int
+    backend: str | None
+    use_gpu: bool
+    cores_per_process: int
+    """Cores of each rank, on the node that has fewest for each."""
+    found: str
+    """A clause for the summary: the nodes."""
+    num_nodes: int
+    """Number of nodes that get ranks: the first ones of the engine."""
+    node_names: tuple[str, ...]
+    """By rank: the name of its node; empty if there is one."""
+
+
+def ranks_by_node(num_processes: int, num_nodes: int) -> list[tuple[int, ...]]:
+    """Return the ranks of each node, consecutive and as even as can be; nodes that get none are left out."""
+    num_nodes = min(num_nodes, num_processes)
+    part, more = divmod(num_processes, num_nodes)
+    starts = [number * part + min(number, more) for number in range(num_nodes + 1)]
+    return [tuple(range(start, end)) for start, end in itertools.pairwise(starts)]
+
+
+def allocate_nodes(
+    nodes: Sequence[NodeInfo],
+    *,
+    num_processes: int | None,
+    devices: tuple[int, ...] | str | None,
+    backend: str | None,
+    num_nodes: int | None = None,
+    processes_per_node: int | None = None,
+) -> NodeAllocation:
+    """Return what a launch with these fields of `LaunchConfig` takes; raise `ConfigError` if the nodes have less.
+
+    Args:
+        nodes: The nodes of the engine.
+        num_processes: As in `LaunchConfig`, and so are `devices`, `backend` and `processes_per_node`.
+        devices: See above.
+        backend: See above.
+        num_nodes: `LaunchConfig.nodes`.
+        processes_per_node: See above.
+    """
+    if num_nodes is None and num_processes is not None and processes_per_node is not None:
+        num_nodes = num_processes // processes_per_node
+    nodes = _first(nodes, num_nodes)
+    may_use_gpus = devices != "cpu" and all(node.gpus for node in nodes)
+    if num_processes is None:
+        # Ranks are spread evenly, so the node with fewest GPUs decides.
+        of_each = processes_per_node or (min(len(node.gpus) for node in nodes) if may_use_gpus else 1)
+        num_processes = len(nodes) * of_each
+    parts = ranks_by_node(num_processes, len(nodes))
+    used = nodes[: len(parts)]
+    for node, ranks in zip(used, parts, strict=True):
+        _check_number_on_nodes(node, len(ranks), num_processes)
+    own_gpus = may_use_gpus and all(len(ranks) <= len(node.gpus) for node, ranks in zip(used, parts, strict=True))
+    return NodeAllocation(
+        num_processes=num_processes,
+        backend=_choose_backend_on_nodes(backend, own_gpus=own_gpus),
+        use_gpu=may_use_gpus,
+        cores_per_process=max(1, min(node.num_cores // len(ranks) for node, ranks in zip(used, parts, strict=True))),
+        found=f"on {plural(len(used), 'node')} ({_describe_all(used)})" + _note_on_folder(used),
+        num_nodes=len(used),
+        node_names=_names_by_rank(used, parts),
+    )
+
+
+def _note_on_folder(nodes: Sequence[NodeInfo]) -> str:
+    lacking = [node.host for node in nodes if not node.has_folder]
+    if not lacking:
+        return ""
+    shown = ", ".join(
+        [*lacking[:MAX_SHOWN], *([f"{len(lacking) - MAX_SHOWN} more"] if len(lacking) > MAX_SHOWN else [])]
+    )
+    return f", {shown} without this folder (save checkpoints to a shared folder, or with save_on_each_node=True)"
+
+
+def _first(nodes: Sequence[NodeInfo], num_nodes: int | None) -> Sequence[NodeInfo]:
+    if num_nodes is not None and num_nodes > len(nodes):
+        raise ConfigError(
+            f"{plural(num_nodes, 'node')} are asked for, and the engine has {plural(len(nodes), 'node')}: "
+            f"{_describe_all(nodes)}. Omit nodes= to use all of them.",
+            field="nodes",
+        )
+    return nodes[:num_nodes]
+
+
+def _names_by_rank(nodes: Sequence[NodeInfo], parts: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """Return the name of each rank's node: its host, or its number where two nodes call themselves the same."""
+    if len(nodes) == 1:
+        return ()
+    short = [node.host.partition(".")[0] for node in nodes]
+    is_clear = len(set(short)) == len(nodes)
+    names = short if is_clear else [f"node {node.node}" for node in nodes]
+    return tuple(name for name, ranks in zip(names, parts, strict=True) for _ in ranks)
+
+
+def _check_number_on_nodes(node: NodeInfo, num_ranks: int, num_processes: int) -> None:
+    limit = min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * node.num_cores), MAX_RANKS)
+    if num_ranks > limit or num_processes > MAX_RANKS:
+        raise ConfigError(
+            f"num_processes={num_processes} is too many: node {node.node} ({node.host}) would get {num_ranks}, it has "
+            f"{plural(node.num_cores, 'core')}, and {limit} ranks are its limit. Omit num_processes to let the "
+            "launcher choose.",
+            field="num_processes",
+        )
+
+
+def _choose_backend_on_nodes(backend: str | None, *, own_gpus: bool) -> str | None:
+    if backend == "auto":
+        return "nccl" if own_gpus else "gloo"
+    if backend is not None and "nccl" in backend and not own_gpus:
+        raise ConfigError(
+            f"backend={backend!r} needs a GPU for each rank, and not every node has as many. Use fewer ranks, or "
+            "backend='gloo'.",
+            field="backend",
+        )
+    return backend
+
+
+def _describe_all(nodes: Sequence[NodeInfo]) -> str:
+    shown = [_describe(node) for node in nodes[:MAX_SHOWN]]
+    return ", ".join([*shown, *([f"{len(nodes) - MAX_SHOWN} more"] if len(nodes) > MAX_SHOWN else [])])
+
+
+def _describe(node: NodeInfo) -> str:
+    kinds = [f"{node.gpus.count(name)} x {name}" for name in dict.fromkeys(node.gpus)]
+    return f"{node.host}: {' + '.join(kinds) or plural(node.num_cores, 'core')}"

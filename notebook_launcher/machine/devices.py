@@ -7,19 +7,298 @@ NVML, its management library, which does not initialise CUDA, and AMD's in a pro
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import importlib.util
+import json
 import math
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.machine import nvml, rocm
-from notebook_launcher.machine.visible_gpus import CUDA_VARIABLE, GPU, choose_visible
-from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording import plural
 
-__all__ = ["GPU", "Machine", "detect", "torch_platform"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# NVML, NVIDIA's management library: the GPUs, their memory and utilisation, without initialising CUDA.
+#
+# The functions are described in the NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
+
+
+SUCCESS = 0
+NO_PERMISSION, LOST = 4, 15
+"""NVML_ERROR_NO_PERMISSION, as in a container without the device; NVML_ERROR_GPU_IS_LOST, until the next boot."""
+REASONS = {NO_PERMISSION: "no permission", LOST: "lost by the driver"}
+TEXT_SIZE = 96
+"""NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFFER_SIZE."""
+
+
+class Unusable(OSError):  # noqa: N818 - a state of a GPU, which callers expect
+    """A GPU that NVML counts, but that this process may not use. The message has the reason."""
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class _Process(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+DISTANCES = {
+    0: "on one board",
+    10: "one PCIe switch apart",
+    20: "several PCIe switches apart",
+    30: "one host bridge apart",
+    40: "on one NUMA node",
+    50: "on different NUMA nodes",
+}
+"""Levels of `nvmlDeviceGetTopologyCommonAncestor`."""
+MAX_PROCESSES = 64
+NVML_P2P_CAPS_INDEX_READ = 0
+
+
+def find_slices() -> list[str]:
+    """Return the UUIDs of all slices of this machine's partitioned GPUs; none without NVML."""
+    try:
+        library = Library()
+    except OSError:
+        return []
+    try:
+        return [name for index in range(library.count()) for name in library.slices(index)]
+    finally:
+        library.close()
+
+
+class Library:
+    """The library, opened; `close` it. Several may be open at once.
+
+    A GPU is named by its index or by its UUID, a slice of a partitioned GPU (MIG) by its UUID.
+
+    Raises:
+        OSError: It is missing, or does not work.
+    """
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        if self._call("nvmlInit_v2") != SUCCESS:
+            raise OSError("NVML cannot be initialised: is the driver loaded, and as new as the library?")
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        self._call("nvmlShutdown")
+
+    def count(self) -> int:
+        """Return the number of GPUs, visible to CUDA or not, usable or not."""
+        count = ctypes.c_uint()
+        return count.value if self._call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == SUCCESS else 0
+
+    def driver(self) -> str:
+        """Return the version of the driver, such as `535.183.01`; empty: unknown."""
+        text = ctypes.create_string_buffer(TEXT_SIZE)
+        known = self._call("nvmlSystemGetDriverVersion", text, TEXT_SIZE) == SUCCESS
+        return text.value.decode(errors="replace") if known else ""
+
+    def name(self, gpu: int | str) -> str:
+        """Return the GPU's name."""
+        return self._text("nvmlDeviceGetName", gpu)
+
+    def uuid(self, gpu: int | str) -> str:
+        """Return the GPU's UUID, which `CUDA_VISIBLE_DEVICES` may name."""
+        return self._text("nvmlDeviceGetUUID", gpu)
+
+    def capability(self, gpu: int | str) -> tuple[int, int] | None:
+        """Return the CUDA compute capability, such as (9, 0); None: unknown."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        where = ctypes.byref(major), ctypes.byref(minor)
+        known = self._call("nvmlDeviceGetCudaComputeCapability", self._handle(gpu), *where) == SUCCESS
+        return (major.value, minor.value) if known else None
+
+    def memory(self, gpu: int | str) -> tuple[int, int, int] | None:
+        """Return the GPU's total, free and used memory in bytes, over all processes; None: unknown."""
+        memory = _Memory()
+        known = self._call("nvmlDeviceGetMemoryInfo", self._handle(gpu), ctypes.byref(memory)) == SUCCESS
+        return (memory.total, memory.free, memory.used) if known else None
+
+    def utilization(self, gpu: int | str) -> float | None:
+        """Return the share of the last 1/6 s to 1 s in which a CUDA kernel ran on the GPU, 0 to 1; None: unknown."""
+        rates = _Utilization()
+        known = self._call("nvmlDeviceGetUtilizationRates", self._handle(gpu), ctypes.byref(rates)) == SUCCESS
+        return rates.gpu / 100 if known else None
+
+    def processes(self, gpu: int | str) -> list[int]:
+        """Return the ids of processes that compute on the GPU; processes of another container may have no id here."""
+        count, found = ctypes.c_uint(MAX_PROCESSES), (_Process * MAX_PROCESSES)()
+        known = self._call("nvmlDeviceGetComputeRunningProcesses_v3", self._handle(gpu), ctypes.byref(count), found)
+        return [process.pid for process in found[: count.value]] if known == 0 else []
+
+    def distance(self, gpu: int | str, other: int | str) -> str:
+        """Return the way between two GPUs in words."""
+        level = ctypes.c_uint()
+        where = self._handle(gpu), self._handle(other), ctypes.byref(level)
+        known = self._call("nvmlDeviceGetTopologyCommonAncestor", *where) == 0
+        return DISTANCES.get(level.value, "unknown") if known else "unknown way"
+
+    def peer_access(self, gpu: int | str, other: int | str) -> bool | None:
+        """Return True if a GPU can read another's memory directly; None: unknown."""
+        status = ctypes.c_uint()
+        pair = self._handle(gpu), self._handle(other)
+        known = self._call("nvmlDeviceGetP2PStatus", *pair, NVML_P2P_CAPS_INDEX_READ, ctypes.byref(status)) == 0
+        return status.value == 0 if known else None
+
+    def stays_loaded(self, gpu: int | str) -> bool | None:
+        """Return True if the driver keeps the GPU ready while it is unused (persistence mode); None: unknown."""
+        mode = ctypes.c_uint()
+        try:
+            known = self._call("nvmlDeviceGetPersistenceMode", self._handle(gpu), ctypes.byref(mode)) == SUCCESS
+        except OSError:  # This NVML has no such function.
+            return None
+        return bool(mode.value) if known else None
+
+    def slices(self, gpu: int | str) -> list[str]:
+        """Return the UUIDs of the slices that a GPU is partitioned into (MIG); none for a whole GPU."""
+        number = ctypes.c_uint()
+        try:
+            if self._call("nvmlDeviceGetMaxMigDeviceCount", self._handle(gpu), ctypes.byref(number)) != SUCCESS:
+                return []
+            return [name for index in range(number.value) if (name := self._slice(gpu, index))]
+        except OSError:  # This NVML has no such function, or the GPU cannot be used.
+            return []
+
+    def _slice(self, gpu: int | str, index: int) -> str:
+        handle, text = ctypes.c_void_p(), ctypes.create_string_buffer(TEXT_SIZE)
+        if self._call("nvmlDeviceGetMigDeviceHandleByIndex", self._handle(gpu), index, ctypes.byref(handle)) != SUCCESS:
+            return ""
+        self._call("nvmlDeviceGetUUID", handle, text, TEXT_SIZE)
+        return text.value.decode(errors="replace")
+
+    def _handle(self, gpu: int | str) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        if isinstance(gpu, str):
+            code = self._call("nvmlDeviceGetHandleByUUID", gpu.encode(), ctypes.byref(handle))
+        else:
+            code = self._call("nvmlDeviceGetHandleByIndex_v2", gpu, ctypes.byref(handle))
+        if code != SUCCESS:
+            raise Unusable(f"GPU {gpu}: {REASONS.get(code, f'NVML error {code}')}")
+        return handle
+
+    def _text(self, function: str, gpu: int | str) -> str:
+        text = ctypes.create_string_buffer(TEXT_SIZE)
+        self._call(function, self._handle(gpu), text, TEXT_SIZE)
+        return text.value.decode(errors="replace")
+
+    def _call(self, function: str, *args: Any) -> int:
+        """Return the code of an NVML call, 0 for a success."""
+        try:
+            code: int = getattr(self._library, function)(*args)
+        except AttributeError:
+            raise OSError(f"this NVML has no {function}") from None
+        return code
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The GPUs that `CUDA_VISIBLE_DEVICES` leaves visible, by the rules of CUDA and of torch.
+#
+# The list ends at the first entry that names no GPU or is of another kind than the first, and a GPU that is named
+# twice hides all of them (`torch.cuda._parse_visible_devices`). An entry is an index, a UUID or the beginning of one,
+# or a slice of a partitioned GPU (MIG) by its UUID.
+
+
+CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
+SLICE_PREFIX = "MIG-"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GPU:
+    """One GPU, or one slice of a partitioned GPU (MIG)."""
+
+    index: int
+    """Number by which NVML knows it; of a slice, its place in `CUDA_VISIBLE_DEVICES`."""
+    name: str
+    total_memory: int
+    """Bytes."""
+    free_memory: int
+    """Bytes."""
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability, such as (9, 0); None: unknown."""
+    uuid: str = ""
+    """Empty: unknown."""
+    selector: str = ""
+    """Name under which ranks get it in `CUDA_VISIBLE_DEVICES`: as the user wrote it there, else the UUID. CUDA may
+    count other than NVML does (the fastest card first), so an index of NVML's would be another card to it."""
+
+    @property
+    def is_slice(self) -> bool:
+        """True for a slice of a partitioned GPU."""
+        return self.selector.startswith(SLICE_PREFIX)
+
+    @property
+    def key(self) -> int | str:
+        """Index or UUID, by which `nvml.Library` finds it."""
+        return self.selector if self.is_slice else self.index
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """The GPUs that are visible."""
+
+    gpus: tuple[GPU, ...]
+    problem: str = ""
+    """The reason why the variable hides all GPUs, as a clause for the user; empty: it does not, or on purpose."""
+
+
+def choose_visible(gpus: Sequence[GPU], variable: str | None, find_slice: Callable[[str, int], GPU | None]) -> Choice:
+    """Return the visible ones of a machine's GPUs.
+
+    Args:
+        gpus: All usable GPUs, in NVML's order.
+        variable: Value of `CUDA_VISIBLE_DEVICES`; None: it is not set.
+        find_slice: Looks up a slice by its name, for a place in the list; returns None if there is no such slice.
+    """
+    if variable is None:
+        return Choice(tuple(dataclasses.replace(gpu, selector=gpu.uuid or str(gpu.index)) for gpu in gpus))
+    chosen: list[GPU] = []
+    items = [item.strip() for item in variable.split(",")]
+    for item in items:
+        if _kind(item) != _kind(items[0]):
+            break
+        gpu = find_slice(item, len(chosen)) if item.startswith(SLICE_PREFIX) else _find(gpus, item)
+        if gpu is None:
+            break
+        if any(gpu.key == other.key for other in chosen):
+            return Choice((), f"{CUDA_VARIABLE}={variable!r} names a GPU twice, which hides all of them")
+        chosen.append(gpu)
+    if not chosen and gpus and variable.strip() not in ("", "-1"):
+        return Choice((), f"{CUDA_VARIABLE}={variable!r} begins with an entry that names no GPU")
+    return Choice(tuple(chosen))
+
+
+def _kind(item: str) -> str:
+    return "index" if item.isdecimal() else item[: len(SLICE_PREFIX)]
+
+
+def _find(gpus: Sequence[GPU], item: str) -> GPU | None:
+    if item.isdecimal():
+        found = [gpu for gpu in gpus if gpu.index == int(item)]
+    else:
+        found = [gpu for gpu in gpus if item and gpu.uuid.startswith(item)]
+    return dataclasses.replace(found[0], selector=item) if len(found) == 1 else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,12 +322,12 @@ class Machine:
 def detect() -> Machine:
     """Return the hardware of this machine."""
     found = _Found()
-    with contextlib.suppress(OSError), contextlib.closing(nvml.Library()) as library:
+    with contextlib.suppress(OSError), contextlib.closing(Library()) as library:
         found = _detect_with_nvml(library)
     # A look at torch's files takes a quarter of all that a launch does before it asks for processes.
-    platform = torch_platform() if found.gpus or rocm.has_driver() else ""
+    platform = torch_platform() if found.gpus or has_driver() else ""
     if platform == "hip":
-        found = _Found(rocm.detect_with_torch())
+        found = _Found(detect_with_torch())
     gpus, why = found.gpus, found.problem
     if not gpus:
         why = why or "no GPU found" + "".join(f" ({reason})" for reason in found.left_out[:1])
@@ -62,7 +341,7 @@ def detect() -> Machine:
         why_no_gpu=why,
         left_out=found.left_out,
         driver=found.driver,
-        variable=rocm.ROCM_VARIABLE if platform == "hip" else CUDA_VARIABLE,
+        variable=ROCM_VARIABLE if platform == "hip" else CUDA_VARIABLE,
     )
 
 
@@ -104,19 +383,19 @@ class _Found:
     driver: str = ""
 
 
-def _detect_with_nvml(library: nvml.Library) -> _Found:
+def _detect_with_nvml(library: Library) -> _Found:
     gpus: list[GPU] = []
     left_out: list[str] = []
     for index in range(library.count()):
         try:
             gpus.append(_gpu(library, index, index))
-        except nvml.Unusable as reason:  # noqa: PERF203 - for each GPU by itself
+        except Unusable as reason:  # noqa: PERF203 - for each GPU by itself
             left_out.append(str(reason))
     choice = choose_visible(gpus, os.environ.get(CUDA_VARIABLE), functools.partial(_find_slice, library))
     return _Found(choice.gpus, choice.problem, tuple(left_out), library.driver())
 
 
-def _gpu(library: nvml.Library, key: int | str, index: int) -> GPU:
+def _gpu(library: Library, key: int | str, index: int) -> GPU:
     total, free, _ = library.memory(key) or (0, 0, 0)
     return GPU(
         index=index,
@@ -129,9 +408,62 @@ def _gpu(library: nvml.Library, key: int | str, index: int) -> GPU:
     )
 
 
-def _find_slice(library: nvml.Library, name: str, place: int) -> GPU | None:
+def _find_slice(library: Library, name: str, place: int) -> GPU | None:
     """Return a slice of a partitioned GPU; None: there is no such slice."""
     try:
         return _gpu(library, name, place)
-    except nvml.Unusable:
+    except Unusable:
         return None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# AMD GPUs, as a throw-away process with torch counts them; NVML knows of NVIDIA's only.
+
+
+ROCM_VARIABLE = "HIP_VISIBLE_DEVICES"
+DRIVER = Path("/dev/kfd")
+PATIENCE = 60.0
+"""Seconds. The import of torch takes two, and from a cold disk many more."""
+PROGRAM = """
+import json, torch
+found = []
+for at in range(torch.cuda.device_count()):
+    free, total = torch.cuda.mem_get_info(at)
+    found.append([torch.cuda.get_device_name(at), total, free])
+print(json.dumps(found))
+"""
+
+
+def has_driver() -> bool:
+    """Return True if this machine has a ROCm driver."""
+    return DRIVER.exists()
+
+
+def detect_with_torch() -> tuple[GPU, ...]:
+    """Return the GPUs that torch sees in a process of its own; none if there is no ROCm driver.
+
+    The kernel itself must not initialise HIP: it could not be forked for GPU work any more.
+    """
+    if not has_driver():
+        return ()
+    try:
+        command = [sys.executable, "-c", PROGRAM]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ()
+    named = _names(len(found))
+    return tuple(
+        GPU(index=at, name=name, total_memory=total, free_memory=free, selector=named[at])
+        for at, (name, total, free) in enumerate(found)
+    )
+
+
+def _names(count: int) -> list[str]:
+    """Return the entry of `HIP_VISIBLE_DEVICES` for each visible GPU: as the user wrote it, else its number.
+
+    HIP reads `CUDA_VISIBLE_DEVICES` where its own variable is not set.
+    """
+    variable = os.environ.get(ROCM_VARIABLE, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    items = [] if variable is None else [item.strip() for item in variable.split(",")]
+    return items if len(items) >= count else [str(at) for at in range(count)]

@@ -14,7 +14,7 @@ from notebook_launcher.tracebacks import PACKAGE_FOLDER
 
 if TYPE_CHECKING:
     from notebook_launcher.messaging import messages
-    from notebook_launcher.processes.rank.rank_start import RankStart
+    from notebook_launcher.processes.rank.rank_process import RankStart
 
 __all__ = ["command", "enter_folder", "enter_kernel_surroundings", "rank_command", "read_rank_start"]
 

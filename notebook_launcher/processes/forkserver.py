@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel, channel_pair
-from notebook_launcher.processes import huge_pages, inherited, libraries
+from notebook_launcher.processes import inherited, libraries
 from notebook_launcher.processes.host_process import run_host
-from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.image import Image, LaunchClock, NotCleanError, garbage_left, making_way
+from notebook_launcher.processes.libraries import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.notebook import frontend
-from notebook_launcher.processes.rank import frameworks, group_functions, rank_process
+from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
 from notebook_launcher.processes.spare_ranks import SpareRanks
 from notebook_launcher.processes.supervisor import run_supervisor
 
@@ -94,7 +94,7 @@ def _import_now() -> None:
     with contextlib.suppress(ImportError):
         import numpy.random  # noqa: F401 - ranks seed it, and NumPy 2 imports it at its first use.
 
-    group_functions.replace_group_functions()
+    rendezvous.replace_group_functions()
     frontend.warm()
     frameworks.patch_when_imported()
     libraries.open_now()
@@ -342,7 +342,7 @@ class _Server:
                 self._image.add(names)
                 self._has_chores = bool(waiting or self._image.chores())
                 if not self._has_chores:
-                    huge_pages.collapse()
+                    libraries.collapse()
         except NotCleanError as error:
             ours.send(error)
             ours.close()

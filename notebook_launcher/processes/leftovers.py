@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_launcher.machine import cgroups
-from notebook_launcher.machine.shared_memory import SHARED_MEMORY
+from notebook_launcher.machine import memory
+from notebook_launcher.machine.memory import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "cleans_up",
-    "ends_by_itself",
-    "listener_folders",
-    "named_semaphores",
-    "nccl_segments",
-    "oom_kills",
-    "remove_shared_files",
-    "session_members",
-]
 
 SESSION_FIELD = 3
 """Place in /proc/PID/stat, counted from the state, which follows the process's name."""
@@ -36,7 +30,7 @@ LISTENER = "/pymp-"
 def oom_kills() -> int:
     """Return the number of processes that the out-of-memory killer has killed in this control group or machine."""
     names = {1: "memory.oom_control", 2: "memory.events"}
-    files = [group.folder / names[group.version] for group in cgroups.memory_groups()]
+    files = [group.folder / names[group.version] for group in memory.memory_groups()]
     return _count([*files, Path("/proc/vmstat")], "oom_kill")
 
 
@@ -154,3 +148,77 @@ def _count(files: list[Path], key: str) -> int:
                 if name == key:
                     total += int(value)
     return total
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Kills the sessions of ranks, and removes the shared files that their processes leave behind.
+
+
+class SessionKiller:
+    """Kills sessions, and remembers what is to be removed once their leaders have exited."""
+
+    def __init__(self) -> None:
+        self._killed: set[int] = set()
+        """Processes that were killed, whose shared files are still to be removed."""
+        self._left_files: set[Path] = set()
+        """Files of named semaphores, and of NCCL's connections, that killed processes leave behind."""
+        self._left_folders: set[Path] = set()
+        """Folders in which killed processes listened for each other."""
+
+    def kill(self, leader: int) -> None:
+        """Kill all processes of a session, but let its clean-up helpers end by themselves.
+
+        Args:
+            leader: Process number of the rank that leads the session, or is about to.
+        """
+        members = session_members(leader)
+        self._killed |= members
+        # Without what this process has inherited: a fork of the kernel has the kernel's semaphores and sockets.
+        self._left_files |= named_semaphores(members) - named_semaphores([os.getpid()])
+        self._left_files |= nccl_segments(members)
+        self._left_folders |= listener_folders(members) - listener_folders([os.getpid()])
+        cleaners = set(filter(cleans_up, members))
+        for member in members - cleaners if cleaners else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        if not cleaners:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(leader, signal.SIGKILL)  # A rank that was just forked has no session of its own yet.
+
+    def remove_files(self) -> None:
+        """Remove the shared files of the processes that were killed."""
+        remove_shared_files(self._killed)
+        self._killed.clear()
+        while self._left_files:
+            with contextlib.suppress(OSError):  # Another process has removed it.
+                self._left_files.pop().unlink()
+        while self._left_folders:
+            shutil.rmtree(self._left_folders.pop(), ignore_errors=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The children of this process.
+
+
+def children() -> list[int]:
+    """Return the process numbers of this process's children."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
+            return [int(pid) for pid in children.read().split()]
+    except OSError:
+        return []
+
+
+def wait_for_end(pid: int, seconds: float) -> None:
+    """Wait for a child's end, and reap it."""
+    with contextlib.suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            end = select.poll()
+            end.register(pidfd, select.POLLIN)
+            end.poll(max(0.0, seconds) * 1000)
+        finally:
+            os.close(pidfd)
+        os.waitpid(pid, os.WNOHANG)

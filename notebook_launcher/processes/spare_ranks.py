@@ -24,18 +24,17 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.processes import boot, inherited, libraries
-from notebook_launcher.processes.rank import cores_and_gpu, rank_process
+from notebook_launcher.processes.rank import rank_process
 from notebook_launcher.processes.rank.rank import serve_kernel
 from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
-from notebook_launcher.processes.store import bind_and_listen, host_store
-from notebook_launcher.processes.supervisor import NewRanks, end_with, lead, supervise
+from notebook_launcher.processes.supervisor import NewRanks, bind_and_listen, end_with, host_store, lead, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
     from notebook_launcher.messaging import messages
-    from notebook_launcher.processes.rank.rank_start import RankStart
+    from notebook_launcher.processes.rank.rank_process import RankStart
 
 __all__ = ["MAX_SPARE_RANKS", "SPARES_AFTER", "SpareRanks", "kind_of_launch"]
 
@@ -259,10 +258,10 @@ def _wait_as_rank(rank: int, kind: messages.Setup, channel: Channel, name: str) 
     inherited.forget_parent(kind.start_method)
     os.environ.update(torchrun_environment(kind, rank))
     rendezvous = Rendezvous(rank, kind)
-    cores_and_gpu.set_threads(kind.threads_per_process)
+    rank_process.set_threads(kind.threads_per_process)
     rendezvous.join(0)
     if kind.use_gpu:
-        cores_and_gpu.start_driver()
+        rank_process.start_driver()
     received = channel.receive()
     channel.close()
     if received is None:

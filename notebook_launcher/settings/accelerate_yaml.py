@@ -16,24 +16,140 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.settings.accelerate_deepspeed import KIND, SECTION, asks_for_deepspeed, deepspeed_options
-from notebook_launcher.settings.accelerate_sections import (
-    COMPILER_KEYS,
-    SECTIONS,
-    compiler_of,
-    compiler_section,
-    compiler_variables,
-    sections_of,
-    variables_of,
-)
-from notebook_launcher.settings.option_choices import CHOICES
-from notebook_launcher.wording.secret_text import is_secret
-from notebook_launcher.wording.text import one_line, type_of
+from notebook_launcher.settings.option_checks import CHOICES
+from notebook_launcher.wording import is_secret, one_line, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AccelerateFile", "default_path", "path_to_write", "read", "write"]
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sections of Accelerate's settings file, and the variables that `accelerate launch` makes of them.
+#
+# Two are about sharding, and one, `dynamo_config`, is about compiling.
+
+
+SECTIONS = {"fsdp_config": "FSDP_", "parallelism_config": "PARALLELISM_CONFIG_"}
+"""Keys of sections, each with the prefix of its variables."""
+USE_FSDP = "ACCELERATE_USE_FSDP"
+USE_PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"
+OTHER_NAMES = {"FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
+"""Variables whose keys in the file have other names."""
+COMPILER_KEYS = ("dynamo_config", "dynamo_backend")
+"""Keys about the compiler: the section, and the key of older files."""
+COMPILER = "ACCELERATE_DYNAMO_BACKEND"
+SHARD_ALONE = {"fsdp_config": {"fsdp_version": 2}}
+"""The section that is written for `shard`, which is in the comment."""
+
+
+def variables_of(values: Mapping[str, Any], *, shard: Any) -> dict[str, str]:
+    """Return the variables that a file's sections stand for.
+
+    Args:
+        values: The file.
+        shard: The option in the file's comment; the section that was written with it adds nothing.
+    """
+    sections = {key: values[key] for key in SECTIONS if isinstance(values.get(key), dict)}
+    shards = values.get("distributed_type") == "FSDP"
+    if not (shards or values.get("use_parallelism_config")) or (shard is not None and sections == SHARD_ALONE):
+        return {}
+    found = {USE_FSDP: "true"} if shards else {USE_PARALLELISM: "true"}
+    for section in sections.values():
+        for key, value in section.items():
+            name = OTHER_NAMES.get(key.upper(), key.upper())
+            if value is not None:
+                found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def sections_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sections that options stand for, and the variables that are in no section."""
+    env = dict(options.get("env", {}))
+    if env.pop(USE_FSDP, "").lower() != "true":
+        sections: dict[str, Any] = dict(SHARD_ALONE) if options.get("shard", 1) > 1 else {}
+        return sections, dict(options.get("env", {}))
+    names = {variable: key for key, variable in OTHER_NAMES.items()}
+    sections = {key: {} for key in SECTIONS}
+    for name in list(env):
+        for key, prefix in SECTIONS.items():
+            if name.startswith(prefix):
+                sections[key][names.get(name, name).lower()] = _value(env.pop(name))
+    return {key: section for key, section in sections.items() if section or key == "fsdp_config"}, env
+
+
+def compiler_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's settings of the compiler by their full names; empty if the file asks for no compiler."""
+    section = values.get("dynamo_config") or {}
+    if not isinstance(section, dict):
+        return {}
+    found = {key if key.startswith("dynamo_") else f"dynamo_{key}": value for key, value in section.items()}
+    found.setdefault("dynamo_backend", values.get("dynamo_backend"))
+    # YAML reads a bare NO as false.
+    return {} if str(found["dynamo_backend"] or "no").lower() == "no" else found
+
+
+def compiler_variables(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variable by which an Accelerator compiles the models that it prepares."""
+    found = compiler_of(values)
+    return {COMPILER: str(found["dynamo_backend"]).lower()} if found else {}
+
+
+def compiler_section(env: dict[str, str], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the compiler's variable out of `env`; return the section for it, with further keys of the file before."""
+    backend = env.pop(COMPILER, "no")
+    section = {**compiler_of(kept), "dynamo_backend": backend.upper()}
+    return {} if backend == "no" else {"dynamo_config": section}
+
+
+def _value(text: str) -> bool | int | str:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isdecimal() and str(int(text)) == text else text
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The section `deepspeed_config` of Accelerate's settings file, as the variables that `accelerate launch` sets.
+
+
+KIND = "DEEPSPEED"
+SECTION = "deepspeed_config"
+SWITCH = "ACCELERATE_USE_DEEPSPEED"
+VARIABLES = {
+    "deepspeed_config_file": "ACCELERATE_DEEPSPEED_CONFIG_FILE",
+    "deepspeed_moe_layer_cls_names": "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
+    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
+    "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_optimizer_nvme_path": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
+    "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    "offload_param_nvme_path": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH",
+    "zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
+    "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
+    "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+}
+"""Keys of the section, each with its variable (accelerate 1.15, `prepare_deepspeed_cmd_env`)."""
+
+
+def deepspeed_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a launch that a settings file with `distributed_type: DEEPSPEED` gives."""
+    if values.get("distributed_type") != KIND:
+        return {}
+    section = values.get(SECTION) or {}
+    env = {SWITCH: "true"}
+    for key, variable in VARIABLES.items():
+        if section.get(key) is not None:
+            env[variable] = _variable_text(section[key])
+    steps = section.get("gradient_accumulation_steps")
+    return {"env": env, **({} if steps in (None, "auto") else {"gradient_accumulation_steps": steps})}
+
+
+def asks_for_deepspeed(options: Mapping[str, Any]) -> bool:
+    """Return True if a launch's options ask for DeepSpeed, as those from such a file do."""
+    return SWITCH in (options.get("env") or {})
+
+
+def _variable_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
 
 MARK = "# notebook-launcher: "
 SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", KIND)

@@ -8,7 +8,7 @@ import numbers
 import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from notebook_launcher.settings.whole_numbers import accumulation_steps
+from notebook_launcher.settings.option_checks import accumulation_steps
 from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ACCELERATOR_SETTINGS: dict[str, SettingKind] = {
     "max_grad_norm": "optional",
     "gradient_accumulation_steps": "count",
 }
-"""Settings that every Accelerator offers; `training/requests/steering.py` changes them."""
+"""Settings that every Accelerator offers; `training/requests.py` changes them."""
 FIXED: dict[str, dict[str, str]] = {
     "lr": {},
     "max_grad_norm": {

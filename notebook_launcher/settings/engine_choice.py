@@ -22,9 +22,9 @@ def chosen(value: Any) -> Engine | None:
         value: An engine; a text such as `"slurm"`; settings as `as_settings` returns them; or None.
     """
     if isinstance(value, (str, Mapping)):
-        from notebook_launcher.engines.cluster import engine_texts
+        from notebook_launcher.engines.cluster import command_engines
 
-        return engine_texts.read(value) if isinstance(value, str) else engine_texts.from_settings(value)
+        return command_engines.read(value) if isinstance(value, str) else command_engines.from_settings(value)
     if value is not None and (isinstance(value, type) or not _has_methods(value)):
         raise ConfigError(
             f"engine={value!r} is not an engine. Pass Commands([...]), Ray(), SSH([...]) or Slurm(), 'ray', 'slurm' or "
@@ -40,9 +40,9 @@ def _has_methods(value: object) -> bool:
 
 def as_settings(engine: Engine) -> dict[str, Any]:
     """Return an engine as plain values for a settings file; raises `ConfigError` for one that has none."""
-    from notebook_launcher.engines.cluster import engine_texts
+    from notebook_launcher.engines.cluster import command_engines
 
-    return engine_texts.to_settings(engine)
+    return command_engines.to_settings(engine)
 
 
 def check_fit(engine: Engine | None, start_method: str, devices: object) -> None:
@@ -81,7 +81,7 @@ def check_spread(
 def _check_product(num_processes: int, nodes: int | None, each: int) -> None:
     asked = f"num_processes={num_processes} with processes_per_node={each}"
     if nodes is not None and num_processes != nodes * each:
-        from notebook_launcher.wording.counts import plural  # Here, because every launch imports this module.
+        from notebook_launcher.wording import plural  # Here, because every launch imports this module.
 
         raise ConfigError(
             f"{asked}: {plural(nodes, 'node')} with {each} each make {nodes * each}. Omit one of the numbers.",

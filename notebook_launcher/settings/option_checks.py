@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import math
 import numbers
+import operator
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Literal, TypeAlias, get_args
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.settings.whole_numbers import whole_number
-from notebook_launcher.wording.choices import unknown
-from notebook_launcher.wording.text import type_of
-from notebook_launcher.wording.value_text import describe_value, name_of
-
-if TYPE_CHECKING:
-    from notebook_launcher.settings.option_choices import OptionChoices
-    from notebook_launcher.settings.option_numbers import OptionNumber
-
-__all__ = [
-    "GLOO_ON_GPUS",
-    "check_choice",
-    "check_devices",
-    "check_folder",
-    "check_monitor",
-    "check_name",
-    "check_option_number",
-    "check_option_switch",
-    "check_setup",
-    "check_shard",
-    "check_shard_backend",
-    "check_tags",
-    "check_whole_number",
-    "no_whole_replicas",
-]
+from notebook_launcher.wording import describe_value, name_of, type_of, unknown
 
 
 def check_setup(setup: object) -> None:
@@ -246,3 +224,125 @@ def check_folder(name: str, value: object) -> str | None:
             f"{name}={value!r} is not a path. Pass a folder, 'auto', or None to keep no run folder.", field=name
         )
     return path
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The options that are one of several words, and what None means, for all that check, ask for and show them.
+
+
+Backend: TypeAlias = Literal["auto", "gloo", "nccl", "mpi", "ucc", "cpu:gloo,cuda:nccl"]
+Precision: TypeAlias = Literal["no", "fp16", "bf16"]
+CommHook: TypeAlias = Literal["no", "fp16", "bf16", "power_sgd", "batched_power_sgd"]
+StartMethod: TypeAlias = Literal["forkserver", "fork", "spawn"]
+ShownRanks: TypeAlias = Literal["all", "rank0", "none"]
+ResumePoint: TypeAlias = Literal["checkpoint"]
+RankSeeds: TypeAlias = Literal["alike", "apart"]
+PreemptionSignal: TypeAlias = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OptionChoices:
+    """The words that an option takes."""
+
+    words: tuple[str, ...]
+    none: str | None = None
+    """Meaning of None in a word of a menu; None: the option must be one of the words."""
+
+
+CHOICES = {
+    "backend": OptionChoices(words=get_args(Backend), none="none"),
+    "mixed_precision": OptionChoices(words=get_args(Precision), none="from the environment"),
+    "comm_hook": OptionChoices(words=get_args(CommHook), none="no"),
+    "start_method": OptionChoices(words=get_args(StartMethod)),
+    "output": OptionChoices(words=get_args(ShownRanks)),
+    "display": OptionChoices(words=get_args(ShownRanks)),
+    "rank_seeds": OptionChoices(words=get_args(RankSeeds), none="alike until prepare()"),
+    "resume": OptionChoices(words=get_args(ResumePoint), none="none"),
+    "preemption_signal": OptionChoices(words=get_args(PreemptionSignal), none="none"),
+}
+"""By name of the option."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The options that are numbers: their bounds, and what None means, for all that check, ask for and show them.
+
+
+DEFAULT_STEPS = 1
+"""Accumulation steps if nobody gives them: each micro-batch is an update."""
+
+MAX_SEED = 2**32 - 1
+"""Largest seed that NumPy's legacy generator takes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OptionNumber:
+    """The numbers that an option takes."""
+
+    is_whole: bool = True
+    least: int = 0
+    """The least whole number; other numbers are more than this."""
+    most: int | None = None
+    unit: str = ""
+    none: str | None = None
+    """Meaning of None in words; None: the option must be a number."""
+
+    @property
+    def words(self) -> str:
+        """Description of the numbers, for a note about what to type."""
+        if not self.is_whole:
+            return f"a number above {self.least}"
+        bounds = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most:,}"
+        return f"a whole number, {bounds}"
+
+
+NUMBERS = {
+    "num_processes": OptionNumber(least=1, none="one for each GPU, else 4, or fewer on fewer cores"),
+    "nodes": OptionNumber(least=1, none="all machines"),
+    "processes_per_node": OptionNumber(least=1, none="spread evenly"),
+    "gradient_accumulation_steps": OptionNumber(least=1, none=str(DEFAULT_STEPS)),
+    "shard": OptionNumber(least=1, none="no sharding"),
+    "threads_per_process": OptionNumber(least=1, none="the cores, divided among the ranks"),
+    "seed": OptionNumber(most=MAX_SEED, none="the random state of the kernel"),
+    "max_restarts": OptionNumber(),
+    "max_grad_norm": OptionNumber(is_whole=False, none="no clipping"),
+    "timeout": OptionNumber(is_whole=False, unit="seconds", none="no limit"),
+    "idle_timeout": OptionNumber(is_whole=False, unit="seconds", none="no limit"),
+    "hang_notice": OptionNumber(is_whole=False, unit="seconds", none="no notice"),
+}
+"""By name of the option."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Whole numbers as users give them, and accumulation steps, which many places take.
+
+
+def whole_number(name: str, value: object, *, minimum: int = 1, maximum: int | None = None, hint: str = "") -> int:
+    """Return a value as an int; raise ValueError if it is not a whole number, of Python or NumPy, or out of bounds.
+
+    Args:
+        name: The option's name.
+        value: The value as given.
+        minimum: Least value.
+        maximum: Largest value; None: no limit.
+        hint: Words that follow in the error.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} is {type_of(value)}; it must be a whole number.{hint}")
+    if number < minimum:
+        raise ValueError(f"{name}={value!r} is too small; it must be {minimum} or more.{hint}")
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name}={value!r} is too large; it must be {maximum} or less.{hint}")
+    return number
+
+
+def accumulation_steps(name: str, value: object, *, hint: str = "") -> int:
+    """Return a number of accumulation steps as an int; raise ValueError with the name of its source if it is none.
+
+    Each source is checked here: an argument, a plugin, a variable, DeepSpeed's settings, a change during a run. A
+    launch's option has the same bound, and its error says which option it is (`check_number`).
+    """
+    return whole_number(name, value, minimum=NUMBERS["gradient_accumulation_steps"].least, hint=hint)

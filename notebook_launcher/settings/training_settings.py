@@ -7,27 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+import os
+import types
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from notebook_launcher.settings.option_choices import CHOICES
-from notebook_launcher.settings.option_numbers import DEFAULT_STEPS
-from notebook_launcher.settings.whole_numbers import accumulation_steps
-from notebook_launcher.wording.choices import unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = [
-    "OF_ENVIRONMENT",
-    "PRECISION_VARIABLE",
-    "STEPS_VARIABLE",
-    "SettingName",
-    "TrainingSettings",
-    "precision_of",
-    "read_precision",
-    "read_variable",
-    "steps_of",
-]
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.settings.option_checks import CHOICES, DEFAULT_STEPS, accumulation_steps
+from notebook_launcher.wording import is_secret, type_of, unknown
 
 SettingName = Literal[
     "mixed_precision", "gradient_accumulation_steps", "max_grad_norm", "comm_hook", "check_ranks", "shard"
@@ -107,3 +94,102 @@ def read_variable(environ: Mapping[str, str], variable: str, default: int) -> in
     """Return the number that a variable holds; its text if that is no whole number, the default if it is not set."""
     text = environ.get(variable, str(default)).strip()
     return int(text) if text.lstrip("-").isdecimal() else text
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Check of `env=`, the environment variables that a launch adds for its ranks.
+
+
+_NUMBERING = "num_processes= sets how many ranks there are, and the launcher numbers them"
+_SPREAD = "nodes= and processes_per_node= spread the ranks over the machines of engine="
+_MEETING_POINT = "the launcher binds a free port, at which the ranks of this run meet"
+_NETWORK = "it is loopback on one machine, and network= of the engine names it for several"
+RESERVED = {
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"), _NUMBERING),
+    **dict.fromkeys(("LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE"), _SPREAD),
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), _MEETING_POINT),
+    **dict.fromkeys(("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"), _MEETING_POINT),
+    **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "max_restarts= sets it"),
+    **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _NETWORK),
+}
+"""By variable that the launcher sets in each rank, whatever `env=` has: the way to what it would change."""
+_DEBUG = "TORCH_DISTRIBUTED_DEBUG"
+_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_CHOSEN = frozenset({*RESERVED, PRECISION_VARIABLE, STEPS_VARIABLE, _DEBUG, *_GPUS, *_THREADS})
+"""Variables that the launcher chooses for each launch."""
+
+
+def check_environment(value: object) -> Mapping[str, str]:
+    """Return environment variables, which nothing can change.
+
+    `{**os.environ, "MORE": "1"}` asks for one variable more. The kernel's values of variables that the launcher chooses
+    are left out of it.
+    """
+    if not isinstance(value, Mapping):
+        given = "env" if is_secret(repr(value), repr(value)) else f"env={value!r}"
+        raise ConfigError(f"{given} is {type_of(value)}; it must map names to strings.", field="env")
+    if os.environ.keys() <= value.keys():
+        value = {name: text for name, text in value.items() if name not in _CHOSEN or os.environ.get(name) != text}
+    for key, text in value.items():
+        given = f"env[{key!r}]={'***' if is_secret(str(key), text) else repr(text)}"
+        if not isinstance(key, str) or not isinstance(text, str):
+            advice = "" if given.endswith("***") else f" Write {str(key)!r}: {str(text)!r}."
+            raise ConfigError(f"{given}: names and values must be strings.{advice}", field="env")
+        if not key or "=" in key or "\0" in key + text:
+            raise ConfigError(
+                f"{given}: a name must not be empty or contain '=', and neither may contain a null character.",
+                field="env",
+            )
+        try:
+            os.fsencode(key + text)
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{given}: it cannot be put into an environment ({error.reason}).", field="env") from None
+        if key in RESERVED:
+            raise ConfigError(
+                f"{given}: the launcher sets this variable in each rank, so a value of yours has no "
+                f"effect. Leave it out: {RESERVED[key]}.",
+                field="env",
+            )
+    return types.MappingProxyType(dict(value))
+
+
+def check_no_contradiction(env: Mapping[str, str], options: Any) -> None:
+    """Raise `ConfigError` if a variable of `env=` has another value than the option that sets the same.
+
+    Args:
+        env: The checked variables.
+        options: An object with the options as attributes, checked.
+    """
+    for variable, option in (
+        (PRECISION_VARIABLE, "mixed_precision"),
+        (STEPS_VARIABLE, "gradient_accumulation_steps"),
+        (_THREADS[0], "threads_per_process"),
+    ):
+        value = getattr(options, option)
+        if value is not None and variable in env and env[variable].strip().lower() != str(value):
+            raise _contradiction(variable, env[variable], f"{option}={value!r}")
+    if options.check_collectives and env.get(_DEBUG, "DETAIL") != "DETAIL":
+        raise _contradiction(_DEBUG, env[_DEBUG], "check_collectives=True")
+    for variable in _GPUS:
+        if options.devices is not None and variable in env and not _shows(env[variable], options.devices):
+            raise _contradiction(variable, env[variable], f"devices={_as_typed(options.devices)!r}")
+
+
+def _shows(variable: str, devices: tuple[int, ...] | str) -> bool:
+    """Return True if the value of a variable shows CUDA these GPUs."""
+    if devices == "cpu":
+        return variable in ("", "-1")
+    return variable.replace(" ", "") == ",".join(map(str, devices))
+
+
+def _as_typed(devices: tuple[int, ...] | str) -> list[int] | str:
+    return devices if isinstance(devices, str) else list(devices)
+
+
+def _contradiction(variable: str, text: str, option: str) -> ConfigError:
+    return ConfigError(
+        f"env[{variable!r}]={text!r} contradicts {option}, which sets the same. Write one of the two: to keep the "
+        f"option, leave {variable} out of env=.",
+        field="env",
+    )

@@ -8,11 +8,11 @@ from notebook_launcher.facade import LazyNames
 
 if TYPE_CHECKING:
     from notebook_launcher.training.accelerator import Accelerator as Accelerator
+    from notebook_launcher.training.accumulation.gradient_state import GradientState as GradientState
     from notebook_launcher.training.accumulation.local_sgd import LocalSGD as LocalSGD
-    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler as AcceleratedScheduler
+    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler as AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport as AccumulationReport
-    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState as GradientState
     from notebook_launcher.training.checkpoints import CheckpointError as CheckpointError
     from notebook_launcher.training.checkpoints import load as load
     from notebook_launcher.training.checkpoints import load_model as load_model
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.parallelism.fsdp_plugin import (
         FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
     )
-    from notebook_launcher.training.parallelism.sizes import ParallelismConfig as ParallelismConfig
+    from notebook_launcher.training.parallelism.mesh import ParallelismConfig as ParallelismConfig
     from notebook_launcher.training.plugins import AutocastKwargs as AutocastKwargs
     from notebook_launcher.training.plugins import DataLoaderConfiguration as DataLoaderConfiguration
     from notebook_launcher.training.plugins import DDPCommunicationHookType as DDPCommunicationHookType
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from notebook_launcher.training.plugins import ProfileKwargs as ProfileKwargs
     from notebook_launcher.training.plugins import ProjectConfiguration as ProjectConfiguration
     from notebook_launcher.training.plugins import RNGType as RNGType
-    from notebook_launcher.training.process.accelerator_state import AcceleratorState as AcceleratorState
     from notebook_launcher.training.process.environment import clear_environment as clear_environment
     from notebook_launcher.training.process.environment import patch_environment as patch_environment
+    from notebook_launcher.training.process.process_state import AcceleratorState as AcceleratorState
     from notebook_launcher.training.process.process_state import ProcessState as ProcessState
     from notebook_launcher.training.process.process_state import wait_for_everyone as wait_for_everyone
     from notebook_launcher.training.random import set_seed as set_seed
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.random import synchronize_rng_states as synchronize_rng_states
     from notebook_launcher.training.recording.histograms import histogram as histogram
     from notebook_launcher.training.recording.logging import get_logger as get_logger
-    from notebook_launcher.training.recording.progress_bars import tqdm as tqdm
+    from notebook_launcher.training.recording.logging import tqdm as tqdm
     from notebook_launcher.training.recording.trackers import AimTracker as AimTracker
     from notebook_launcher.training.recording.trackers import ClearMLTracker as ClearMLTracker
     from notebook_launcher.training.recording.trackers import CometMLTracker as CometMLTracker

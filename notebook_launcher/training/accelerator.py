@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
-from notebook_launcher.training.accelerator_arguments import AcceleratorArguments, PreparationArguments
 from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
+from notebook_launcher.training.accumulation import members as synchronisation
+from notebook_launcher.training.accumulation.gradient_state import GradientState
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
-from notebook_launcher.training.accumulation.members import synchronisation
 from notebook_launcher.training.accumulation.verify import check_accumulation
-from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
-from notebook_launcher.training.argument_checks import check_instance, check_keywords, check_switch
-from notebook_launcher.training.checkpoints.models.model_files import gather_state_dict
+from notebook_launcher.training.checkpoints.models import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
-from notebook_launcher.training.parallelism.deepspeed_call import announce_zero
+from notebook_launcher.training.parallelism.zero import announce_zero
 from notebook_launcher.training.plugins import (
+    EXACT,
     AutocastKwargs,
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
@@ -30,13 +29,17 @@ from notebook_launcher.training.plugins import (
     InitProcessGroupKwargs,
     ProfileKwargs,
     ProjectConfiguration,
+    Rules,
+    check_instance,
+    check_keywords,
+    check_switch,
     pick_handlers,
 )
-from notebook_launcher.training.process.accelerator_state import AcceleratorState
+from notebook_launcher.training.process.process_state import AcceleratorState
 from notebook_launcher.training.random import draw_alike
 from notebook_launcher.training.recording.profiling import build_profiler
-from notebook_launcher.training.requests.safepoint import make_safepoint
-from notebook_launcher.training.rules import EXACT, Rules
+from notebook_launcher.training.requests import make_safepoint
+from notebook_launcher.training.resolving import AcceleratorArguments, PreparationArguments
 
 if TYPE_CHECKING:
     import os
@@ -46,14 +49,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
 
-    from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler
+    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
-    from notebook_launcher.training.parallelism.sizes import ParallelismConfig
+    from notebook_launcher.training.parallelism.mesh import ParallelismConfig
     from notebook_launcher.training.plugins import DistributedType
-    from notebook_launcher.training.requests.safepoint import Safepoint
+    from notebook_launcher.training.requests import Safepoint
 
 __all__ = ["Accelerator"]
 

@@ -5,34 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.training import precision, resolving
-from notebook_launcher.training.accumulation.members.members import Members
-from notebook_launcher.training.accumulation.micro_batches.micro_batches import MicroBatches
-from notebook_launcher.training.accumulation.updates.live_optimizers import LiveOptimizers
-from notebook_launcher.training.accumulation.updates.step_checks import StepChecks
-from notebook_launcher.training.accumulation.updates.updates import Updates
-from notebook_launcher.training.accumulation.windows.weighing import Weighing
+from notebook_launcher.training.accumulation.members import Members
+from notebook_launcher.training.accumulation.micro_batches import MicroBatches
+from notebook_launcher.training.accumulation.optimizer import LiveOptimizers, StepChecks
+from notebook_launcher.training.accumulation.updates import Updates
+from notebook_launcher.training.accumulation.weighing import Weighing
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
-from notebook_launcher.training.parallelism.replacements import Replacements
-from notebook_launcher.training.parallelism.sharded_models import Sharding
-from notebook_launcher.training.preparation import Preparation
-from notebook_launcher.training.prepared import Prepared
+from notebook_launcher.training.parallelism.sharded_models import Replacements, Sharding
+from notebook_launcher.training.preparation import Preparation, Prepared
 from notebook_launcher.training.rank_check.check import RankCheck
 from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.recording.trackers import Trackers
-from notebook_launcher.training.requests.agreement import make_fence
-from notebook_launcher.training.requests.steering import Steering
+from notebook_launcher.training.requests import Steering, make_fence
 from notebook_launcher.training.user_warnings import Warner
 
 if TYPE_CHECKING:
     import torch
 
-    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.parallelism.mesh import Layout
-    from notebook_launcher.training.process.accelerator_state import AcceleratorState
-    from notebook_launcher.training.requests.safepoint import Safepoint
+    from notebook_launcher.training.plugins import Rules
+    from notebook_launcher.training.process.process_state import AcceleratorState
+    from notebook_launcher.training.requests import Safepoint
     from notebook_launcher.training.resolving import Resolved
-    from notebook_launcher.training.rules import Rules
 
 __all__ = ["AcceleratorParts", "lay_out"]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.settings.whole_numbers import whole_number
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training.operations import broadcast_object_list
 from notebook_launcher.training.operations.collectives import world_size
-from notebook_launcher.training.process.regrouping import Peers, clear_variables
+from notebook_launcher.training.process.arrivals import Peers, clear_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable

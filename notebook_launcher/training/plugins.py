@@ -5,36 +5,17 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
+import math
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.whole_numbers import accumulation_steps, whole_number
-from notebook_launcher.training.argument_checks import check_fields
-from notebook_launcher.wording.choices import unknown
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.settings.option_checks import accumulation_steps, whole_number
+from notebook_launcher.wording import did_you_mean, type_of, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "UNEVEN",
-    "AutocastKwargs",
-    "DDPCommunicationHookType",
-    "DataLoaderConfiguration",
-    "DistributedDataParallelKwargs",
-    "DistributedType",
-    "GradScalerKwargs",
-    "GradientAccumulationPlugin",
-    "InitProcessGroupKwargs",
-    "KwargsHandler",
-    "LoggerType",
-    "PrecisionType",
-    "ProfileKwargs",
-    "ProjectConfiguration",
-    "RNGType",
-    "check_uneven",
-    "pick_handlers",
-]
 
 UNEVEN = ("weigh", "stop", "error", "leave")
 
@@ -341,3 +322,177 @@ def _advice(handler: Any, known: tuple[type, ...]) -> str:
     if type(handler).__name__ in names:
         return f"It is from {type(handler).__module__}; import {type(handler).__name__} from notebook_launcher."
     return f"It can hold {', '.join(names)}."
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Checks of the arguments of an Accelerator and of its records, by their types.
+
+
+def check_instance(name: str, value: Any, kind: type, write: str) -> None:
+    """Raise TypeError unless a value is None or of a class of this package.
+
+    Args:
+        name: The argument's name.
+        value: Its value.
+        kind: The class.
+        write: A value to pass instead, as code.
+    """
+    if value is None or isinstance(value, kind):
+        return
+    if type(value).__name__ == kind.__name__:
+        raise TypeError(
+            f"{name}={value!r} is the {kind.__name__} of {type(value).__module__}. Import {kind.__name__} from "
+            "notebook_launcher."
+        )
+    article = "an" if kind.__name__[0] in "AEIO" else "a"
+    raise TypeError(f"{name}={value!r} is not {article} {kind.__name__}. Pass {write}.")
+
+
+def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword that is not known, with the nearest one.
+
+    Args:
+        call: What was called, as code: `save_state()`.
+        given: The keywords that were given besides those of the signature.
+        known: All keywords, those of the signature included.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"It takes {', '.join(known)}."
+            raise TypeError(f"{call} has no argument {name}=. {hint}")
+
+
+def check_switch(name: str, value: Any, *, or_none: bool = False) -> None:
+    """Raise TypeError unless a value is True or False, which NumPy's and 1 and 0 are as well."""
+    if (value is None and or_none) or (not isinstance(value, float) and value in (True, False)):
+        return
+    end = "True or False, or None" if or_none else "True or False"
+    raise TypeError(f"{name}={value!r} is {type_of(value)}; it must be {end}.")
+
+
+def check_limit(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless a value is a number that gradients can be clipped to.
+
+    A negative one would turn the gradients around.
+    """
+    if type(value) is float and value >= 0.0:  # in every micro-batch
+        return
+    check_number(name, value)
+    if value < 0:
+        raise ValueError(f"{name}={value!r} must be 0 or more; to clip nothing, leave the call out.")
+
+
+def check_fields(record: Any) -> None:
+    """Raise TypeError or ValueError if a field of a dataclass is not of its type, which may be bool, int or float."""
+    for field in dataclasses.fields(record):
+        kind, _, rest = str(field.type).partition(" | ")
+        value = getattr(record, field.name)
+        if kind == "bool":
+            check_switch(field.name, value, or_none=rest == "None")
+        elif value is None and rest == "None":
+            continue
+        elif kind == "int":
+            whole_number(field.name, value, minimum=-sys.maxsize)
+        elif kind == "float":
+            check_number(field.name, value)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise TypeError unless a value is a number, or holds one, as a tensor of one element does."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes, bool)) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise TypeError(f"{name}={value!r} is {type_of(value)}; it must be a number.")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The decisions in which this package and Hugging Face Accelerate differ, one field for each.
+#
+# `EXACT` is what `notebook_launcher` does, `ACCELERATE` what Accelerate 1.15 does and `notebook_launcher.compat`
+# keeps. There is one implementation, which reads these fields where the two differ.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The decisions; the text of each field is the meaning of True."""
+
+    nominal_divisor: bool
+    """`backward` divides by `gradient_accumulation_steps`, also in a window that was cut short."""
+    shared_window: bool
+    """All models share one count of micro-batches; False: each set of models has its own windows."""
+    keep_abandoned: bool
+    """If a `break` or an exception leaves a window, its gradients stay and are added to the next window's."""
+    scheduler_per_process: bool
+    """A scheduler advances `num_processes` times for each update."""
+    zero_grad_drops_window: bool
+    """`zero_grad` before the last backward of a window drops what the window has gathered."""
+    clip_inside_window: bool
+    """`clip_grad_norm_` clips at every call; False: only where the window ends."""
+    guards: bool
+    """Misuse that makes ranks diverge is an error."""
+    parts_ranks: bool
+    """Ranks draw random numbers of their own from the first `prepare` on; False: the same to the end."""
+    sync_leaf_tensors: bool
+    """Leaf tensors that are handed to `prepare` are synchronised like a model's parameters."""
+    environment_wins: bool
+    """`ACCELERATE_GRADIENT_ACCUMULATION_STEPS` wins over the argument."""
+    fp16_on_cpu: bool
+    """`mixed_precision="fp16"` on a CPU computes in fp16 with a scaler; False: in full precision."""
+    weigh_uneven: bool
+    """Ranks that have run out of batches continue with weight zero; False: they stop, and the others may hang."""
+    keeps_shares: bool
+    """A loader with a `DistributedSampler` keeps its sampler, so that its share is shared out again; False: all samples
+    are shared out."""
+    follows_draws: bool
+    """The active loader is the one that has drawn a batch last, and loaders that are iterated side by side end
+    together; False: the active loader is the one whose iteration began last, and it alone says whether its data end."""
+    loaders_resume: bool
+    """After `load_state` a loader continues where it was saved; False: only with `use_stateful_dataloader`."""
+    newest_is_shared: bool
+    """`PartialState()` and its siblings show the newest Accelerator."""
+    skip_missing_trackers: bool
+    """A tracker of `log_with` whose client is not installed is left out, with a warning; False: an error."""
+
+
+EXACT = Rules(
+    nominal_divisor=False,
+    shared_window=False,
+    keep_abandoned=False,
+    scheduler_per_process=False,
+    zero_grad_drops_window=False,
+    clip_inside_window=False,
+    guards=True,
+    parts_ranks=True,
+    sync_leaf_tensors=True,
+    environment_wins=False,
+    fp16_on_cpu=True,
+    weigh_uneven=True,
+    keeps_shares=False,
+    follows_draws=True,
+    loaders_resume=True,
+    newest_is_shared=False,
+    skip_missing_trackers=False,
+)
+
+ACCELERATE = Rules(
+    nominal_divisor=True,
+    shared_window=True,
+    keep_abandoned=True,
+    scheduler_per_process=True,
+    zero_grad_drops_window=True,
+    clip_inside_window=True,
+    guards=False,
+    parts_ranks=False,
+    sync_leaf_tensors=False,
+    environment_wins=True,
+    fp16_on_cpu=False,
+    weigh_uneven=False,
+    keeps_shares=True,
+    follows_draws=False,
+    loaders_resume=False,
+    newest_is_shared=True,
+    skip_missing_trackers=True,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import itertools
@@ -9,40 +10,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from notebook_launcher.training import precision
-from notebook_launcher.training.accumulation.members.ddp import wrap
-from notebook_launcher.training.accumulation.members.member_kinds import synchronises_itself
-from notebook_launcher.training.accumulation.updates.optimizer import AcceleratedOptimizer
-from notebook_launcher.training.accumulation.updates.scheduler import AcceleratedScheduler, preview
+from notebook_launcher.training.accumulation.ddp import wrap
+from notebook_launcher.training.accumulation.member_kinds import synchronises_itself
+from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
+from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler, preview
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
-from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
+from notebook_launcher.training.data.loader import SharingSettings
 from notebook_launcher.training.data.prepare import make_prepared_loader
-from notebook_launcher.training.operations.wire_devices import collective_device, is_served
+from notebook_launcher.training.operations.checking import collective_device, is_served
 from notebook_launcher.training.parallelism.forward_check import check_forwards
-from notebook_launcher.training.parallelism.gradient_check import check_gradients
-from notebook_launcher.training.parallelism.sums import reduce_units_by_sums
-from notebook_launcher.training.parallelism.unit_order import UnitOrder
-from notebook_launcher.training.preparation_checks import check_objects, check_placements, is_scheduler
+from notebook_launcher.training.parallelism.sharded_models import reduce_units_by_sums
+from notebook_launcher.training.parallelism.unit_order import UnitOrder, check_gradients
+from notebook_launcher.training.plugins import check_switch
 from notebook_launcher.training.queued_work import work_recorder
 from notebook_launcher.training.random import draw_apart
 from notebook_launcher.training.unwrapping import synced_part
-from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording import plural, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from notebook_launcher.training.accelerator import Accelerator
-    from notebook_launcher.training.accumulation.updates.updates import Updates
-    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.updates import Updates
     from notebook_launcher.training.parallelism.sharded_models import Sharding
     from notebook_launcher.training.parallelism.zero import ZeroSettings
-    from notebook_launcher.training.plugins import DataLoaderConfiguration, DistributedDataParallelKwargs
-    from notebook_launcher.training.prepared import Prepared
+    from notebook_launcher.training.plugins import DataLoaderConfiguration, DistributedDataParallelKwargs, Rules
     from notebook_launcher.training.process.process_state import ProcessState
-    from notebook_launcher.training.rules import Rules
-
-__all__ = ["Preparation"]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -340,3 +338,123 @@ def _check_place(model: torch.nn.Module) -> None:
             f"({torch.distributed.get_backend_config()}) takes tensors on GPUs alone. Leave out cpu=True or "
             "device_placement=False, or launch with devices='cpu' or backend='cpu:gloo,cuda:nccl'."
         )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Checks of the arguments of `Accelerator.prepare`.
+
+
+_PREPARED_KINDS = (torch.nn.Module, torch.optim.Optimizer, DataLoader)
+
+
+def check_placements(device_placement: Any, number: int) -> list[bool | None]:
+    """Return the placement of each object; raise ValueError if their numbers differ."""
+    if device_placement is None:
+        return [None] * number
+    if not isinstance(device_placement, (list, tuple)):
+        raise TypeError(
+            f"device_placement={device_placement!r} is {type_of(device_placement)}; it must be a list with True or "
+            "False for each object. For all objects, pass Accelerator(device_placement=...)."
+        )
+    if len(device_placement) != number:
+        raise ValueError(
+            f"device_placement has {len(device_placement)} entries for {number} objects. Pass True or False for each "
+            "object, or omit device_placement."
+        )
+    for placed in device_placement:
+        check_switch("device_placement", placed, or_none=True)
+    return list(device_placement)
+
+
+def check_objects(args: tuple[Any, ...]) -> None:
+    """Raise for objects that `prepare` would return unprepared, although they look like objects that it prepares."""
+    for obj in args:
+        held = list(obj.values()) if isinstance(obj, dict) else obj if isinstance(obj, (list, tuple)) else ()
+        found = next((each for each in held if _can_be_prepared(each)), None)
+        if found is not None:
+            raise TypeError(
+                f"prepare() got {type_of(obj)} that holds {type_of(found)}, and would return it unprepared. Pass the "
+                "objects one by one: prepare(*objects)."
+            )
+        if isinstance(obj, type) and issubclass(obj, _PREPARED_KINDS):
+            raise TypeError(f"prepare() got the class {obj.__name__}. Pass an object of it: {obj.__name__}(...).")
+        if isinstance(obj, torch.Tensor) and obj.requires_grad and not obj.is_leaf:
+            raise ValueError(
+                f"prepare() got a tensor that was computed ({type(obj.grad_fn).__name__}); gradients gather in leaf "
+                "tensors only. Pass the tensor that it was computed from, or tensor.detach().requires_grad_()."
+            )
+
+
+def _can_be_prepared(obj: Any) -> bool:
+    return isinstance(obj, _PREPARED_KINDS) or is_scheduler(obj)
+
+
+def is_scheduler(obj: Any) -> bool:
+    """Return True for a learning-rate scheduler, prepared or not."""
+    return isinstance(obj, (torch.optim.lr_scheduler.LRScheduler, AcceleratedScheduler))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The registry of an Accelerator: everything that was prepared or registered, in order.
+
+
+class Prepared:
+    """Models, leaf tensors, optimizers, schedulers, loaders, registered objects and hooks of one Accelerator."""
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+        """Models and leaf tensors."""
+        self.optimizers: list[AcceleratedOptimizer] = []
+        self.schedulers: list[AcceleratedScheduler] = []
+        self.loaders: list[Any] = []
+        self.custom_objects: list[Any] = []
+        """Objects that `register_for_checkpointing` was given."""
+        self.save_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
+        self.load_hooks: collections.OrderedDict[int, Callable[..., Any]] = collections.OrderedDict()
+        self._known: dict[int, tuple[Any, Any]] = {}
+        """By id: an object, and the result of its preparation. Holding the object keeps its id from another object."""
+
+    @property
+    def models(self) -> list[Any]:
+        """The models, as `prepare` returned them."""
+        return self.members.models
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """The leaf tensors."""
+        return [leaf.tensor for leaf in self.members.leaves]
+
+    def find(self, obj: Any) -> Any:
+        """Return what an object was prepared to before, or the object if it is prepared itself; None otherwise."""
+        found = self._known.get(id(obj))
+        # In an Accelerator that was pickled, an id can be another object's.
+        return found[1] if found is not None and found[0] is obj else None
+
+    def remember(self, original: Any, prepared: Any) -> None:
+        """Note the result of an object's preparation."""
+        self._known[id(original)] = original, prepared
+        self._known[id(prepared)] = prepared, prepared
+        if prepared is not original:
+            prepared._is_accelerate_prepared = True  # noqa: SLF001 - Accelerate's mark, which libraries look for
+
+    def add_save_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Add a hook that runs before models are saved."""
+        return _register(self.save_hooks, hook)
+
+    def add_load_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Add a hook that runs before models are loaded."""
+        return _register(self.load_hooks, hook)
+
+    def clear(self) -> None:
+        """Release everything that was prepared; registered objects and hooks stay."""
+        self.members.clear()
+        self.optimizers.clear()
+        self.schedulers.clear()
+        self.loaders.clear()
+        self._known.clear()
+
+
+def _register(hooks: collections.OrderedDict[int, Callable[..., Any]], hook: Callable[..., Any]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

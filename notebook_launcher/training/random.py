@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.context import RandomStage, enter_random_stage, newest_seeding, random_stage
-from notebook_launcher.wording.choices import unknown
+from notebook_launcher.wording import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,12 +7,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.settings.option_checks import check_option_number
-from notebook_launcher.settings.option_numbers import NUMBERS
+from notebook_launcher.settings.option_checks import NUMBERS, accumulation_steps, check_option_number
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE, precision_of, read_precision, steps_of
-from notebook_launcher.settings.whole_numbers import accumulation_steps
-from notebook_launcher.training.argument_checks import check_instance, check_switch
-from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
+from notebook_launcher.training.parallelism.zero import apply_deepspeed
 from notebook_launcher.training.plugins import (
     DataLoaderConfiguration,
     DDPCommunicationHookType,
@@ -21,34 +18,22 @@ from notebook_launcher.training.plugins import (
     GradScalerKwargs,
     ProjectConfiguration,
     RNGType,
+    check_instance,
+    check_switch,
 )
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
     from notebook_launcher.settings.training_settings import SettingName
-    from notebook_launcher.training.accelerator_arguments import AcceleratorArguments, PreparationArguments
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
-    from notebook_launcher.training.parallelism.sizes import ParallelismConfig
+    from notebook_launcher.training.parallelism.mesh import ParallelismConfig
     from notebook_launcher.training.parallelism.zero import ZeroSettings
-    from notebook_launcher.training.rules import Rules
-
-__all__ = [
-    "Resolved",
-    "check_precision",
-    "given_accumulation",
-    "report_conflicts",
-    "report_dropped",
-    "resolve",
-    "resolve_backend",
-    "resolve_loaders",
-    "resolve_precision",
-    "resolve_rng_types",
-]
+    from notebook_launcher.training.plugins import Rules
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,3 +309,39 @@ def _compare(name: SettingName, chosen: Any, conflicts: list[str]) -> None:
     launched = context.setting(name)
     if launched is not None and launched != chosen:
         conflicts.append(f"{name}={chosen!r} in the code, {launched!r} in the launch")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Arguments of an Accelerator as they were given, in the groups that `resolving.py` resolves.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorArguments:
+    """Arguments of an Accelerator that DeepSpeed's settings give as well."""
+
+    mixed_precision: str | None
+    accumulation: GradientAccumulationPlugin
+    max_grad_norm: float | None
+    fsdp_plugin: FullyShardedDataParallelPlugin | None
+    parallelism_config: ParallelismConfig | None
+    scaler: GradScalerKwargs | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PreparationArguments:
+    """Arguments of an Accelerator that say how `prepare` treats each kind of object."""
+
+    device_placement: bool
+    """True if models and batches are moved to the device."""
+    ddp_handler: DistributedDataParallelKwargs | None
+    """Arguments of DistributedDataParallel."""
+    dataloader_config: DataLoaderConfiguration | None
+    """Settings of loaders."""
+    loader_shortcuts: Mapping[str, Any]
+    """Settings of loaders that were given one by one; None: not given."""
+    rng_types: Iterable[Any] | None
+    """Generators that are made equal on all ranks at the start of each epoch."""
+    step_scheduler_with_optimizer: bool
+    """False: each `step()` of a scheduler advances it."""
+    dynamo_backend: str | None
+    """The backend of `torch.compile`; None: by `ACCELERATE_DYNAMO_BACKEND`."""

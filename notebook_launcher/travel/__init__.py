@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.errors import CaptureError, ResourceError, ReturnValueError
 from notebook_launcher.travel.changed_modules import importers_of, stale_modules
 from notebook_launcher.travel.function_call import FunctionCall
-from notebook_launcher.travel.generators import describe_copies
 from notebook_launcher.travel.namespace import (
     HomeUnpickler,
     Overwritten,
@@ -44,6 +43,7 @@ from notebook_launcher.travel.pickling import (
 from notebook_launcher.travel.random_states import (
     begin_random,
     decode_states,
+    describe_copies,
     describe_random,
     encode_states,
     read_random_states,
@@ -56,10 +56,9 @@ from notebook_launcher.travel.replacements import (
     Replacer,
     replaced_attributes_of,
 )
-from notebook_launcher.travel.settings import KernelSettings, read_settings
-from notebook_launcher.travel.setup_steps import SetupStep, SetupSteps
+from notebook_launcher.travel.settings import KernelSettings, SetupStep, SetupSteps, read_settings
 from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest_parts
-from notebook_launcher.wording.units import format_bytes, format_seconds
+from notebook_launcher.wording import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

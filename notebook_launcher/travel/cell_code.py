@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from notebook_launcher.travel.registrations import Member, Overload
+    from notebook_launcher.travel.replacements import Member, Overload
 
 __all__ = ["ANYTHING", "ASSIGNED", "DECORATED", "Code", "Store", "read_code"]
 

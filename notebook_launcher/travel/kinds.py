@@ -145,9 +145,9 @@ _KIND_OF_TYPE = {
     "accelerate.state.PartialState": _ALONE,
     "notebook_launcher.training.accelerator.Accelerator": _ALONE,
     "notebook_launcher.training.process.process_state.ProcessState": _ALONE,
-    "notebook_launcher.training.accumulation.windows.gradient_state.GradientState": _ALONE,
+    "notebook_launcher.training.accumulation.gradient_state.GradientState": _ALONE,
     "notebook_launcher.kernel.cells.session_cells.SessionCells": _SESSION,
-    "notebook_launcher.kernel.run.any_run.AnyRun": _RUN,
+    "notebook_launcher.kernel.run.handle.AnyRun": _RUN,
     "builtins.traceback": _STACK,
     "builtins.frame": _STACK,
 }

@@ -22,10 +22,9 @@ import cloudpickle
 from cloudpickle.cloudpickle import _dynamic_class_reduce as reduce_class
 
 from notebook_launcher.travel import namespace, reductions
-from notebook_launcher.travel.exceptions import reduce_exception, restore_attributes
-from notebook_launcher.travel.import_paths import ImportPath, import_path, kept_objects, reduce_by_path
 from notebook_launcher.travel.kinds import MAIN, Kind, describe_object, kind_of_type
-from notebook_launcher.travel.torch_objects import operators_named, reduce_of_torch
+from notebook_launcher.travel.namespace import ImportPath, import_path, kept_objects, reduce_by_path
+from notebook_launcher.travel.reductions import operators_named, reduce_exception, reduce_of_torch, restore_attributes
 
 if TYPE_CHECKING:
     import torch

@@ -25,7 +25,7 @@ from notebook_launcher.travel.cells import last_cell_that_set
 from notebook_launcher.travel.kinds import SHELL, describe_object, kind_of_type
 from notebook_launcher.travel.namespace import main_globals
 from notebook_launcher.travel.pickling import MakePickler, parcel_size_of, pickling_error
-from notebook_launcher.wording.units import format_bytes
+from notebook_launcher.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from notebook_launcher import LaunchConfig, RecordedRun, launch, open_run, repor
 from notebook_launcher.command_line.program import main
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.calls import origin
-from notebook_launcher.kernel.calls.git import GitChanges, git_commit
+from notebook_launcher.kernel.calls.origin import GitChanges, git_commit
 from notebook_launcher.widgets import ConfigPanel, compare
 from tests.support.programs import type_command
 from tests.support.toy_runs import make_run

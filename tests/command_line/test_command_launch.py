@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notebook_launcher import LaunchConfig, runs
-from notebook_launcher.command_line.launch_options import OTHER_NAMES, REFUSED, WITHOUT_EFFECT, given_options
+from notebook_launcher.command_line.launch_command import (
+    OTHER_NAMES,
+    REFUSED,
+    WITHOUT_EFFECT,
+    given_options,
+    sharding_env,
+)
 from notebook_launcher.command_line.program import COMMANDS, main, make_parser
-from notebook_launcher.command_line.sharding_options import sharding_env
 from notebook_launcher.history.run_folders import VARIABLE
 from tests.support.programs import command_line, end, read_until, surroundings, type_command, type_in_terminal
 from tests.support.toy_training import shards_on_cpus

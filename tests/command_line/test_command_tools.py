@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notebook_launcher import SSH, CallOrderError, LaunchConfig, Session, notebook_launch, report, runs
-from notebook_launcher.command_line import memory_estimate
+from notebook_launcher.command_line import estimate_command
 from notebook_launcher.command_line.program import main
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.history import owners
+from notebook_launcher.history import run_folders
 from notebook_launcher.history.run_folders import VARIABLE as RUNS
 from tests.support.programs import end, read_to_end, read_until, type_command, type_in_terminal
 from tests.support.toy_runs import make_run
@@ -223,7 +223,7 @@ def test_words_that_mean_nothing_are_answered_with_what_to_type(some_runs, words
 
 
 def test_run_that_is_not_over_is_not_deleted(home):
-    make_run(home, 1, state="running", kernel=owners.identify())
+    make_run(home, 1, state="running", kernel=run_folders.identify())
     (run,) = runs(home)
     with pytest.raises(CallOrderError, match=r"is running, so its folder cannot be deleted\. Stop it first\."):
         run.delete()
@@ -337,19 +337,19 @@ def test_estimate_reads_configurations_without_a_download(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("GPT2Model: ")
     (tmp_path / "config.json").write_text('{"model_type": "gtp2"}')
     with pytest.raises(ConfigError, match=r"Transformers has no model type 'gtp2'\. Did you mean gpt2"):
-        memory_estimate.make_model(str(tmp_path), {})
+        estimate_command.make_model(str(tmp_path), {})
     (tmp_path / "config.json").write_text("{bad")
     with pytest.raises(ConfigError, match=r"config\.json is not JSON: Expecting property name"):
-        memory_estimate.make_model(str(tmp_path), {})
+        estimate_command.make_model(str(tmp_path), {})
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="has no model_type, so it is not a configuration of Transformers"):
-        memory_estimate.make_model(str(tmp_path), {})
+        estimate_command.make_model(str(tmp_path), {})
 
 
 def test_class_may_be_written_with_a_dot() -> None:
     sizes = {"in_features": 1, "out_features": 2}
     for target in ("torch.nn:Linear", "torch.nn.Linear", "torch.nn.modules.linear.Linear"):
-        _, model = memory_estimate.make_model(target, sizes)
+        _, model = estimate_command.make_model(target, sizes)
         assert repr(model) == "Linear(in_features=1, out_features=2, bias=True)"
 
 

@@ -41,13 +41,12 @@ from notebook_launcher import (
 from notebook_launcher.command_line.program import main
 from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_run import AttachedRun
-from notebook_launcher.detached.ending import read_ending
-from notebook_launcher.detached.host_questions import HostQuestions
+from notebook_launcher.detached.ending import HEADER, MAGIC, read_ending
+from notebook_launcher.detached.hosted_run import HostQuestions
 from notebook_launcher.detached.journal import Journal
-from notebook_launcher.detached.own_pickle import HEADER, MAGIC
 from notebook_launcher.detached.requests import PROTOCOL, Ask, Follow
 from notebook_launcher.history import run_folders
-from notebook_launcher.history.host_files import ENDING, OUTPUT, SOCKET
+from notebook_launcher.history.run_folders import ENDING, OUTPUT, SOCKET
 from notebook_launcher.kernel.display.questions import Answer, Question
 from notebook_launcher.messaging.messages import InputRequest
 from tests.detached.hosts import host_of, lives, release

@@ -30,7 +30,7 @@ from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.requests import Ask, AwaitDebugger, Follow, InterruptDebugger, OpenDebugger
 from notebook_launcher.history import run_folders
-from notebook_launcher.history.host_files import SESSION_SOCKET, SOCKET
+from notebook_launcher.history.run_folders import SESSION_SOCKET, SOCKET
 from tests.detached.hosts import lives, release
 from tests.support.waiting import until
 

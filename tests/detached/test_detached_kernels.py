@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from notebook_launcher.detached.attaching import attach
-from notebook_launcher.history.host_files import SOCKET
+from notebook_launcher.history.run_folders import SOCKET
 from tests.detached.hosts import host_of, release
 from tests.support.kernels import Kernel, Outcome
 from tests.support.waiting import until

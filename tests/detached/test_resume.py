@@ -23,7 +23,7 @@ from notebook_launcher import (
     notebook_launch,
     report,
 )
-from notebook_launcher.training.checkpoints.folders.checkpoint_folders import newest_of
+from notebook_launcher.training.checkpoints.folders import newest_of
 from tests.detached.hosts import host_of, release
 from tests.support.waiting import until
 

@@ -7,8 +7,7 @@ import pytest
 from notebook_launcher.detached import hosted_run
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.history.schema import RunReader
-from notebook_launcher.kernel.run.any_run import AnyRun, attributes_of_runs, methods_of_runs
-from notebook_launcher.kernel.run.handle import Run
+from notebook_launcher.kernel.run.handle import AnyRun, Run, attributes_of_runs, methods_of_runs
 
 
 def test_surface_has_the_methods_of_readers_and_of_handles():

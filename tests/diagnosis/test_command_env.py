@@ -14,8 +14,9 @@ import pytest
 
 from notebook_launcher import Diagnosis, Finding, doctor
 from notebook_launcher.command_line.program import main
-from notebook_launcher.diagnosis import limits, network, process, software, trial
-from notebook_launcher.diagnosis.diagnosis import NAME_WIDTH
+from notebook_launcher.diagnosis import doctor as trial
+from notebook_launcher.diagnosis import facts
+from notebook_launcher.diagnosis.finding import NAME_WIDTH
 from notebook_launcher.errors import ConfigError
 from tests.support.kernels import ROOT
 from tests.support.programs import type_command
@@ -122,45 +123,45 @@ def test_import_that_opens_a_file_is_found(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     path = os.path.realpath(tmp_path / "device")
     names = ["quiet_module", "broken_module", "opening_module", "json"]
-    assert process.find_opener(path, names) == "opening_module"
-    assert process.find_opener(path, names[:2]) == ""
-    assert "pytest" in process.modules_in_order()
-    assert not {"os", "notebook_launcher", "__main__"} & set(process.modules_in_order())
+    assert facts.find_opener(path, names) == "opening_module"
+    assert facts.find_opener(path, names[:2]) == ""
+    assert "pytest" in facts.modules_in_order()
+    assert not {"os", "notebook_launcher", "__main__"} & set(facts.modules_in_order())
 
 
 def test_cuda_in_this_process_is_a_warning_that_names_the_import(tmp_path, monkeypatch):
     (tmp_path / "cuda_starter.py").write_text(f"file = open({str(tmp_path / 'uvm')!r}, 'w')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(process, "CUDA_FILE", os.path.realpath(tmp_path / "uvm"))
-    monkeypatch.setattr(process, "modules_in_order", lambda: ["cuda_starter"])
+    monkeypatch.setattr(facts, "CUDA_FILE", os.path.realpath(tmp_path / "uvm"))
+    monkeypatch.setattr(facts, "modules_in_order", lambda: ["cuda_starter"])
     with (tmp_path / "uvm").open("w"):
-        (found,) = process.cuda_findings()
+        (found,) = facts.cuda_findings()
     assert (found.verdict, found.fact) == ("warning", "started in this process: the import of cuda_starter starts it")
-    assert process.cuda_findings()[0].verdict == "fact"
+    assert facts.cuda_findings()[0].verdict == "fact"
 
 
 def test_limits_have_a_verdict_by_what_is_left(tmp_path, monkeypatch):
-    assert limits.open_files(100_000, 100_000).verdict == "fact"
-    assert limits.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).fact == "unlimited"
-    few = limits.open_files(len(list(Path("/proc/self/fd").iterdir())) + 40, 4096)
+    assert facts.open_files(100_000, 100_000).verdict == "fact"
+    assert facts.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).fact == "unlimited"
+    few = facts.open_files(len(list(Path("/proc/self/fd").iterdir())) + 40, 4096)
     assert (few.verdict, few.advice) == ("warning", "ulimit -n 4096 in the shell that starts Jupyter")
-    assert limits.open_files(20, 4096).verdict == "problem"
-    assert limits.shared_memory(str(tmp_path / "none")).verdict == "problem"
-    monkeypatch.setattr(limits, "SMALL_SHM", 1 << 62)
-    assert "--shm-size" in limits.shared_memory(str(tmp_path)).advice
+    assert facts.open_files(20, 4096).verdict == "problem"
+    assert facts.shared_memory(str(tmp_path / "none")).verdict == "problem"
+    monkeypatch.setattr(facts, "SMALL_SHM", 1 << 62)
+    assert "--shm-size" in facts.shared_memory(str(tmp_path)).advice
 
 
 def test_slow_look_up_of_a_name_is_a_warning():
-    assert network.name_finding("name of 127.0.0.1", 0.002).verdict == "fact"
-    slow = network.name_finding("name of 127.0.0.1", 5.0)
+    assert facts.name_finding("name of 127.0.0.1", 0.002).verdict == "fact"
+    slow = facts.name_finding("name of 127.0.0.1", 5.0)
     assert (slow.verdict, slow.fact) == ("warning", "looked up in 5 s")
     assert "127.0.0.1 localhost" in slow.advice
 
 
 def test_versions_that_do_not_work_are_problems():
-    assert software.ipykernel_finding("7.0.1").advice == "%pip install 'ipykernel>=7.1' and restart the kernel"
-    assert software.torch_finding("").advice == "pip install torch"
-    assert software.torch_finding("2.13.0").verdict == "fact"
+    assert facts.ipykernel_finding("7.0.1").advice == "%pip install 'ipykernel>=7.1' and restart the kernel"
+    assert facts.torch_finding("").advice == "pip install torch"
+    assert facts.torch_finding("2.13.0").verdict == "fact"
 
 
 def test_failed_launch_is_a_problem_with_the_error():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher.drawing.averages import mean_of, series_of, smooth
+from notebook_launcher.drawing.lines import mean_of, series_of, smooth
 from notebook_launcher.history.curves import MAX_POINTS, Curve, extremes
 
 NAN = math.nan
@@ -74,7 +74,7 @@ def test_thinned_curve_is_smoothed_over_as_many_steps_as_a_whole_one():
     curve = curve_of({step: float(step >= 50_000) for step in range(100_000)})
     series = series_of("rank 0", curve, 0)
     assert len(series.points) < 3000
-    smoothed = dict(smooth(series.points, 0.999, series.stride))
+    smoothed = dict(smooth(series.points, 0.999, series.density))
     reached = min(step for step, value in smoothed.items() if value > 0.5)
     assert reached - 50_000 == pytest.approx(693, rel=0.15)  # log(0.5) / log(0.999)
 

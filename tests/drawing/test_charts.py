@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from notebook_launcher.drawing.charts import charts_of, place_of, split_name
-from notebook_launcher.drawing.metric_plots import curves_svg
-from notebook_launcher.drawing.places import name_place, place_ticks
-from notebook_launcher.drawing.plots import PlotOptions
+from notebook_launcher.drawing.plots import PlotOptions, curves_svg
 from notebook_launcher.drawing.run_picture import static_svg
-from notebook_launcher.drawing.scales import Scale
+from notebook_launcher.drawing.scales import Scale, name_place, place_ticks
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint, RankUsage
 from tests.support.drawn_runs import run_of, words_of

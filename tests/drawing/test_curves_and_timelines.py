@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_launcher.drawing.legend import PHASES
-from notebook_launcher.drawing.metric_plots import curves_svg
+from notebook_launcher.drawing.plots import curves_svg
 from notebook_launcher.drawing.run_picture import static_text
 from notebook_launcher.drawing.timeline import timeline_svg
 from notebook_launcher.history.curves import Curves

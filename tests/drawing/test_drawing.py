@@ -7,8 +7,14 @@ import re
 
 import pytest
 
-from notebook_launcher.drawing.run_picture import picture_html, static_html, static_svg, static_text
-from notebook_launcher.drawing.sections import MAX_LOG, rank_columns
+from notebook_launcher.drawing.run_picture import (
+    MAX_LOG,
+    picture_html,
+    rank_columns,
+    static_html,
+    static_svg,
+    static_text,
+)
 from notebook_launcher.drawing.tables import Column, table_html, table_text
 from notebook_launcher.drawing.timeline import timeline_svg
 from notebook_launcher.history.curves import Curves
@@ -21,7 +27,7 @@ from notebook_launcher.history.schema import (
     RunChange,
     RunSnapshot,
 )
-from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording import plural
 from tests.support.drawn_runs import EVIL, Balanced, curves_of, phases_of, run_of, words_of
 
 STATES = ("starting", "running", "waiting", "paused", "stopping", "done", "failed", "stopped", "lost")

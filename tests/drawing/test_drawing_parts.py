@@ -13,13 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_launcher.colours import INK, MARKERS, SERIES, line_style
-from notebook_launcher.drawing.averages import mean_of, smooth
-from notebook_launcher.drawing.scales import linear_ticks, log_ticks, make_scale, tick_labels
-from notebook_launcher.drawing.sparks import spark_line
-from notebook_launcher.drawing.widths import shorten, text_width
+from notebook_launcher.drawing.lines import mean_of, smooth
+from notebook_launcher.drawing.scales import linear_ticks, log_ticks, make_scale, shorten, text_width, tick_labels
+from notebook_launcher.drawing.tables import spark_line
 from notebook_launcher.history.curves import Curve
-from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import clean, escape, one_line
+from notebook_launcher.wording import clean, escape, one_line, plural
 from tests.support.drawn_runs import CROSS, EVIL, INF, NAN
 
 if TYPE_CHECKING:

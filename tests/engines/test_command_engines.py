@@ -275,7 +275,7 @@ def test_clock_of_a_node_may_be_days_ahead() -> None:
 
 def test_greeting_names_versions_that_differ() -> None:
     other = (
-        "from notebook_launcher.engines.cluster.greeting import *; import dataclasses, sys;"
+        "from notebook_launcher.engines.cluster.connections import *; import dataclasses, sys;"
         "g = Greeting.of_this_machine(); g.versions['torch'] = '1.0';"
         "print('a login says hello'); sys.stdout.flush();"
         "sys.stdout.buffer.write(g.to_line()); sys.stdout.flush(); sys.stdin.read()"

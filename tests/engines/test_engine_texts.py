@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import SSH, Commands, ConfigError, LaunchConfig, Ray
-from notebook_launcher.command_line.launch_options import add_options, given_options
-from notebook_launcher.engines.cluster import engine_texts
+from notebook_launcher.command_line.launch_command import add_options, given_options
+from notebook_launcher.engines.cluster import command_engines
 from notebook_launcher.engines.cluster.command_engines import Slurm
 from notebook_launcher.widgets.launching.launch_state import LaunchState
-from notebook_launcher.widgets.panel.form import option_fields
+from notebook_launcher.widgets.panel.view import option_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,20 +33,20 @@ def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["ssh gpu1 me@gpu2", "SSH gpu1,me@gpu2"])
 def test_text_names_hosts(text: str) -> None:
     assert LaunchConfig(engine=text).engine == HOSTS  # type: ignore[arg-type]
-    assert engine_texts.write(HOSTS) == "ssh gpu1 me@gpu2"
+    assert command_engines.write(HOSTS) == "ssh gpu1 me@gpu2"
 
 
 def test_text_names_the_allocation(allocation: None) -> None:
     assert LaunchConfig(engine="slurm").engine == Slurm()  # type: ignore[arg-type]
-    assert engine_texts.write(Slurm()) == "slurm"
+    assert command_engines.write(Slurm()) == "slurm"
     assert LaunchConfig(engine="this machine").engine is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("text", "engine"), [("ray", Ray()), ("ray 10.0.0.1:6379", Ray("10.0.0.1:6379"))])
 def test_text_names_a_ray_cluster(text: str, engine: Ray) -> None:
     assert LaunchConfig(engine=text).engine == engine  # type: ignore[arg-type]
-    assert engine_texts.write(engine) == text
-    assert not engine_texts.write(Ray(cpus=2))
+    assert command_engines.write(engine) == text
+    assert not command_engines.write(Ray(cpus=2))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_terminal_takes_an_engine_and_the_numbers_of_torchrun() -> None:
 def test_panel_lists_what_can_be_typed_and_takes_it(allocation: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
-    found = engine_texts.describe_found(os.environ)
+    found = command_engines.describe_found(os.environ)
     assert "slurm: the allocation here with 2 nodes, 8 GPUs each" in found
     state = LaunchState(os.getpid, LaunchConfig(), {})
     field: Any = option_fields(state, state.put_typed)["engine"]

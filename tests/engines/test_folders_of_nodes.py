@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator, Commands, ProjectConfiguration, launch, notebook_launch
-from notebook_launcher.engines.cluster import folder_check
-from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.engines.cluster import cluster_tree
+from notebook_launcher.training.checkpoints.folders import CheckpointError
 from tests.engines.options import QUIET
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def test_checkpoint_that_a_node_cannot_reach_is_refused_with_a_way_out(engine: C
 
 
 def test_folder_that_takes_no_mark_counts_as_shared(tmp_path: Path) -> None:
-    with folder_check.mark(tmp_path / "nowhere") as path:
+    with cluster_tree.mark(tmp_path / "nowhere") as path:
         assert path is None
-    with folder_check.mark(tmp_path) as path:
+    with cluster_tree.mark(tmp_path) as path:
         assert path is not None
         assert Path(path).exists()
     assert not Path(path).exists()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from notebook_launcher import Ray, launch, notebook_launch, report
-from notebook_launcher.engines.cluster.raylets import ended
+from notebook_launcher.engines.cluster.ray_engine import ended
 from notebook_launcher.errors import NodeLostError
 from tests.engines.calls import all_up, sum_up, wait_for_rank_0
 from tests.support.leaks import MARK

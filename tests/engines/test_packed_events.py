@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from notebook_launcher import Commands, Session
-from notebook_launcher.engines.cluster.packed_events import MAX_HOLD, MIN_HOLD, HeldEvents, unpack_event
-from notebook_launcher.engines.events import FromRank, Output, RankLost, Woken
-from notebook_launcher.engines.live_records import LiveRecords, pack_record
+from notebook_launcher.engines.board import LiveRecords, pack_record
+from notebook_launcher.engines.cluster.node_records import MAX_HOLD, MIN_HOLD, HeldEvents, unpack_event
+from notebook_launcher.engines.engine import FromRank, Output, RankLost, Woken
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.messaging import messages
 from tests.support.run_state import tree_of

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import ConfigError, Ray
-from notebook_launcher.engines.cluster.ray_engine import RayNodes
-from notebook_launcher.engines.cluster.ray_nodes import NodeShare
+from notebook_launcher.engines.cluster.ray_engine import NodeShare, RayNodes
 
 NODE = NodeShare(node_id="a", host="gpu1", address="10.0.0.1", cpus=16.0, gpus=8, kind="H100")
 

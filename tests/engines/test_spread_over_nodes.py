@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from notebook_launcher import Commands, ConfigError, LaunchConfig, launch, notebook_launch
-from notebook_launcher.kernel.display.folding import label
-from notebook_launcher.machine.node_allocation import NodeInfo, allocate_nodes
+from notebook_launcher.kernel.display.console import label
+from notebook_launcher.machine.allocation import NodeInfo, allocate_nodes
 from tests.engines.options import QUIET
 
 TWO = Commands([[], []])

@@ -9,7 +9,7 @@ import time
 
 from notebook_launcher import Session, launch, notebook_launch
 from notebook_launcher.gpu_check.checks import SECONDS_TO_REPORT, Check, Hardware, reduce, where
-from notebook_launcher.machine.shared_memory import SHARED_MEMORY
+from notebook_launcher.machine.memory import SHARED_MEMORY
 
 __all__ = ["CHECKS"]
 

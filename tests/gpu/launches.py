@@ -9,8 +9,8 @@ from typing import Any
 
 from notebook_launcher import ConfigError, launch, notebook_launch
 from notebook_launcher.gpu_check.checks import SECONDS_TO_REPORT, Check, Hardware, Skipped, multiply
-from notebook_launcher.machine import devices, nvml
-from notebook_launcher.wording.counts import plural
+from notebook_launcher.machine import devices
+from notebook_launcher.wording import plural
 
 __all__ = ["CHECKS"]
 
@@ -176,7 +176,7 @@ def _check_contexts(function: Any, hardware: Hardware) -> None:
 def _users() -> list[list[int]]:
     """Return the processes that have a context on each visible GPU."""
     try:
-        library = nvml.Library()
+        library = devices.Library()
     except OSError:
         raise Skipped("there is no NVML, which names the processes of a GPU") from None
     with contextlib.closing(library):

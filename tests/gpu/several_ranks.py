@@ -186,7 +186,7 @@ def _update(accelerator: Any, model: Any, optimizer: Any, batch: Any) -> float:
 
 
 def _skip_where_cpus_cannot_shard(hardware: Hardware) -> None:
-    from notebook_launcher.training.parallelism.sums import sums_on_request
+    from notebook_launcher.training.parallelism.sharded_models import sums_on_request
 
     if not (hardware.num_gpus or sums_on_request()):
         raise Skipped("sharding on CPUs needs torch 2.8 or newer")

@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from notebook_launcher import RecordedRun, launch
-from notebook_launcher.history import log_order_file
-from notebook_launcher.history.log_order_file import LogOrderFile, read_log_order
+from notebook_launcher.history import run_files
+from notebook_launcher.history.run_files import LogOrderFile, read_log_order
 from notebook_launcher.history.run_folders import LOG_ORDER
 from notebook_launcher.widgets.monitor.feed import Feed
 
@@ -53,7 +53,7 @@ def test_piece_that_grows_between_two_writes_stays_one(tmp_path: Path) -> None:
 
 
 def test_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_order_file, "MAX_BYTES", 20)
+    monkeypatch.setattr(run_files, "MAX_BYTES", 20)
     file, reader = LogOrderFile(tmp_path), Order()
     given: Any = reader
     for number in range(100):

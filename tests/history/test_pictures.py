@@ -12,7 +12,7 @@ import torch
 
 from notebook_launcher import Accelerator, histogram, launch, report, runs
 from notebook_launcher.drawing.reported import read_rows, reported_html
-from notebook_launcher.history.picture_files import PictureFiles, read_pictures
+from notebook_launcher.history.run_files import PictureFiles, read_pictures
 from notebook_launcher.history.schema import RunPicture
 from notebook_launcher.pictures import MAX_BYTES, MAX_SIDE, Histogram, encode_picture
 from notebook_launcher.training.recording.logged_table import Table

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import RecordedRun
-from notebook_launcher.history import owners, run_files, run_folders
+from notebook_launcher.history import run_files, run_folders
 from notebook_launcher.history.run_files import LogFile, MetricsFile
 from notebook_launcher.history.schema import MetricPoint
-from notebook_launcher.kernel.display.ranklog import RankLog
+from notebook_launcher.kernel.display.kept_lines import RankLog
 from tests.support.toy_runs import make_run
 
 if TYPE_CHECKING:
@@ -152,8 +152,8 @@ def test_prune_keeps_the_newest_run_whatever_its_size(tmp_path):
 
 
 def test_prune_keeps_a_live_run(tmp_path):
-    make_run(tmp_path, 1, state="running", kernel=owners.identify())
-    make_run(tmp_path, 2, state="running", kernel={**owners.identify(), "start": 1})
+    make_run(tmp_path, 1, state="running", kernel=run_folders.identify())
+    make_run(tmp_path, 2, state="running", kernel={**run_folders.identify(), "start": 1})
     make_run(tmp_path, 3)
     make_run(tmp_path, 4)
     run_folders.prune(tmp_path, max_runs=2)
@@ -178,23 +178,23 @@ def test_prune_removes_only_files_of_runs(tmp_path):
 
 def test_process_is_alive_until_it_ends_reaped_or_not():
     program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = {**owners.identify(), "pid": program.pid, "start": owners.start_of(program.pid)}
-    assert owners.is_alive(owner, age=math.inf)
-    assert not owners.is_alive({**owner, "start": 1}, age=0), "another process has the number"
+    owner = {**run_folders.identify(), "pid": program.pid, "start": run_folders.start_of(program.pid)}
+    assert run_folders.is_alive(owner, age=math.inf)
+    assert not run_folders.is_alive({**owner, "start": 1}, age=0), "another process has the number"
     program.kill()
     os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
-    assert not owners.is_alive(owner, age=0), "a zombie writes nothing"
+    assert not run_folders.is_alive(owner, age=0), "a zombie writes nothing"
     program.communicate()
-    assert not owners.is_alive(owner, age=0)
+    assert not run_folders.is_alive(owner, age=0)
 
 
 @pytest.mark.parametrize("other", [{"boot": "another"}, {"pid_namespace": "pid:[1]"}])
 def test_owner_on_another_machine_is_alive_while_it_writes(other):
-    owner = {**owners.identify(), **other}
-    assert owners.is_alive(owner, age=1)
-    assert not owners.is_alive(owner, age=owners.SILENCE + 1)
+    owner = {**run_folders.identify(), **other}
+    assert run_folders.is_alive(owner, age=1)
+    assert not run_folders.is_alive(owner, age=run_folders.SILENCE + 1)
 
 
 @pytest.mark.parametrize("owner", [None, [], {}, "kernel"])
 def test_invalid_owner_is_not_alive(owner):
-    assert not owners.is_alive(owner, age=math.inf)
+    assert not run_folders.is_alive(owner, age=math.inf)

@@ -29,7 +29,7 @@ from notebook_launcher import (
     runs,
 )
 from notebook_launcher.history import run_folders
-from notebook_launcher.wording.units import format_seconds
+from notebook_launcher.wording import format_seconds
 from tests.support.kernels import ROOT, Kernel
 from tests.support.toy_runs import PATIENCE, make_run, speak
 from tests.support.waiting import until

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notebook_launcher.kernel.display.asking import READER
-from notebook_launcher.wording.text import MAX_ERROR, MAX_SHOWN, bounded
+from notebook_launcher.kernel.display.questions import READER
+from notebook_launcher.wording import MAX_ERROR, MAX_SHOWN, bounded
 from tests.support.warm_kernels import evaluate, run_cell
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def test_first_launch_tells_an_agent_how_to_return_at_once_and_so_does_an_interr
 
 def test_client_in_python_of_a_server_is_a_program(kernel: Kernel) -> None:
     code = (
-        "from notebook_launcher.kernel.display.asking import reader_of\n"
+        "from notebook_launcher.kernel.display.questions import reader_of\n"
         "app, message = get_ipython().kernel.parent, get_ipython().kernel.get_parent('shell')\n"
         f"before, file = os.environ.pop({READER!r}), app.connection_file\n"
         "readers = [reader_of(message)]\n"

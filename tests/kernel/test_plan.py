@@ -9,12 +9,12 @@ import pytest
 
 from notebook_launcher import ConfigError, LaunchConfig
 from notebook_launcher.kernel import plan
-from notebook_launcher.machine import devices, visible_gpus
+from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import SHARING_VARIABLE
 from notebook_launcher.machine.devices import GPU, Machine
-from notebook_launcher.processes.huge_pages import TENSORS_IN_HUGE_PAGES
+from notebook_launcher.processes.libraries import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.rank.rendezvous import STILL_DISPLAYS, torchrun_environment
-from notebook_launcher.settings.launch_environment import RESERVED
+from notebook_launcher.settings.training_settings import RESERVED
 
 
 def machine(num_cores: int = 8, num_gpus: int = 0, *, has_cuda: bool = True) -> Machine:
@@ -144,7 +144,7 @@ def test_summary_names_the_hardware_and_the_chosen_options(make: Any) -> None:
     assert ", 2 threads, " in make(machine(2), num_processes=1).summary
 
 
-def found(variable: str | None) -> visible_gpus.Choice:
+def found(variable: str | None) -> devices.Choice:
     """Return which of three GPUs and one slice a value of `CUDA_VISIBLE_DEVICES` shows."""
     gpus = [GPU(index=at, name="", total_memory=0, free_memory=0, uuid=f"GPU-{'abc'[at]}") for at in range(3)]
 
@@ -152,7 +152,7 @@ def found(variable: str | None) -> visible_gpus.Choice:
         known = name in ("MIG-x", "MIG-y")
         return GPU(index=place, name="1g", total_memory=0, free_memory=0, selector=name) if known else None
 
-    return visible_gpus.choose_visible(gpus, variable, find_slice)
+    return devices.choose_visible(gpus, variable, find_slice)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_visible_gpus_follow_cudas_rule_and_keep_the_users_names(variable: str |
 
 @pytest.mark.parametrize("variable", ["0,0", "GPU-a,GPU-a", "MIG-x,MIG-x"])
 def test_gpu_that_is_named_twice_hides_all(variable: str) -> None:
-    assert found(variable) == visible_gpus.Choice(
+    assert found(variable) == devices.Choice(
         (), f"CUDA_VISIBLE_DEVICES={variable!r} names a GPU twice, which hides all of them"
     )
 

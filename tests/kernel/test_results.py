@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import MissingResultError, ReturnValueError, notebook_launch, report
-from notebook_launcher.kernel.failures.failure import Failure
+from notebook_launcher.kernel.failures.culprit import Failure
 from notebook_launcher.kernel.results import RankSummary, Results
 
 FAILURE = Failure(rank=1, kind="exception", time=0.0, summary="ValueError: boom")

@@ -25,10 +25,10 @@ from notebook_launcher import (
     Session,
 )
 from notebook_launcher.kernel import session as session_module
-from notebook_launcher.kernel import session_runs
+from notebook_launcher.kernel import session as session_runs
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.kernel.ranks import Ranks
-from notebook_launcher.kernel.run.exits import EXIT_BUDGET
+from notebook_launcher.kernel.run.conclusion import EXIT_BUDGET
 from tests.support.interrupts import interrupt_at
 from tests.support.waiting import until
 from tests.support.warm_kernels import takes_less_than, unchanged, warm_kernel

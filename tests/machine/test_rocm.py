@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.machine import devices, rocm
+from notebook_launcher.machine import devices
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,9 +23,9 @@ class cuda:
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with a ROCm driver; returns the file that is imported as torch."""
-    monkeypatch.setattr(rocm, "DRIVER", tmp_path)
+    monkeypatch.setattr(devices, "DRIVER", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for name in (rocm.ROCM_VARIABLE, "CUDA_VISIBLE_DEVICES"):
+    for name in (devices.ROCM_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "torch.py").write_text(TORCH)
     return tmp_path / "torch.py"
@@ -59,10 +59,10 @@ def test_gpus_are_counted_in_a_process_of_their_own_and_named_as_the_user_did(
 @pytest.mark.parametrize("text", ["raise ImportError", "", "import os; os._exit(1)", "print('no numbers')"])
 def test_torch_that_does_not_answer_means_no_gpus(driver: Path, text: str) -> None:
     driver.write_text(text)
-    assert rocm.detect_with_torch() == ()
+    assert devices.detect_with_torch() == ()
 
 
 def test_without_a_driver_nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rocm, "DRIVER", tmp_path / "missing")
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "missing")
     monkeypatch.setattr(subprocess, "run", None)
-    assert rocm.detect_with_torch() == ()
+    assert devices.detect_with_torch() == ()

@@ -9,9 +9,9 @@ import pytest
 
 from notebook_launcher import InternalError, Session, context, notebook_launch
 from notebook_launcher.engines.cluster.agent import Agent
-from notebook_launcher.engines.events import FromRank, Output, RankLost
+from notebook_launcher.engines.engine import FromRank, Output, RankLost
 from notebook_launcher.engines.process_tree import ProcessTree
-from notebook_launcher.kernel.run.loop import RunLoop
+from notebook_launcher.kernel.run.thread import RunLoop
 from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.processes import forkserver, supervisor
 from tests.support.run_state import tree_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.notebook_code.needs import Needs, literal_of
+from notebook_launcher.notebook_code import Needs, literal_of
 
 HOLDS_ITSELF: list[object] = []
 HOLDS_ITSELF.append(HOLDS_ITSELF)

@@ -13,7 +13,7 @@ import pytest
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.calls.origin import source_with_needs
-from notebook_launcher.notebook_code.sources import attribute_chains, names_at_definition, names_in, source_of
+from notebook_launcher.notebook_code import attribute_chains, names_at_definition, names_in, source_of
 
 CELL = '''"""class Net: a text"""
 first = 1

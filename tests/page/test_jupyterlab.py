@@ -193,8 +193,8 @@ def restart(page: Page) -> None:
     page.locator(".jp-Dialog-button.jp-mod-accept").click()
 
 
-def watch_a_busy_cell(lab: Lab) -> tuple[Page, int]:
-    """Run a cell that waits for its run; return the page and how many pixels of a curve are drawn."""
+def watch_a_busy_cell(lab: Lab) -> tuple[Page, str]:
+    """Run a cell that waits for its run; return the page and a drawing of its curve."""
     page = lab.open("busy.ipynb", height=1600)
     lab.run(page, 0)
     lab.start(page, 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from notebook_launcher.drawing.flame import flame_svg
-from notebook_launcher.history.flames import Flame, FlameFrame
+from notebook_launcher.drawing.reported import flame_svg
+from notebook_launcher.history.summaries import Flame, FlameFrame
 from tests.support.lab import needs_browser
 from tests.support.monitor_page import Tab, reset, run
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.kernel.inspection.mismatches import SIZES_DIFFER
+from notebook_launcher.kernel.inspection.hangs import SIZES_DIFFER
 from tests.support.sources import cell_of
 from tests.support.warm_kernels import takes_less_than, unchanged
 

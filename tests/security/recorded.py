@@ -10,7 +10,7 @@ import torch
 from notebook_launcher import attach, histogram, launch, open_run, report, runs
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.encoding import encode_snapshot
-from notebook_launcher.history.host_files import SOCKET
+from notebook_launcher.history.run_folders import SOCKET
 from notebook_launcher.history.schema import RankFailure, RankUsage, RunChange, RunSetting
 from notebook_launcher.widgets import compare
 from tests.support.drawn_runs import phases_of, run_of

@@ -12,10 +12,9 @@ import torch.distributed.checkpoint as dcp
 
 from notebook_launcher import CheckpointError
 from notebook_launcher.drawing.reported import without_formulas
-from notebook_launcher.training.checkpoints.folders.file_names import METADATA
-from notebook_launcher.training.checkpoints.folders.manifest import MANIFEST, read_manifest
-from notebook_launcher.training.checkpoints.layouts.shard_reader import ShardReader
-from notebook_launcher.training.checkpoints.models.weights import read_index
+from notebook_launcher.training.checkpoints.folders import MANIFEST, METADATA, read_manifest
+from notebook_launcher.training.checkpoints.models import read_index
+from notebook_launcher.training.checkpoints.sharded import ShardReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.host_socket import HostConnection
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.folder_files import open_file
-from notebook_launcher.history.host_files import SOCKET
+from notebook_launcher.history.run_folders import SOCKET
 from notebook_launcher.travel import pack_value
 from tests.security.recorded import READINGS
 from tests.support.toy_runs import make_run

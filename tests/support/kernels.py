@@ -26,7 +26,7 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 from jupyter_core import utils as jupyter_utils
 
-from notebook_launcher.kernel.display.asking import READER
+from notebook_launcher.kernel.display.questions import READER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+from notebook_launcher.kernel.run.call_state import RankOutcome
 from notebook_launcher.messaging import messages
 
 GROUP = messages.GroupState(is_kept=True, num_calls={})

@@ -10,8 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from notebook_launcher import Accelerator, GradScalerKwargs
-from notebook_launcher.training.checkpoints.training_state import loading
-from notebook_launcher.training.checkpoints.training_state.loading import with_counters_on_cpu
+from notebook_launcher.training.checkpoints import loading
+from notebook_launcher.training.checkpoints.loading import with_counters_on_cpu
 from notebook_launcher.training.resolving import check_precision, emulates_bf16
 
 if TYPE_CHECKING:

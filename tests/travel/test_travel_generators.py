@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.travel.generators import describe_copies, find_generators
+from notebook_launcher.travel.random_states import describe_copies, find_generators
 
 if TYPE_CHECKING:
     from collections.abc import Callable

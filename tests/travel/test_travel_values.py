@@ -26,7 +26,7 @@ from notebook_launcher import travel
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.travel import parcel
-from notebook_launcher.travel.memory_limit import available_memory
+from notebook_launcher.travel.parcel import available_memory
 from tests.support.interrupts import interrupt_at
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.monitor import Monitor
-from notebook_launcher.widgets.panel.attributes import Attributes
+from notebook_launcher.widgets.panel.fields import Attributes
 
 MONITOR = STATIC / "monitor"
 

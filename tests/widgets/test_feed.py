@@ -12,7 +12,7 @@ import pytest
 from notebook_launcher import Accelerator, launch
 from notebook_launcher.drawing.legend import LIMITS
 from notebook_launcher.history.schema import RankFailure, RankPhases, RankSnapshot, RunChange, RunSetting
-from notebook_launcher.kernel.display.log_order import MAX_PIECES
+from notebook_launcher.kernel.display.kept_lines import MAX_PIECES
 from notebook_launcher.widgets.monitor.feed import Feed
 from tests.support.console_cell import Cell
 from tests.support.made_up_run import Drawn, Reader, points

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from notebook_launcher.history.merged_progress import merge_progress, progress_line
 from notebook_launcher.history.schema import RankPhases, RankSnapshot
-from notebook_launcher.history.synchronization import measure_sync, slowest_rank
+from notebook_launcher.history.summaries import measure_sync, merge_progress, progress_line, slowest_rank
 from notebook_launcher.widgets.monitor.feed import Feed
 from tests.support.made_up_run import Reader
 

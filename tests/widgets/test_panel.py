@@ -8,10 +8,10 @@ import pytest
 
 from notebook_launcher import LaunchConfig
 from notebook_launcher.widgets import ConfigPanel
-from notebook_launcher.widgets.launching import last_settings
-from notebook_launcher.widgets.launching.last_settings import Settings
-from notebook_launcher.widgets.panel.file_row import FileRow
-from notebook_launcher.widgets.panel.traceback_html import ansi_to_html
+from notebook_launcher.widgets.launching import launch_state
+from notebook_launcher.widgets.launching.launch_state import Settings
+from notebook_launcher.widgets.panel.fields import FileRow
+from notebook_launcher.widgets.panel.running import ansi_to_html
 from tests.support.panels import Model, Optimizer, train, type_in
 
 pytestmark = pytest.mark.usefixtures("small_machine")
@@ -82,10 +82,10 @@ def tuned(
 
 
 def remembered(panel: ConfigPanel) -> Settings:
-    path = last_settings.file_of(panel.fn, panel.config)
+    path = launch_state.file_of(panel.fn, panel.config)
     assert path is not None
-    last_settings.write(path, panel.settings)
-    settings = last_settings.read(path)
+    launch_state.write(path, panel.settings)
+    settings = launch_state.read(path)
     assert settings is not None
     return settings
 
@@ -121,20 +121,20 @@ def test_settings_that_the_function_no_longer_takes_are_left_out(notebook):
 
 
 def test_no_settings_are_kept_without_recording_or_a_known_notebook(notebook, monkeypatch):
-    file = last_settings.file_of(tuned, LaunchConfig())
+    file = launch_state.file_of(tuned, LaunchConfig())
     assert file is not None
     assert file.parent == notebook / "panels"
-    assert file != last_settings.file_of(train, LaunchConfig())
-    assert last_settings.file_of(tuned, LaunchConfig(runs_folder=None)) is None
-    assert last_settings.file_of(None, LaunchConfig()) is None
+    assert file != launch_state.file_of(train, LaunchConfig())
+    assert launch_state.file_of(tuned, LaunchConfig(runs_folder=None)) is None
+    assert launch_state.file_of(None, LaunchConfig()) is None
     monkeypatch.setenv("JPY_SESSION_NAME", "/somewhere/b.ipynb")
-    assert file != last_settings.file_of(tuned, LaunchConfig())
+    assert file != launch_state.file_of(tuned, LaunchConfig())
     monkeypatch.delenv("JPY_SESSION_NAME")
-    assert last_settings.file_of(tuned, LaunchConfig()) is None
+    assert launch_state.file_of(tuned, LaunchConfig()) is None
     file.parent.mkdir(parents=True)
     for text in ("", "[]", '{"options": 3}'):
         file.write_text(text)
-        assert last_settings.read(file) is None
+        assert launch_state.read(file) is None
 
 
 def test_picture_of_a_panel_holds_its_values_and_its_code(names):

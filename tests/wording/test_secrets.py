@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notebook_launcher.wording.secret_text import is_secret, recordable_variables, redact, without_secrets
+from notebook_launcher.wording import is_secret, recordable_variables, redact, without_secrets
 
 SECRETS = (
     "AZURE_STORAGE_CONNECTION_STRING",

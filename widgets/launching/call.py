@@ -11,10 +11,10 @@ import types
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.cluster import engine_texts
+from notebook_launcher.engines.cluster import command_engines
 from notebook_launcher.kernel.launch import notebook_launch
 from notebook_launcher.widgets.launching.parameters import is_literal
-from notebook_launcher.wording.secret_text import is_secret
+from notebook_launcher.wording import is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,7 +131,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     if dataclasses.is_dataclass(value):  # An engine.
-        return engine_texts.write(value) or value  # type: ignore[arg-type]
+        return command_engines.write(value) or value  # type: ignore[arg-type]
     return dict(value) if hasattr(value, "keys") else value
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import hashlib
+import json
 import os
 import sys
 import threading
@@ -12,31 +15,35 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from notebook_launcher.config import LaunchConfig, changed_options
+from notebook_launcher.engines.cluster import command_engines
 from notebook_launcher.errors import ConfigError
+from notebook_launcher.history import run_folders
+from notebook_launcher.history.folder_files import read_json
+from notebook_launcher.history.run_files import replace
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.machine import devices
-from notebook_launcher.widgets.launching import hardware, typed
-from notebook_launcher.widgets.launching.argument_values import Arguments
-from notebook_launcher.widgets.launching.batch import EffectiveBatch
+from notebook_launcher.widgets.launching import hardware, parameters
 from notebook_launcher.widgets.launching.call import Namer, call_code
+from notebook_launcher.widgets.launching.hardware import parameter_bytes, sharding_hint
 from notebook_launcher.widgets.launching.parameters import (
     MISSING,
+    Arguments,
     Parameter,
+    default_of,
     is_literal,
     signature_parameters,
     takes_any_name,
 )
-from notebook_launcher.widgets.launching.sharding_hint import parameter_bytes, sharding_hint
-from notebook_launcher.wording.value_text import name_of
+from notebook_launcher.wording import is_secret, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.settings.training_settings import TrainingSettings
 
-__all__ = ["LaunchState"]
 
 MICRO_BATCH_NAMES = (
     "micro_batch_size",
@@ -147,7 +154,7 @@ class LaunchState(traitlets.HasTraits):
         """Set an option to a number that was typed; an empty text means the default."""
         with self.lock:
             try:
-                value = typed.reads(name, text)
+                value = parameters.reads(name, text)
             except ValueError as error:
                 self.mistakes[name] = str(error)
                 self.touch()
@@ -180,7 +187,7 @@ class LaunchState(traitlets.HasTraits):
                 if (name := key.removeprefix("arguments.")) != key:
                     self.set_argument(name, MISSING)
                 else:
-                    self.put(key, typed.default_of(key))
+                    self.put(key, parameters.default_of(key))
 
     def detect_again(self) -> None:
         """Read the machine again, because the GPUs' free memory changes."""
@@ -286,3 +293,205 @@ def _how_to_set(parameter: Parameter) -> str:
     if parameter.kind == "code":
         return f'Set it from code: panel.arguments["{parameter.name}"] = ...'
     return f"{'Choose' if parameter.kind == 'choice' else 'Enter'} a value: there is no default."
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Options of a launch that have a field in a panel, in the order of their fields.
+
+
+ESSENTIAL = ("num_processes", "gradient_accumulation_steps", "mixed_precision")
+"""Options that are always in view."""
+ADVANCED = (
+    "engine",
+    "devices",
+    "backend",
+    "start_method",
+    "output",
+    "shard",
+    "seed",
+    "max_grad_norm",
+    "comm_hook",
+    "timeout",
+    "idle_timeout",
+    "max_restarts",
+    "resume",
+    "check_collectives",
+    "detached",
+    "preemption_signal",
+)
+"""Options in the section that is folded at first; they are seldom changed."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Settings of a panel's last run, kept for the next panel of the same function in the same notebook.
+#
+# The file lies beside the run folders. Nothing is kept if runs leave no folder, or if the notebook is unknown. Values
+# that cannot be typed, and arguments with names of secrets, are left out.
+
+
+OPTIONS = (*ESSENTIAL, *ADVANCED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """Options and arguments that differ from their defaults, as plain JSON values."""
+
+    options: dict[str, Any]
+    arguments: dict[str, Any]
+
+    def apply(self, state: LaunchState) -> list[str]:
+        """Fill the fields that have their defaults; return the keys of the fields that were filled."""
+        filled = [name for name, value in self.options.items() if _apply_option(state, name, value)]
+        for name, data in self.arguments.items():
+            parameter = state.parameters.get(name)
+            value = MISSING if parameter is None or name in state.arguments else _decode(parameter, data)
+            if value is not MISSING:
+                state.set_argument(name, value)
+                filled.append(f"arguments.{name}")
+        return filled
+
+
+def settings_of(state: LaunchState) -> Settings:
+    """Return the settings of a panel that differ from their defaults and that can be typed."""
+    options = {name: getattr(state.config, name) for name in OPTIONS}
+    options = {name: value for name, value in options.items() if value != default_of(name)}
+    arguments = {
+        name: _encode(parameter, state.arguments[name])
+        for name, parameter in state.parameters.items()
+        if name in state.arguments and not is_secret(name, state.arguments[name])
+    }
+    if "engine" in options:
+        options["engine"] = command_engines.write(options["engine"])
+    return Settings(
+        {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
+        {name: data for name, data in arguments.items() if data is not MISSING},
+    )
+
+
+def file_of(function: Any, config: LaunchConfig) -> Path | None:
+    """Return the file for a function of this notebook; None if no settings are kept."""
+    # VS Code names the notebook in a variable of its cells, Jupyter's server in the environment.
+    named = sys.modules["__main__"].__dict__.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME")
+    try:
+        home = run_folders.find_home(config.runs_folder)
+    except RuntimeError:
+        return None
+    if home is None or not named or function is None:
+        return None
+    key = "\n".join([str(named), os.getcwd(), name_of(function)])
+    return home / "panels" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+def write(path: Path, settings: Settings) -> None:
+    """Write settings to a file; if the disk is full, only the next panel lacks them."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data = json.dumps(dataclasses.asdict(settings)).encode("ascii")
+        replace(path, data, path.with_suffix(f".{os.getpid()}"))
+
+
+def read(path: Path) -> Settings | None:
+    """Return the settings in a file; None if there are none."""
+    data = read_json(path.parent, path.name) or {}
+    options, arguments = data.get("options"), data.get("arguments")
+    if not isinstance(options, dict) or not isinstance(arguments, dict):
+        return None
+    return Settings(options, arguments)
+
+
+def _apply_option(state: LaunchState, name: str, value: Any) -> bool:
+    if name not in OPTIONS or getattr(state.config, name) != default_of(name) or value == default_of(name):
+        return False
+    try:
+        state.config = dataclasses.replace(state.config, **{name: value})
+    except ConfigError:
+        return False
+    return True
+
+
+def _encode(parameter: Parameter, value: Any) -> Any:
+    if parameter.kind == "code" or not parameter.fits(value):
+        return MISSING
+    if parameter.kind == "choice":
+        return repr(value)
+    return value if value is None or parameter.kind == "bool" else parameter.text_of(value)
+
+
+def _decode(parameter: Parameter, data: Any) -> Any:
+    if parameter.kind == "choice":
+        return next((choice for choice in parameter.choices if repr(choice) == data), MISSING)
+    if data is None or parameter.kind == "bool":
+        return data if parameter.fits(data) else MISSING
+    with contextlib.suppress(ValueError):
+        return parameter.parse(data) if isinstance(data, str) and parameter.kind != "code" else MISSING
+    return MISSING
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Notes below the fields that decide how long a run lives, and from where it resumes after a failure.
+
+
+IDLENESS = "Stops the run after this time without output, reports or updates"
+BEGINNING = "The function starts from the beginning, unless it loads a checkpoint itself"
+RESUME = "accelerator.load_state() without a folder loads the newest checkpoint, or nothing if there is none yet"
+NO_RESTARTS = "No restarts are allowed yet: enter their number in Restarts after a failure"
+DETACHED = "The run continues when the kernel ends or restarts; attach() reconnects to the run"
+SIGNAL = "Sent by a cluster before it takes the machine: the run saves after its next update, and stops"
+AUTOMATIC = f"SIGTERM. {SIGNAL}"
+NO_SIGNAL = "Automatic: no signal; if restarts resume from a checkpoint, SIGTERM saves and stops the run"
+ONLY_DETACHED = 'Only for a run that outlives the kernel: tick "Outlive the kernel", too'
+
+
+def lifetime_hints(config: LaunchConfig) -> dict[str, str]:
+    """Return the note below each of these fields, by the option's name."""
+    return {
+        "idle_timeout": IDLENESS,
+        "resume": _resume_hint(config),
+        "detached": DETACHED,
+        "preemption_signal": _signal_hint(config),
+    }
+
+
+def _resume_hint(config: LaunchConfig) -> str:
+    if config.resume is None:
+        return BEGINNING
+    return RESUME if config.max_restarts or config.detached else NO_RESTARTS
+
+
+def _signal_hint(config: LaunchConfig) -> str:
+    if config.preemption_signal is not None:
+        return SIGNAL if config.detached else ONLY_DETACHED
+    return AUTOMATIC if config.detached and config.resume is not None else NO_SIGNAL
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Number of samples that one optimizer update sees, as a formula.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveBatch:
+    """Number of samples that one optimizer update sees."""
+
+    micro_batch: int | None
+    accumulation: int | None
+    processes: int | None
+
+    @property
+    def total(self) -> int | None:
+        """Samples of one update on all ranks; None if a factor is unknown."""
+        if self.micro_batch is None or self.accumulation is None or self.processes is None:
+            return None
+        return self.micro_batch * self.accumulation * self.processes
+
+    @property
+    def factors(self) -> dict[str, int | None]:
+        """Factors of the product, by name."""
+        return {"micro-batch": self.micro_batch, "accumulation": self.accumulation, "processes": self.processes}
+
+    def __str__(self) -> str:
+        product = " × ".join(f"{name} {_or_unknown(value)}" for name, value in self.factors.items())  # noqa: RUF001
+        return f"{product} = {_or_unknown(self.total)}"
+
+
+def _or_unknown(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"

@@ -9,6 +9,7 @@ code: `panel.arguments["model"] = model`.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -18,14 +19,20 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from notebook_launcher.config import LaunchConfig
+from notebook_launcher.engines.cluster import command_engines
 from notebook_launcher.kernel.calls.checks import called_signature
-from notebook_launcher.widgets.launching.containers import container_fits, container_words, is_container
+from notebook_launcher.settings.option_checks import NUMBERS
 
-__all__ = ["MISSING", "Parameter", "is_literal", "signature_parameters", "takes_any_name"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from notebook_launcher.settings.option_checks import OptionNumber
+
 
 MISSING: Any = inspect.Parameter.empty
 """Stands for a value that was not given."""
@@ -295,3 +302,148 @@ def _kind(annotation: Any, default: Any) -> tuple[Kind, tuple[Any, ...]]:
     takes_literals = any((typing.get_origin(annotation) or annotation) is each for each in LITERALS)
     is_one = default is not MISSING and is_literal(default) and (default is not None or annotation in (MISSING, Any))
     return ("literal" if takes_literals or is_one else "code"), ()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Containers as annotations describe them: whether a typed literal is one, and what to type instead.
+
+
+EXAMPLES: dict[Any, str] = {
+    list: "[1, 2]",
+    tuple: "(1, 2)",
+    dict: "{'a': 1}",
+    set: "{1, 2}",
+    frozenset: "{1, 2}",
+    Mapping: "{'a': 1}",
+    Sequence: "[1, 2]",
+}
+"""An example of each container."""
+TYPES: dict[Any, tuple[type, ...]] = {frozenset: (set, frozenset), Mapping: (dict,), Sequence: (list, tuple)}
+"""Types of the literals that stand for a container; for all others, the container itself."""
+PLAIN_TYPES: dict[Any, tuple[type, ...]] = {
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    bool: (bool,),
+    bytes: (bytes,),
+}
+"""Types of the literals that stand for an element; an element with another annotation is not checked."""
+
+
+def is_container(annotation: Any) -> bool:
+    """Return True for `list`, `dict[str, int]` and the like."""
+    return any(_kind_of(annotation) is each for each in EXAMPLES)
+
+
+def container_fits(annotation: Any, value: Any) -> bool:
+    """Return True if a literal is what the annotation says, as far as it names built-in types."""
+    if annotation is None or annotation is type(None):
+        return value is None
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(container_fits(member, value) for member in typing.get_args(annotation))
+    if is_container(annotation):
+        kind = _kind_of(annotation)
+        return isinstance(value, TYPES.get(kind, (kind,))) and _elements_fit(kind, typing.get_args(annotation), value)
+    if isinstance(annotation, type) and annotation in PLAIN_TYPES:
+        return type(value) in PLAIN_TYPES[annotation]
+    return True
+
+
+def container_words(annotation: Any) -> str:
+    """Return `a literal of type list[int], such as [1, 2]`."""
+    name = annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else repr(annotation)
+    name = name.replace("collections.abc.", "").replace("typing.", "")
+    return f"a literal of type {name}, such as {EXAMPLES[_kind_of(annotation)]}"
+
+
+def _kind_of(annotation: Any) -> Any:
+    return typing.get_origin(annotation) or annotation
+
+
+def _elements_fit(kind: Any, arguments: tuple[Any, ...], value: Any) -> bool:
+    if not arguments:
+        return True
+    if kind is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+        pairs = zip(arguments, value, strict=False)
+        return len(value) == len(arguments) and all(container_fits(of, each) for of, each in pairs)
+    if kind in (dict, Mapping):
+        return all(container_fits(of, each) for pair in value.items() for of, each in zip(arguments, pair, strict=True))
+    return all(container_fits(arguments[0], each) for each in value)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Numbers that are typed into the fields of options, with the words for a text that is not a number.
+
+
+def default_of(name: str) -> Any:
+    """Return the default of an option."""
+    return next(field.default for field in dataclasses.fields(LaunchConfig) if field.name == name)
+
+
+def reads(name: str, text: str) -> Any:
+    """Return the value of an option's text: the default for an empty one; raises ValueError with what to type."""
+    if name == "engine":
+        return command_engines.read(text)
+    default, text = default_of(name), text.strip()
+    return default if not text or (text == "None" and default is None) else _read(text, NUMBERS[name])
+
+
+def _read(text: str, number: OptionNumber) -> int | float:
+    value = _number(text)
+    is_round = isinstance(value, float) and value.is_integer()
+    if value is None or (number.is_whole and not isinstance(value, int) and not is_round):
+        raise ValueError(f"Enter {number.words}.")
+    is_inside = number.least <= value <= (math.inf if number.most is None else number.most)
+    if not is_inside or (not number.is_whole and not 0 < value < math.inf):
+        raise ValueError(f"Enter {number.words}.")
+    return int(value) if number.is_whole else value
+
+
+def _number(text: str) -> int | float | None:
+    for read in (ast.literal_eval, float):  # Only the first reads 0x10, and only the second inf.
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            value = read(text)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return value
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The arguments of the function that a panel launches.
+
+
+class Arguments(MutableMapping[str, Any]):
+    """The arguments of the function: a value for each name that was set. Others keep their defaults."""
+
+    def __init__(self, check: Callable[[str], None], changed: Callable[[str | None], None]) -> None:
+        self._values: dict[str, Any] = {}
+        self._check = check
+        self._changed = changed
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._check(name)
+        self._values[name] = value
+        self._changed(name)
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+        self._changed(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def replace(self, values: Mapping[str, Any]) -> None:
+        """Set all at once; raises `ConfigError` for a name that the function does not take."""
+        for name in values:
+            self._check(name)
+        self._values = dict(values)
+        self._changed(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS
-from notebook_launcher.wording.units import format_bytes
+from notebook_launcher.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

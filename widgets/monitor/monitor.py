@@ -16,7 +16,7 @@ from notebook_launcher.drawing.charts import AXES
 from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.comms.tap import open_tap
-from notebook_launcher.kernel.display.picture import NOTHING, has_picture, kept_picture, line_of, picture_of
+from notebook_launcher.kernel.display.cell import NOTHING, has_picture, kept_picture, line_of, picture_of
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.feed import Feed
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import RunReader
     from notebook_launcher.kernel.comms.tap import Tap
-    from notebook_launcher.kernel.display.picture import Bundle
+    from notebook_launcher.kernel.display.cell import Bundle
     from notebook_launcher.kernel.display.sink import Sink
 
 __all__ = ["Monitor", "plot_options"]

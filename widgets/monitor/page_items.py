@@ -8,13 +8,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.run_picture import call_text
-from notebook_launcher.drawing.sections import failures_to_show
-from notebook_launcher.history.merged_progress import merge_progress
+from notebook_launcher.drawing.run_picture import call_text, failures_to_show
 from notebook_launcher.history.schema import RankPhases
-from notebook_launcher.history.synchronization import measure_sync, slowest_rank
-from notebook_launcher.wording.text import one_line
-from notebook_launcher.wording.units import (
+from notebook_launcher.history.summaries import measure_sync, merge_progress, slowest_rank
+from notebook_launcher.wording import (
     format_bytes,
     format_count,
     format_number,
@@ -22,13 +19,14 @@ from notebook_launcher.wording.units import (
     format_seconds,
     format_setting,
     format_share,
+    one_line,
 )
 
 if TYPE_CHECKING:
-    from notebook_launcher.history.merged_progress import MergedProgress
     from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
+    from notebook_launcher.history.summaries import MergedProgress
     from notebook_launcher.kernel.inspection.profiles import Profile
-    from notebook_launcher.kernel.inspection.samples import Samples
+    from notebook_launcher.kernel.inspection.stacks import Samples
 
 __all__ = [
     "change_items",

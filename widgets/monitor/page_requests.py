@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from notebook_launcher.history.schema import RunReader
-    from notebook_launcher.kernel.run.any_run import AnyRun
+    from notebook_launcher.kernel.run.handle import AnyRun
     from notebook_launcher.widgets.monitor.feed import Feed
 
 __all__ = ["PageRequests"]

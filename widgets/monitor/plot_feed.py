@@ -15,22 +15,21 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.drawing.averages import smooth
 from notebook_launcher.drawing.charts import charts_of, is_epoch, place_of, places_on
 from notebook_launcher.drawing.legend import LIMITS
-from notebook_launcher.drawing.metric_plots import plot_of
-from notebook_launcher.drawing.plots import PlotOptions
+from notebook_launcher.drawing.lines import smooth
+from notebook_launcher.drawing.plots import PlotOptions, plot_of
 from notebook_launcher.drawing.reported import without_formulas
 from notebook_launcher.history.curves import Curves, thin
-from notebook_launcher.history.usage import FEWEST, usage_points
+from notebook_launcher.history.summaries import FEWEST, usage_points
 from notebook_launcher.widgets.monitor.page_items import json_number
-from notebook_launcher.wording.units import FORMATS, format_number
+from notebook_launcher.wording import FORMATS, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from notebook_launcher.drawing.averages import Series
     from notebook_launcher.drawing.charts import Chart, Places
+    from notebook_launcher.drawing.lines import Series
     from notebook_launcher.history.curves import Curve
     from notebook_launcher.history.schema import MetricPoint, RankUsage
 
@@ -160,7 +159,7 @@ class PlotFeed:
         for at, series in enumerate(plot.series):
             before = known[at] if at < len(known) else (None, b"")
             latest = latest_of(ranks[at]) if is_group else ""
-            head = (series.label, self.options.smoothing, self.options.axis, series.stride, limit)
+            head = (series.label, self.options.smoothing, self.options.axis, series.density, limit)
             line, points = line_item(series, self.options.smoothing, head, before, limit)
             lines.append({**line, "latest": latest, "rank": None if fold or is_group else series.style})
             sent.append((head, points))
@@ -220,7 +219,7 @@ def line_item(
         before: What the page has of it: its head and its points.
         limit: Points from which on the line is thinned.
     """
-    smoothed = [value for _, value in smooth(series.points, smoothing, series.stride)] if smoothing else []
+    smoothed = [value for _, value in smooth(series.points, smoothing, series.density)] if smoothing else []
     bands = {place: (low, high) for place, low, high in series.band}
     rows: list[Any] = [(place, value, at) for at, (place, value) in enumerate(series.points)]
     if len(rows) > limit:

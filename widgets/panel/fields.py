@@ -10,12 +10,17 @@ import html
 import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
+import anywidget
 import ipywidgets
+
+from notebook_launcher.widgets.assets import STATIC, join_modules
+from notebook_launcher.widgets.launching.hardware import describe_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["STYLE", "WIDE", "CheckField", "ChoiceField", "CodeField", "Field", "SegmentField", "Segments", "TextField"]
+    from notebook_launcher.machine.devices import Machine
+
 
 Level = Literal["hint", "warning", "error"]
 MARKS = {"hint": "", "warning": "Note: ", "error": "✕ "}
@@ -290,3 +295,154 @@ def _are_same(one: Any, other: Any) -> bool:
     if type(one) is not type(other) and not {type(one), type(other)} <= {int, float}:
         return False
     return bool(one == other)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Attributes for screen readers, which core widgets do not set: a script beside them in the page sets them.
+
+
+class Attributes(anywidget.AnyWidget):
+    """An invisible widget that sets the ARIA attributes of the panel around it.
+
+    Args:
+        looked_at: Called when the user turns to the panel with the pointer or the keyboard.
+    """
+
+    _esm = join_modules(STATIC / "panel.js")
+
+    def __init__(self, looked_at: Callable[[], object], **traits: Any) -> None:
+        super().__init__(**traits)
+        self.on_msg(lambda _, content, __: content.get("type") == "look" and looked_at())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Part of a form that opens and closes; unlike ipywidgets' Accordion, its head can be reached by the keyboard.
+
+
+class Section:
+    """A head that is a button, and a body that it shows; `box` is the widget to lay out."""
+
+    def __init__(self, title: str, body: ipywidgets.Widget) -> None:
+        self._title = title
+        self._remark = ""
+        self.head = ipywidgets.ToggleButton(layout={"width": "auto"})
+        self.head.add_class("nbp-section-head")
+        self.body = ipywidgets.VBox([body])
+        self.body.add_class("nbp-section-body")
+        self.box = ipywidgets.VBox([self.head, self.body])
+        self.box.add_class("nbp-section")
+        self.head.observe(lambda _: self._draw(), "value")
+        self._draw()
+
+    @property
+    def is_open(self) -> bool:
+        """True while the body is shown."""
+        return bool(self.head.value)
+
+    def remark(self, text: str) -> None:
+        """Write a remark behind the title, which is seen while the section is closed."""
+        self._remark = text
+        self._draw()
+
+    def _draw(self) -> None:
+        self.head.description = f"{'▾' if self.is_open else '▸'} {self._title}{self._remark and f' ({self._remark})'}"
+        self.head.tooltip = "Hide" if self.is_open else "Show"
+        self.body.layout.display = None if self.is_open else "none"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A row of the panel that works with a file: its path, its controls, and a note below them.
+
+
+class FileRow:
+    """A path with controls beside it; the note below shows what was done, or what failed.
+
+    Args:
+        path: Shown at first.
+        description: Label of the path.
+        controls: Widgets to the right of the path.
+        hint: Text of the note before anything is done.
+    """
+
+    def __init__(self, path: str, description: str, *controls: ipywidgets.Widget, hint: str) -> None:
+        self.path = ipywidgets.Text(value=path, description=description, layout=WIDE, style=STYLE)
+        self.note = ipywidgets.HTML()
+        self.note.add_class("nbp-note-box")
+        field = ipywidgets.VBox([self.path])
+        field.add_class("nbp-field")
+        field.add_class("nbp-path")
+        row = ipywidgets.HBox([field, *controls])
+        row.add_class("nbp-file")
+        self.box = ipywidgets.VBox([row, self.note])
+        self.set_note(hint, "hint")
+
+    def attempt(self, act: Callable[[], None]) -> None:
+        """Call a function; the note shows the error that it raises, because no cell would."""
+        try:
+            act()
+        except OSError as error:
+            self.set_note(f"✕ {error.filename}: {error.strerror}" if error.strerror else f"✕ {error}", "error")
+        except Exception as error:  # no cell would show the error
+            self.set_note(f"✕ {error}", "error")
+
+    def set_note(self, text: str, level: str) -> None:
+        """Show plain text below the row, as a "hint", "done", "warning" or "error"."""
+        role = "alert" if level == "error" else "status"
+        self.note.value = f'<div class="nbp-note nbp-{level}" role="{role}">{html.escape(text)}</div>'
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Field for `devices`: all GPUs, some of them, or the CPU.
+
+
+TIPS = {
+    "all": "All GPUs: one process for each, unless you set Processes",
+    "some": "The GPUs that are ticked",
+    "CPU": "No GPU",
+}
+
+
+class DevicesField(Field):
+    """A field that reports values of `LaunchConfig.devices`: None, a tuple of indices, or `"cpu"`."""
+
+    def __init__(
+        self, key: str, changed: Callable[[str, Any], None], *, machine: Machine, detect_again: Callable[[], None]
+    ) -> None:
+        self.segments = Segments("Devices", TIPS, self._switched)
+        self.boxes = [ipywidgets.Checkbox(indent=False, layout=WIDE) for _ in machine.gpus]
+        tip = "Read the GPUs' free memory again"
+        self.refresh = ipywidgets.Button(description="Refresh memory", layout=WIDE, tooltip=tip)
+        self._list = ipywidgets.VBox([*self.boxes, self.refresh])
+        self._list.add_class("nbp-gpus")
+        super().__init__(key, "Devices", ipywidgets.VBox([self.segments.control, self._list]), changed)
+        if self.boxes:
+            self.box.add_class("nbp-wide")
+        for box in self.boxes:
+            box.observe(lambda _: self._ticked(), "value")
+        self.refresh.on_click(lambda _: detect_again())
+        self.describe(machine)
+
+    def describe(self, machine: Machine) -> None:
+        """Describe the GPUs as they are now."""
+        self._why_no_gpu = machine.why_no_gpu
+        for box, (at, gpu) in zip(self.boxes, enumerate(machine.gpus), strict=False):
+            box.description = describe_gpu(at, gpu)
+        self.segments.mark_unfit(dict.fromkeys(("all", "some"), machine.why_no_gpu) if machine.why_no_gpu else {})
+
+    def show(self, value: Any) -> None:
+        """Show the chosen devices; if no GPU can be used, None is shown as the CPU."""
+        is_cpu = value == "cpu" or (value is None and self._why_no_gpu)
+        self.segments.choose("CPU" if is_cpu else "all" if value is None else "some")
+        with self.unreported():
+            for at, box in enumerate(self.boxes):
+                box.value = not is_cpu and (value is None or at in value)
+                box.disabled = bool(self._why_no_gpu) or not isinstance(value, tuple)
+                box.tooltip = self._why_no_gpu or ("Choose 'some' to pick GPUs" if box.disabled else "")
+        self._list.layout.display = None if self.boxes else "none"
+
+    def _switched(self, word: str) -> None:
+        everything = tuple(range(len(self.boxes)))
+        self.report({"all": None, "CPU": "cpu"}.get(word, everything))
+
+    def _ticked(self) -> None:
+        self.report(tuple(at for at, box in enumerate(self.boxes) if box.value))

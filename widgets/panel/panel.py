@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 import traitlets
 
 from notebook_launcher.config import LaunchConfig
+from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.kernel.calls.checks import check_callable
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.launch import launch
-from notebook_launcher.widgets.kept import Kept, panel_html
-from notebook_launcher.widgets.launching import last_settings
+from notebook_launcher.widgets.launching import launch_state
 from notebook_launcher.widgets.launching.launch_state import LaunchState
-from notebook_launcher.widgets.panel.after_cells import call_after_cells
 from notebook_launcher.widgets.panel.running import RunArea
 from notebook_launcher.widgets.panel.view import PanelView
-from notebook_launcher.widgets.place import PanelCell, close_children, open_widgets
-from notebook_launcher.wording.value_text import name_of
+from notebook_launcher.widgets.place import Kept, PanelCell, close_children, open_widgets, panel_html
+from notebook_launcher.wording import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.handle import Run
 
-__all__ = ["ConfigPanel"]
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -82,7 +81,7 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         self._state = state = LaunchState(fn, LaunchConfig.build(config, options), kwargs or {}, holder=self)
         self._running = RunArea(self._start)
         self._kept = Kept()
-        self._left: last_settings.Settings | None = None
+        self._left: launch_state.Settings | None = None
         """Settings of the panel that this one replaced."""
         self._may_recall = True
         self._shows_redefined: bool | None = None
@@ -188,9 +187,9 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         super().close()
 
     @property
-    def settings(self) -> last_settings.Settings:
+    def settings(self) -> launch_state.Settings:
         """Settings that differ from their defaults and can be typed."""
-        return last_settings.settings_of(self._state)
+        return launch_state.settings_of(self._state)
 
     @property
     def is_busy(self) -> bool:
@@ -210,8 +209,8 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
             return launch(fn, args=args, kwargs=kwargs, config=config)
         by_place, by_name = self._state.call()
         run = launch(self.fn, args=args or by_place, kwargs={**by_name, **(kwargs or {})}, config=config)  # type: ignore[arg-type]
-        if (path := last_settings.file_of(self.fn, config)) is not None:
-            last_settings.write(path, self.settings)
+        if (path := launch_state.file_of(self.fn, config)) is not None:
+            launch_state.write(path, self.settings)
         return run
 
     def _ipython_display_(self, **_: Any) -> None:
@@ -247,10 +246,10 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         is_first, self._may_recall = self._may_recall, False
         if not is_first:
             return
-        path = last_settings.file_of(self.fn, self.config)
+        path = launch_state.file_of(self.fn, self.config)
         if self._left is not None:
             self.view.recall(self._left, "As you left the panel")
-        elif path is not None and (settings := last_settings.read(path)) is not None:
+        elif path is not None and (settings := launch_state.read(path)) is not None:
             self.view.recall(settings, "As in your last run")
 
     def _picture(self) -> str:
@@ -280,3 +279,26 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
 
 def _name_of(function: Any) -> str:
     return "" if function is None else name_of(function)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Calls a panel after each cell of the notebook, for as long as the panel is open.
+
+
+EVENT = "post_run_cell"
+
+
+def call_after_cells(method: Callable[[], bool]) -> None:
+    """Call a method after each cell, until it returns False or its object is gone; without a kernel, never."""
+    shell = kernel_shell()
+    if shell is None:
+        return
+    # Weakly, because the shell would keep the panel, and with the panel its run.
+    reference = weakref.WeakMethod(method)
+
+    def after(*_: Any) -> None:
+        live = reference()
+        if live is None or not live():
+            shell.events.unregister(EVENT, after)
+
+    shell.events.register(EVENT, after)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import html
 import math
@@ -10,34 +12,39 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
-from notebook_launcher.engines.cluster import engine_texts
+from notebook_launcher.config import load_accelerate_file
+from notebook_launcher.engines.cluster import command_engines
+from notebook_launcher.exporting import export
+from notebook_launcher.settings import accelerate_yaml
+from notebook_launcher.settings.option_checks import CHOICES, NUMBERS
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.launching import hardware, typed
-from notebook_launcher.widgets.launching.lifetime_hints import lifetime_hints
-from notebook_launcher.widgets.launching.options import ADVANCED
+from notebook_launcher.widgets.launching import hardware, parameters
+from notebook_launcher.widgets.launching.launch_state import ADVANCED, lifetime_hints
 from notebook_launcher.widgets.launching.parameters import MISSING
-from notebook_launcher.widgets.panel.attributes import Attributes
-from notebook_launcher.widgets.panel.fields import ChoiceField, TextField
-from notebook_launcher.widgets.panel.form import argument_field, argument_value, option_fields
-from notebook_launcher.widgets.panel.gpus import DevicesField
-from notebook_launcher.widgets.panel.recalled import Recalled
-from notebook_launcher.widgets.panel.script_file import ScriptFile
-from notebook_launcher.widgets.panel.section import Section
-from notebook_launcher.widgets.panel.settings_file import SettingsFile
-from notebook_launcher.wording.value_text import describe_value, name_of
+from notebook_launcher.widgets.panel.fields import (
+    WIDE,
+    Attributes,
+    CheckField,
+    ChoiceField,
+    CodeField,
+    DevicesField,
+    FileRow,
+    Section,
+    SegmentField,
+    TextField,
+)
+from notebook_launcher.wording import describe_value, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.widgets.launching.last_settings import Settings
-    from notebook_launcher.widgets.launching.launch_state import LaunchState
+    from notebook_launcher.widgets.launching.launch_state import LaunchState, Settings
     from notebook_launcher.widgets.launching.parameters import Parameter
     from notebook_launcher.widgets.panel.fields import Field
     from notebook_launcher.widgets.panel.running import RunArea
 
-__all__ = ["PanelView"]
 
 STYLE = join_modules(STATIC / "panel.css")
 MICRO = "micro-batch"
@@ -131,7 +138,7 @@ class PanelView:
         words = {
             self.fields[name].label: str(settled.get(name) if value is None else value)
             for name, value in values.items()
-            if name not in ADVANCED or value != typed.default_of(name)
+            if name not in ADVANCED or value != parameters.default_of(name)
         }
         for name, field in self.argument_fields.items():
             value = self.state.value_of(name)
@@ -214,7 +221,7 @@ class PanelView:
         hints = {"num_processes": hardware.processes_hint(machine, self.state.plan)}
         hints["gradient_accumulation_steps"] = "Micro-batches for each optimizer update"
         hints["shard"] = self.state.sharding_hint
-        hints["engine"] = engine_texts.describe_found(os.environ)
+        hints["engine"] = command_engines.describe_found(os.environ)
         hints["devices"] = machine.why_no_gpu[:1].upper() + machine.why_no_gpu[1:]
         if config.engine is not None:
             hints["num_processes"] = "Empty: one for each GPU of the machines, or one for each machine without GPUs"
@@ -333,3 +340,228 @@ def _grid(fields: list[Field]) -> ipywidgets.GridBox:
     grid = ipywidgets.GridBox([field.box for field in fields])
     grid.add_class("nbp-grid")
     return grid
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Fields of a panel: kinds, labels, tips and placeholders.
+
+
+TEXT_FIELDS = {
+    "num_processes": "Processes",
+    "gradient_accumulation_steps": "Accumulation steps",
+    "engine": "Machines",
+    "shard": "Shard models over",
+    "max_grad_norm": "Maximum gradient norm",
+    "seed": "Seed",
+    "timeout": "Time limit, seconds",
+    "idle_timeout": "Idle limit, seconds",
+    "max_restarts": "Restarts after a failure",
+}
+"""Label of each field."""
+EMPTY = {
+    **{name: number.none or "0" for name, number in NUMBERS.items()},
+    "engine": "this machine",
+    "num_processes": "automatic",  # The words of the others would not fit into the field.
+}
+"""Words for an empty field."""
+SEGMENT_FIELDS = {
+    "mixed_precision": ("Mixed precision", ("Full precision", "float16", "bfloat16")),
+    "start_method": (
+        "Start method",
+        (
+            "Processes are forked from a clean helper process: independent of what the kernel did before",
+            "Processes start as copies of the kernel and share its data, without pickling",
+            "Processes start as new interpreters, which takes longest",
+        ),
+    ),
+    "output": ("Output in the cell", ("Of all ranks", "Of rank 0", "None: the monitor has all logs")),
+}
+"""Label of each field, and a tip for each word of the option."""
+
+
+def _same(name: str) -> dict[str, Any]:
+    """Return the words of an option, each for itself."""
+    return {word: word for word in CHOICES[name].words}
+
+
+CHOICE_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "backend": ("Backend", {**_same("backend"), "none: the function starts its own group": None}),
+    "comm_hook": ("Gradient compression", _same("comm_hook")),
+    "resume": ("Restarts resume from", {"the beginning": None, "the newest checkpoint": "checkpoint"}),
+    "preemption_signal": ("Save and stop at the signal", {"automatic": None, **_same("preemption_signal")}),
+}
+
+
+def option_fields(state: LaunchState, changed: Callable[[str, Any], None]) -> dict[str, Field]:
+    """Return the fields for the options, by the option's name."""
+    fields: dict[str, Field] = {}
+    for name, label in TEXT_FIELDS.items():
+        reads, writes = (
+            functools.partial(parameters.reads, name),
+            functools.partial(_write, parameters.default_of(name)),
+        )
+        fields[name] = TextField(name, label, changed, placeholder=EMPTY[name], reads=reads, writes=writes)
+    for name, (label, tips) in SEGMENT_FIELDS.items():
+        segments = {word: (tip, word) for word, tip in zip(CHOICES[name].words, tips, strict=True)}
+        fields[name] = SegmentField(name, label, changed, choices=segments)
+    for name, (label, words) in CHOICE_FIELDS.items():
+        fields[name] = ChoiceField(name, label, changed, choices=list(words.items()))
+    fields["check_collectives"] = CheckField("check_collectives", "Check collectives", changed)
+    fields["detached"] = CheckField("detached", "Outlive the kernel", changed)
+    fields["devices"] = DevicesField("devices", changed, machine=state.machine, detect_again=state.detect_again)
+    return fields
+
+
+def argument_field(parameter: Parameter, changed: Callable[[str, Any], None], label: str = "") -> Field:
+    """Return the field for a parameter of the function."""
+    key, label = parameter.name, label or parameter.name
+    match parameter.kind:
+        case "bool":
+            return CheckField(key, label, changed)
+        case "choice":
+            choices = list(zip(_words(parameter.choices), parameter.choices, strict=True))
+            return ChoiceField(key, label, changed, choices=choices, empty=parameter.default is MISSING)
+        case "code":
+            return CodeField(key, label, changed)
+    return TextField(
+        key,
+        label,
+        changed,
+        placeholder=_placeholder(parameter),
+        reads=lambda text: parameter.parse(text) if text.strip() else parameter.empty,
+        writes=parameter.text_of,
+    )
+
+
+def _placeholder(parameter: Parameter) -> str:
+    value = parameter.empty
+    if value is None:
+        return "None"
+    if value == "":
+        return '""'
+    return parameter.text_of(value) if parameter.fits(value) else describe_value(value)
+
+
+def argument_value(state: LaunchState, parameter: Parameter) -> Any:
+    """Return the value that the field of a parameter shows."""
+    value = state.value_of(parameter.name)
+    if parameter.kind == "code":
+        return "not set" if value is MISSING else describe_value(value)
+    return value
+
+
+def _write(default: Any, value: Any) -> str:
+    if value == default:
+        return ""
+    if dataclasses.is_dataclass(value):  # An engine; one without a text is shown as in code.
+        return command_engines.write(value) or repr(value)  # type: ignore[arg-type]
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _words(choices: Sequence[Any]) -> list[str]:
+    """Return a distinct word for each choice: if both 1 and "1" can be chosen, the text has quotes."""
+    words = [each.name if isinstance(each, enum.Enum) else str(each) for each in choices]
+    return words if len(set(words)) == len(words) else [repr(each) for each in choices]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Line of a panel that lists the settings taken from an earlier run, with a button that resets them.
+
+
+class Recalled:
+    """A text and a button, which are hidden at first; `box` is the widget to lay out."""
+
+    def __init__(self, forget: Callable[[], object]) -> None:
+        self.note = ipywidgets.HTML()
+        tip = "Take these settings back"
+        self.button = ipywidgets.Button(description="Back to defaults", layout=WIDE, tooltip=tip)
+        self.box = ipywidgets.HBox([self.note, self.button], layout={"display": "none"})
+        self.box.add_class("nbp-recalled")
+        self.button.on_click(lambda _: forget())
+
+    def show(self, text: str) -> None:
+        """Show the line; hide it if the text is empty."""
+        self.note.value = f'<span class="nbp-note" role="status">{html.escape(text)}</span>'
+        self.box.layout.display = None if text else "none"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Export button: the panel's launch as a script.
+
+
+SCRIPT_HINT = (
+    "The launch as a script for torchrun, notebook-launcher and Slurm, with the same numbers if a seed is set."
+)
+
+
+class ScriptFile:
+    """A path, a box for a Slurm job, and a button; below them a note with the commands, or with the error.
+
+    Args:
+        function: The function of the panel; None: there is none to export.
+        get_call: Returns the positional arguments, the arguments by name, and the options.
+    """
+
+    def __init__(
+        self, function: Any, get_call: Callable[[], tuple[tuple[Any, ...], dict[str, Any], LaunchConfig]]
+    ) -> None:
+        self._function = function
+        self._get_call = get_call
+        name = "train" if function is None else name_of(function).rpartition(".")[2]
+        self.slurm = ipywidgets.Checkbox(value=False, description="Slurm job", indent=False, layout={"width": "auto"})
+        self.export_button = ipywidgets.Button(
+            description="Export", layout=WIDE, tooltip="Write the script, and a job file if Slurm job is ticked"
+        )
+        self._row = FileRow(f"{name}.py", "Script", self.slurm, self.export_button, hint=SCRIPT_HINT)
+        self.path, self.note, self.box = self._row.path, self._row.note, self._row.box
+        self.export_button.on_click(lambda _: self._row.attempt(self._export))
+
+    def _export(self) -> None:
+        args, kwargs, config = self._get_call()
+        if self._function is None:
+            self._row.set_note("✕ The panel has no function: make it with ConfigPanel(train).", "error")
+            return
+        exported = export(
+            self._function, self.path.value, args=args, kwargs=kwargs, config=config, slurm=self.slurm.value
+        )
+        self._row.set_note(f"Written. {' · '.join([*exported.commands, *exported.notes])}", "done")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Load and Save buttons for Accelerate's settings file.
+
+
+SETTINGS_HINT = (
+    "Written by `accelerate config`, read by `accelerate launch`. It does not hold the function's arguments."
+)
+
+
+class SettingsFile:
+    """A path and two buttons; below them a note with errors, or with the keys that a load ignored."""
+
+    def __init__(self, get: Callable[[], LaunchConfig], put: Callable[[LaunchConfig], None]) -> None:
+        self._get = get
+        self._put = put
+        self.load_button = ipywidgets.Button(
+            description="Load", layout=WIDE, tooltip="Replace the settings by the file's settings"
+        )
+        self.save_button = ipywidgets.Button(
+            description="Save", layout=WIDE, tooltip="Write the settings to the file, for `accelerate launch`"
+        )
+        self._row = FileRow(
+            str(accelerate_yaml.default_path()), "Path", self.load_button, self.save_button, hint=SETTINGS_HINT
+        )
+        self.path, self.note, self.box = self._row.path, self._row.note, self._row.box
+        self.load_button.on_click(lambda _: self._row.attempt(self._load))
+        self.save_button.on_click(lambda _: self._row.attempt(self._save))
+
+    def _load(self) -> None:
+        config, file = load_accelerate_file(self.path.value)
+        self._put(config)
+        ignored = "; ".join(file.ignored)
+        left_out = f" Not used here, but kept when you save: {ignored}." if ignored else ""
+        self._row.set_note(f"Loaded.{left_out}", "warning" if left_out else "done")
+
+    def _save(self) -> None:
+        path = self._get().to_yaml(self.path.value)
+        self._row.set_note(f"Saved: accelerate launch --config_file {path}", "done")

@@ -12,19 +12,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.archive.recorded import check_axis
-from notebook_launcher.drawing.averages import mean_of
 from notebook_launcher.drawing.charts import charts_of, places_on
+from notebook_launcher.drawing.lines import mean_of
 from notebook_launcher.drawing.plots import Plot, PlotOptions, draw_plots
-from notebook_launcher.drawing.run_picture import picture_html
-from notebook_launcher.drawing.sections import plain_settings
-from notebook_launcher.drawing.svg import document
+from notebook_launcher.drawing.run_picture import picture_html, plain_settings
+from notebook_launcher.drawing.scales import document
 from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text, terminal_width
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.widgets.monitor.plot_feed import line_item, losses_first, title_items
 from notebook_launcher.widgets.runs.readers import read_run
-from notebook_launcher.wording.counts import plural
-from notebook_launcher.wording.text import bounded, one_line
-from notebook_launcher.wording.units import format_bytes, format_number, format_seconds
+from notebook_launcher.wording import bounded, format_bytes, format_number, format_seconds, one_line, plural
 
 if TYPE_CHECKING:
     import os
@@ -259,7 +256,7 @@ class Comparison:
         sink = make_sink()
         if not (self._metrics and sink.has_audience):
             return sink.display(self._repr_mimebundle_())
-        from notebook_launcher.widgets.kept import show_live
+        from notebook_launcher.widgets.place import show_live
         from notebook_launcher.widgets.runs.comparison_view import ComparisonView
 
         return show_live(ComparisonView(self), sink, self.as_html(), repr(self))

@@ -15,7 +15,7 @@ from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.folder_files import read_bytes
 from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
 from notebook_launcher.kernel.results import Results
-from notebook_launcher.wording.text import one_line
+from notebook_launcher.wording import one_line
 
 __all__ = ["read_run"]
 
@@ -32,7 +32,7 @@ def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves, dict[str, str]]
         LookupError: No run with this id has left a folder.
     """
     if isinstance(run, (str, os.PathLike)):
-        from notebook_launcher.archive.opening import open_run
+        from notebook_launcher.archive.listing import open_run
 
         run = open_run(run)
     if isinstance(run, Results):

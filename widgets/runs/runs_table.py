@@ -11,10 +11,9 @@ import traitlets
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.assets import STATIC, join_modules
-from notebook_launcher.widgets.kept import show_live
+from notebook_launcher.widgets.place import show_live
 from notebook_launcher.widgets.runs.comparison import compare
-from notebook_launcher.wording.text import one_line
-from notebook_launcher.wording.units import format_bytes, format_metrics, format_seconds
+from notebook_launcher.wording import format_bytes, format_metrics, format_seconds, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,35 +5,37 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
+import io
 import itertools
 import os
 import queue
+import secrets
+import sys
 import time
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.board import Board
+from notebook_launcher.engines.board import Board, Pulse
 from notebook_launcher.engines.cluster import node_records
-from notebook_launcher.engines.cluster.clocks import in_time_of_kernel
-from notebook_launcher.engines.cluster.module_archive import archive_modules
-from notebook_launcher.engines.cluster.node_stacks import NodeStacks
-from notebook_launcher.engines.cluster.packed_events import unpack_event
-from notebook_launcher.engines.cluster.relayed_memory import RelayedMemory
-from notebook_launcher.engines.events import FromRank, NodeLost, RankLost, SupervisorLost, Woken
-from notebook_launcher.engines.gauges import Pulse
-from notebook_launcher.machine.node_allocation import ranks_by_node
+from notebook_launcher.engines.cluster.connections import in_time_of_kernel
+from notebook_launcher.engines.cluster.node_records import unpack_event
+from notebook_launcher.engines.engine import FromRank, NodeLost, RankLost, SupervisorLost, Woken
+from notebook_launcher.machine.allocation import ranks_by_node
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import anonymous_file
+from notebook_launcher.travel.changed_modules import is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from notebook_launcher.engines.cluster.node import Node
-    from notebook_launcher.engines.events import Event
+    from notebook_launcher.engines.engine import Event
 
-__all__ = ["ClusterTree"]
 
 ANSWER_PATIENCE = 1.0
 """Longest wait in seconds for the nodes' stacks: reading them takes up to half a second."""
@@ -277,3 +279,171 @@ def _file_of(blob: bytes) -> int:
         file.write(blob)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The stacks of ranks on several nodes, read by their agents.
+
+
+class NodeStacks:
+    """The stacks of a cluster tree's ranks (`RankStacks` of several machines).
+
+    Args:
+        ranks_of: The ranks of each node.
+        ask: Calls a method of the `StackFiles` of each node, with its arguments there; returns the answers, joined.
+    """
+
+    def __init__(
+        self,
+        ranks_of: Mapping[Node, tuple[int, ...]],
+        ask: Callable[[Any, Mapping[Node, tuple[Any, ...]]], dict[int, Any]],
+    ) -> None:
+        self._ranks_of = ranks_of
+        self._ask = ask
+
+    def dump(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """Return the stacks of all threads of these ranks, or of every live rank."""
+        wanted = None if ranks is None else set(ranks)
+        return self._ask("dump", {node: (self._here(node, wanted),) for node in self._ranks_of})
+
+    def sizes(self) -> dict[int, int]:
+        """Return the number of bytes that each rank that is up has written into its file."""
+        return self._ask("sizes", dict.fromkeys(self._ranks_of, ()))
+
+    def request(self) -> None:
+        """Have every rank that is up write its stacks; this waits for the request's arrival."""
+        self._ask("request", dict.fromkeys(self._ranks_of, ()))
+
+    def read(self, starts: Mapping[int, int]) -> dict[int, str]:
+        """Return what ranks have written into their files after these positions."""
+        wanted = set(starts)
+        here = {node: {rank: starts[rank] for rank in self._here(node, wanted)} for node in self._ranks_of}
+        return self._ask("read", {node: (positions,) for node, positions in here.items()})
+
+    def _here(self, node: Node, ranks: set[int] | None) -> list[int]:
+        return [rank for rank in self._ranks_of[node] if ranks is None or rank in ranks]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The board's memory where every node has its own: what is written goes to all, what is read comes from all.
+#
+# A request goes to the node of rank 0 last, when all other nodes have confirmed that they have it. So once rank 0
+# sees the request and names an update for it, every rank that looks sees it too (`training/requests.py`).
+
+
+class RelayedMemory:
+    """The board's memory in a tree of several nodes, as the kernel writes and reads it.
+
+    Args:
+        nodes: The nodes; rank 0 is on the first.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._memory = bytearray(messages.BOARD_SIZE)
+        self._epoch = 0
+        self._numbers = itertools.count(1)
+        self._held: collections.deque[_HeldWrite] = collections.deque()
+        """Requests that the first node does not have yet, the oldest first."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._memory[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self._memory[at] = value
+        if isinstance(at, slice):
+            self._write_all(at.start or 0, bytes(value))
+        else:
+            self._request(at, bytes([value]))
+
+    def _write_all(self, start: int, data: bytes) -> None:
+        self._epoch += 1
+        self._held.clear()
+        for node in self._nodes:
+            node.send(node_records.BoardWrite(start, data, self._epoch))
+
+    def _request(self, at: int, data: bytes) -> None:
+        write = node_records.BoardWrite(at, data, self._epoch, next(self._numbers))
+        others = [node for node in self._nodes[1:] if not node.lost]
+        self._held.append(_HeldWrite(write, {node.number for node in others}))
+        for node in others:
+            node.send(write)
+        self._send_held()
+
+    def note_written(self, node: int, number: int) -> None:
+        """Note that a node has what was written; `number` as in `BoardWrite`."""
+        for held in self._held:
+            if held.write.number == number:
+                held.missing.discard(node)
+        self._send_held()
+
+    def _send_held(self) -> None:
+        while self._held and not self._held[0].missing:
+            self._nodes[0].send(dataclasses.replace(self._held.popleft().write, number=0))
+
+    def merge(self, state: node_records.NodeState, ranks: Sequence[int]) -> None:
+        """Take over what ranks of one node have written, unless the board was cleared since."""
+        if state.epoch != self._epoch:
+            return
+        self._memory[messages.HAS_SAFEPOINT] |= state.has_safepoint
+        for first, values in ((messages.COOPERATIVE, state.cooperative), (messages.ACTIVITY, state.activities)):
+            self._memory[first + ranks[0] : first + ranks[0] + len(values)] = values
+
+
+@dataclasses.dataclass(slots=True)
+class _HeldWrite:
+    """A request on its way."""
+
+    write: node_records.BoardWrite
+    missing: set[int]
+    """The nodes that have not confirmed yet that they have it."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The user's own modules for nodes that lack the kernel's folder: their sources, in an archive that is imported from.
+#
+# A node keeps the archive in memory, so nothing of it is left there, whatever ends the node's processes. Ranks import
+# the modules by name as on one machine, so values of their classes travel back as they are.
+
+
+def archive_modules() -> bytes:
+    """Return a zip archive of all modules that this process has imported and that are not installed; empty: none."""
+    files: dict[str, Path] = {}
+    for name, module in sorted(sys.modules.items()):
+        if is_local(module) and name == module.__name__ and name.partition(".")[0] != "notebook_launcher":
+            path = Path(str(module.__file__))
+            inside = name.replace(".", "/")
+            files[f"{inside}/__init__.py" if path.name == "__init__.py" else f"{inside}.py"] = path
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for inside, path in files.items():
+            if path.is_file():
+                file.write(path, inside)
+    return archive.getvalue() if files else b""
+
+
+def path_of_archive(fd: int) -> str:
+    """Return an entry for `sys.path` by which children of this process import from an archive in a file of memory."""
+    return f"/proc/{os.getpid()}/fd/{fd}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Test of a node for the kernel's folder: the kernel puts a mark into it for a moment, and the node looks for that.
+#
+# A path that exists on both sides proves little: every machine has a home folder of that name.
+
+
+@contextlib.contextmanager
+def mark(folder: Path) -> Iterator[str | None]:
+    """Yield the path of an empty file in a folder, which is gone afterwards; None if none can be made there."""
+    path = folder / f".notebook-launcher-{secrets.token_hex(8)}"
+    try:
+        path.touch(exist_ok=False)
+    except OSError:
+        yield None
+        return
+    try:
+        yield os.fspath(path)
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()

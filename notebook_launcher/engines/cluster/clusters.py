@@ -10,12 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from notebook_launcher.engines.cluster import folder_check, node_records
+from notebook_launcher.engines.cluster import cluster_tree, node_records
 from notebook_launcher.engines.cluster.cluster_tree import ClusterTree
-from notebook_launcher.engines.cluster.greeting import Greeting, version_difference, versions
-from notebook_launcher.engines.cluster.networks import choose_networks
-from notebook_launcher.engines.cluster.node import Node
-from notebook_launcher.engines.cluster.receiver import Receiver
+from notebook_launcher.engines.cluster.connections import Greeting, choose_networks, version_difference, versions
+from notebook_launcher.engines.cluster.node import Node, Receiver
 from notebook_launcher.engines.engine import start_deadline
 from notebook_launcher.errors import ConfigError
 
@@ -150,7 +148,7 @@ class Cluster:
         asked = [node for node in self.nodes if node.asked_for != folder]
         if folder is None or not asked:
             return
-        with folder_check.mark(folder) as path:
+        with cluster_tree.mark(folder) as path:
             for node in asked:
                 node.asked_for, node.has_folder = folder, True
                 if path is not None:

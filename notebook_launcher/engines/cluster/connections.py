@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import fcntl
+import ipaddress
+import json
 import os
 import shlex
 import signal
+import socket
+import struct
 import subprocess
-from typing import TYPE_CHECKING, Protocol
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+import notebook_launcher
+from notebook_launcher.installed import version_of
+from notebook_launcher.machine import devices
+from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import AnonymousFile, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CommandConnection", "Connection", "end_process", "tail_of"]
 
 LAST_WORDS = 2000
 """Bytes at the end of a file of errors that are shown."""
@@ -119,3 +130,173 @@ def end_process(process: subprocess.Popen[bytes], patience: float) -> None:
 def tail_of(file: AnonymousFile) -> str:
     """Return the end of a file of errors; empty if it is closed."""
     return read_tail(file.fileno(), LAST_WORDS)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The first line of an agent, as text: neither side unpickles anything before the versions agree.
+
+
+MARK = b"notebook-launcher agent "
+"""Begins the line. A login on another machine may print lines of its own before."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """One node, as its agent found it."""
+
+    host: str
+    pid: int
+    versions: dict[str, str]
+    namespace: str
+    """As `network_namespace` returns it."""
+    networks: tuple[Network, ...]
+    num_cores: int
+    gpus: tuple[str, ...]
+    """Names of the GPUs that ranks can use."""
+
+    @classmethod
+    def of_this_machine(cls) -> Greeting:
+        """Look at this machine."""
+        machine = devices.detect()
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            versions=versions(),
+            namespace=network_namespace(),
+            networks=look_for_networks(),
+            num_cores=machine.num_cores,
+            gpus=() if machine.why_no_gpu else tuple(gpu.name for gpu in machine.gpus),
+        )
+
+    def to_line(self) -> bytes:
+        """Return the line that the agent sends."""
+        return MARK + json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Greeting:
+        """Return the greeting in a line that begins with `MARK`; fields that are unknown here are left out."""
+        found: dict[str, Any] = json.loads(line[len(MARK) :])
+        networks = tuple(Network(**fields) for fields in found.get("networks", ()))
+        return cls(
+            host=found.get("host", "?"),
+            pid=found.get("pid", 0),
+            versions=found.get("versions", {}),
+            namespace=found.get("namespace", ""),
+            networks=networks,
+            num_cores=found.get("num_cores", 1),
+            gpus=tuple(found.get("gpus", ())),
+        )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that the kernel and all nodes must share: of Python (two numbers), torch and this package."""
+    return {
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "torch": version_of("torch") or "not installed",
+        "notebook-launcher": notebook_launcher.__version__,
+    }
+
+
+def version_difference(here: dict[str, str], there: dict[str, str]) -> str:
+    """Return `torch 2.4.0 there, 2.5.1 here` for versions that differ; empty if none do."""
+    return ", ".join(
+        f"{name} {there.get(name, 'unknown')} there, {version} here"
+        for name, version in here.items()
+        if there.get(name) != version
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Networks of a machine, and the one over which the ranks of several machines meet.
+
+
+SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Network:
+    """An address of a machine, with the interface that has it."""
+
+    interface: str
+    address: str
+    prefix: int = 32
+    """Bits of the address that all hosts of the network share."""
+
+    @property
+    def subnet(self) -> ipaddress.IPv4Network:
+        """The network's addresses."""
+        return ipaddress.IPv4Network((self.address, self.prefix), strict=False)
+
+
+LOOPBACK = Network("lo", "127.0.0.1", 8)
+
+
+def look_for_networks() -> tuple[Network, ...]:
+    """Return the IPv4 addresses of this machine, without loopback addresses, in the order of its interfaces."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # An interface without an address.
+                address = ipaddress.IPv4Address(fcntl.ioctl(sock, SIOCGIFADDR, request)[20:24])
+                mask = ipaddress.IPv4Address(fcntl.ioctl(sock, SIOCGIFNETMASK, request)[20:24])
+                if not address.is_loopback:
+                    found.append(Network(name, str(address), ipaddress.IPv4Network((0, str(mask))).prefixlen))
+    return tuple(found)
+
+
+def network_namespace() -> str:
+    """Return a name that two processes share if and only if they share loopback: of the machine's boot, and within."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = Path("/proc/self/ns/net").readlink()
+    except OSError:
+        return socket.gethostname()
+    return f"{boot} {namespace}"
+
+
+def choose_networks(
+    namespaces: Sequence[str], networks: Sequence[Sequence[Network]], wanted: str | None = None
+) -> tuple[Network, ...] | None:
+    """Return the address that each node takes; None if they have no network in common.
+
+    Args:
+        namespaces: By node: its `network_namespace()`.
+        networks: By node: what `look_for_networks` found.
+        wanted: An interface's name, or a network such as `"10.0.0.0/8"`; None: loopback if all nodes share it, else
+            the first network of the first node that all have.
+    """
+    if wanted is None and len(set(namespaces)) == 1:
+        return (LOOPBACK,) * len(networks)
+    if wanted is not None:
+        return _all_first([[network for network in found if _is_wanted(network, wanted)] for found in networks])
+    for first in networks[0]:
+        chosen = _all_first([[network for network in found if network.subnet == first.subnet] for found in networks])
+        if chosen is not None and len({network.address for network in chosen}) == len(set(namespaces)):
+            return chosen
+    return None
+
+
+def _is_wanted(network: Network, wanted: str) -> bool:
+    if "/" in wanted or wanted[:1].isdigit():
+        return ipaddress.IPv4Address(network.address) in ipaddress.IPv4Network(wanted, strict=False)
+    return network.interface == wanted
+
+
+def _all_first(found: Sequence[Sequence[Network]]) -> tuple[Network, ...] | None:
+    return tuple(networks[0] for networks in found) if all(found) else None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Times of a node's monotonic clock in the kernel's: failures of all ranks are ordered by the time of each.
+
+
+TIMED = (messages.Returned, messages.Raised, messages.RankExited, messages.Changed)
+"""Kinds of records with a time, except those in `LiveRecords`, whose times are shifted when they are added up."""
+
+
+def in_time_of_kernel(record: Any, offset: float) -> Any:
+    """Return a record with its times in the kernel's, which is `offset` seconds ahead of the node's."""
+    if isinstance(record, TIMED):
+        return dataclasses.replace(record, time=record.time + offset)
+    return record

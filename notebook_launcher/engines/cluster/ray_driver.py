@@ -23,7 +23,7 @@ import threading
 import time
 from typing import Any
 
-from notebook_launcher.engines.cluster import ray_actor, raylets
+from notebook_launcher.engines.cluster import ray_actor, ray_engine
 
 __all__ = ["main"]
 
@@ -174,7 +174,7 @@ def _nodes() -> list[dict[str, Any]]:
 
     free = _free_resources()
     alive = [node for node in ray.nodes() if node["Alive"]]
-    ended = raylets.ended(alive)
+    ended = ray_engine.ended(alive)
     nodes = [
         {
             "node_id": node["NodeID"],
@@ -241,7 +241,7 @@ class Driver:
         import ray
 
         with contextlib.suppress(OSError, AttributeError):  # Another version of Ray, or another namespace of processes.
-            own, raylet = ray.get_runtime_context().get_node_id(), raylets.raylet_of_this_machine()
+            own, raylet = ray.get_runtime_context().get_node_id(), ray_engine.raylet_of_this_machine()
             select.select([raylet], [], [])
             self._control.shutdown(socket.SHUT_RDWR)  # The kernel's next launch starts another driver.
             relays = list(self._relays.values())

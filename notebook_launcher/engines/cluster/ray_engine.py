@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
+import os
+import select
+import socket
+import struct
+import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.cluster.clusters import ClusterKey, clusters
 from notebook_launcher.engines.cluster.ray_connections import RayConnection, ray_drivers
-from notebook_launcher.engines.cluster.ray_nodes import NodeShare
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.machine.node_allocation import NodeInfo, ranks_by_node
-from notebook_launcher.wording.counts import plural
+from notebook_launcher.machine.allocation import NodeInfo, ranks_by_node
+from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -19,11 +25,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from notebook_launcher.engines.cluster.greeting import Greeting
+    from notebook_launcher.engines.cluster.connections import Greeting
     from notebook_launcher.engines.tree import Tree
     from notebook_launcher.messaging import messages
 
-__all__ = ["Ray", "RayNodes"]
 
 KNOWN_FOR = 60.0
 """Seconds for which an answer about nodes serves that all have agents: for so long, a node that joins may be missed."""
@@ -255,3 +260,84 @@ def _plain(runtime_env: Any) -> dict[str, Any]:
             f"runtime_env={runtime_env!r} cannot be sent: {error}. Pass a dictionary of texts, numbers and lists.",
             field="engine",
         ) from None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Resources of one node of a Ray cluster, and the share of them that an agent holds.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShare:
+    """Resources of one node, or the share of them that an agent holds."""
+
+    node_id: str
+    host: str
+    address: str
+    cpus: float
+    gpus: int
+    kind: str
+    """Ray's name of the node's GPUs."""
+    is_busy: bool = dataclasses.field(default=False, compare=False)
+    """True if some of it was in use when Ray was asked."""
+
+    def part(self, num_ranks: int, *, use_gpus: bool, cpus: float | None) -> NodeShare:
+        """Return the part that so many ranks need."""
+        cpus = min(float(num_ranks), self.cpus) if cpus is None else cpus
+        return dataclasses.replace(self, cpus=cpus, gpus=min(num_ranks, self.gpus) if use_gpus else 0)
+
+    def info(self, number: int) -> NodeInfo:
+        """Return the node for a plan."""
+        return NodeInfo(number, self.host, self.address, max(1, int(self.cpus)), (self.kind,) * self.gpus)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Raylets, Ray's own process on each node: which have ended. Ray itself needs up to 15 s to notice.
+
+
+CONNECT_PATIENCE = 0.5
+"""Longest wait in seconds for all answers; a machine that gives none may only be slow."""
+CREDENTIALS = "3i"
+
+
+def raylet_of_this_machine() -> int:
+    """Return a descriptor of the process that this driver is connected to, readable once it has ended.
+
+    Raises:
+        OSError: The process cannot be seen, as from another namespace of processes.
+        AttributeError: This version of Ray has another name for its socket.
+    """
+    from ray._private import worker
+
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(worker._global_node.raylet_socket_name)  # noqa: SLF001 - no public name has it
+        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(CREDENTIALS))
+    return os.pidfd_open(struct.unpack(CREDENTIALS, found)[0])
+
+
+def ended(nodes: Iterable[dict[str, Any]]) -> set[str]:
+    """Return the identities of nodes whose machine answers that nothing listens at the raylet's port.
+
+    Args:
+        nodes: Nodes as `ray.nodes()` describes them.
+    """
+    refused: set[str] = set()
+    poll = select.poll()
+    with contextlib.ExitStack() as stack:
+        asked: dict[int, tuple[str, socket.socket]] = {}
+        for node in nodes:
+            address = node["NodeManagerAddress"], node["NodeManagerPort"]
+            sock = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET))
+            sock.setblocking(False)
+            if sock.connect_ex(address) == errno.ECONNREFUSED:
+                refused.add(node["NodeID"])
+                continue
+            asked[sock.fileno()] = node["NodeID"], sock
+            poll.register(sock, select.POLLOUT)
+        until = time.monotonic() + CONNECT_PATIENCE
+        while asked and (ready := poll.poll(1e3 * max(0.0, until - time.monotonic()))):
+            for fd, _ in ready:
+                node_id, sock = asked.pop(fd)
+                poll.unregister(fd)
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
+                    refused.add(node_id)
+    return refused

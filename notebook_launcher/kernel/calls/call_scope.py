@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from notebook_launcher.kernel.calls.argument_text import describe_arguments
+from notebook_launcher import travel
+from notebook_launcher.ipython_shell import running_shell
+from notebook_launcher.kernel.calls.checks import describe_arguments
 from notebook_launcher.messaging import messages
-from notebook_launcher.wording.value_text import name_of
+from notebook_launcher.wording import name_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from notebook_launcher.messaging.channel import AnonymousFile
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["EVERYWHERE", "CallScope", "TakesDisplay"]
 
 TakesDisplay: TypeAlias = Callable[[int, messages.Display | messages.ClearOutput], bool]
 """Takes the rich output of a rank, and returns True unless the cell is to show it as it comes."""
@@ -59,3 +66,107 @@ class CallScope:
 
 EVERYWHERE = CallScope()
 """The scope of an ordinary run."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A call on its way to the ranks: packed into a parcel, or inherited by a fork.
+
+
+MOST_NAMES = 3
+"""Attributes that a line names."""
+
+
+class OutgoingCall:
+    """A call on its way to the ranks: packed into a parcel, or inherited by a fork.
+
+    Args:
+        call: The function and its arguments; None in a host, where only the ranks unpack them.
+        parcel: The packed call, which `close` closes; None if it is not packed yet, or inherited.
+    """
+
+    def __init__(self, call: travel.FunctionCall | None, parcel: AnonymousFile | None = None) -> None:
+        self.call = call
+        """The function and its arguments; None in a host and after `close`."""
+        self._parcel = parcel
+
+    def pack(self, *, start: Callable[[], object], tell: Callable[[str], object]) -> None:
+        """Pack the call; `start` and `tell` are called as by `travel.pack_call`, and the same errors are raised."""
+        assert self.call is not None
+        self._parcel = travel.pack_call(self.call, start=start, tell=tell)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors beside the record that makes a rank call the function: the parcel's, or none."""
+        return () if self._parcel is None else (self._parcel.fileno(),)
+
+    def describe_copies(self, num_ranks: int) -> str:
+        """Return notices about copies of which a user should know, such as generators; empty if there are none."""
+        return "" if self.call is None else travel.describe_copies(*self.call[:3], num_ranks=num_ranks)
+
+    def stale_modules(self) -> list[str]:
+        """Return the files that the call uses and that changed since this process imported them."""
+        return travel.stale_modules(None if self._parcel is None else self._parcel.fileno())
+
+    def describe_replacements(self) -> tuple[str, str]:
+        """Return a notice about attributes of libraries that ranks have from the notebook, and one about others.
+
+        Either is empty if there is nothing new to tell.
+        """
+        notes = travel.read_notes(self._parcel.fileno()) if self._parcel is not None else travel.Notes()
+        names, more = notes.replaced[:MOST_NAMES], len(notes.replaced) - MOST_NAMES
+        listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+        return listed and f"ranks use your {listed}", "; ".join(notes.left)
+
+    def close(self) -> None:
+        """Let go of the function and its arguments, and close the parcel; idempotent."""
+        if self._parcel is not None:
+            self._parcel.close()
+        self.call = self._parcel = None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# New entries of the kernel's `sys.path` since ranks were started: later calls of a session import from them, too.
+
+
+class AddedFolders:
+    """Entries of `sys.path` that are newer than this object."""
+
+    def __init__(self) -> None:
+        self._begun = frozenset(_names(sys.path))
+        self._seen = list(sys.path)
+        self._first: tuple[str, ...] = ()
+        self._last: tuple[str, ...] = ()
+
+    def look(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the new entries before all others, and the other new ones, as absolute paths."""
+        if sys.path != self._seen:
+            self._seen = list(sys.path)
+            entries = _names(self._seen)
+            first = list(itertools.takewhile(lambda entry: entry not in self._begun, entries))
+            last = [entry for entry in entries[len(first) :] if entry not in self._begun]
+            self._first, self._last = tuple(absolute_folders(first)), tuple(absolute_folders(last))
+        return self._first, self._last
+
+
+def _names(path: Iterable[object]) -> list[str]:
+    return [entry for entry in path if isinstance(entry, str)]  # Python ignores other objects, too.
+
+
+def absolute_folders(entries: Iterable[str]) -> list[str]:
+    """Return entries of `sys.path` as absolute paths.
+
+    A relative entry that names nothing in the working directory belongs to a folder that was it before: the one in
+    which the notebook has started, or one of those to which `%cd` has changed.
+    """
+    shell = running_shell()
+    try:
+        folders = [os.getcwd()]
+    except OSError:  # It was removed, so that a relative entry names nothing.
+        folders = [""]
+    if shell is not None:
+        folders += [getattr(shell, "starting_dir", ""), *map(str, shell.user_ns.get("_dh", ()))]
+    found = []
+    for entry in entries:
+        places = [os.path.normpath(os.path.join(folder, entry)) for folder in folders]
+        found.append(next(filter(os.path.exists, places), places[0]))
+    return found

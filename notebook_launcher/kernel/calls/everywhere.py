@@ -15,11 +15,11 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.ipython_shell import running_cell_file, running_shell
-from notebook_launcher.notebook_code.sources import names_in
+from notebook_launcher.notebook_code import names_in
 from notebook_launcher.travel import SetupStep, cells
+from notebook_launcher.travel.function_call import CellRequest, RankFunction
 from notebook_launcher.travel.kinds import kind_of_type
-from notebook_launcher.travel.rank_function import CellRequest, RankFunction
-from notebook_launcher.wording.counts import plural
+from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

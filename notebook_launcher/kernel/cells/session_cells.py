@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import html
 import itertools
 import keyword
 import re
+import secrets
 import sys
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError
+from notebook_launcher.drawing.reported import rank_tabs
+from notebook_launcher.errors import CallOrderError, CaptureError, ConfigError, check_rank
 from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.calls.checks import check_not_in_rank
-from notebook_launcher.kernel.cells.cell_values import show_tabs, show_values
-from notebook_launcher.kernel.cells.rank_selection import selected_ranks
-from notebook_launcher.kernel.cells.rank_variables import RankVariables
-from notebook_launcher.kernel.comms.rank_panels import RankPanels, shown_rank
+from notebook_launcher.kernel.comms.rank_comms import RankPanels, shown_rank
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.travel import cells
-from notebook_launcher.travel.rank_function import CellRequest, RankFunction
-from notebook_launcher.wording.text import one_line, type_of
-from notebook_launcher.wording.units import format_seconds
+from notebook_launcher.travel.function_call import CellRequest, RankFunction
+from notebook_launcher.wording import bounded, format_seconds, one_line, plural, rank_list, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
 
     from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.detached.attached_call import AttachedCall
+    from notebook_launcher.detached.attached_session import AttachedCall
+    from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.handle import Run
-    from notebook_launcher.travel.rank_function import CellOutput, Completion
+    from notebook_launcher.travel.function_call import CellOutput, Completion, Variable
 
-__all__ = ["RankChoice", "SessionCells"]
 
 RankChoice: TypeAlias = "int | str | Iterable[int] | None"
 """Ranks as people name them: 2, [0, 2], "0,2", "1-3"; None or "all": all ranks."""
 
 CELLS = "notebook_launcher.processes.notebook.rank_cells"
-NAMES = "notebook_launcher.processes.notebook.rank_names"
+NAMES = "notebook_launcher.processes.notebook.rank_cells"
 PUSHED = re.compile(r"\bargs\[0\](?:\[\d+\])?\['(\w+)'\]")
 """Path of a pushed variable in the arguments of the call that pushes it."""
 MAX_CODE = 80
@@ -340,3 +340,208 @@ def _checked_names(values: Mapping[str, Any]) -> dict[str, Any]:
         if not (isinstance(name, str) and name.isidentifier()) or keyword.iskeyword(name):
             raise ConfigError(f"{name!r} cannot be the name of a variable on the ranks.")
     return dict(values)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The variables of the ranks' `__main__`, side by side: names, types, shapes, and which differ between ranks.
+
+
+COLUMNS = ("name", "type", "value", "on the ranks")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankVariable:
+    """One name, as all ranks have it."""
+
+    name: str
+    type_name: str
+    """The type, of the first rank that has the variable."""
+    value: str
+    """A tensor's shape, dtype and device, or a short form of a plain value; empty for other objects."""
+    ranks: tuple[int, ...]
+    """The ranks that have the variable."""
+    state: Literal["same", "differs", "missing", "unknown"]
+    """`"missing"`: some ranks do not have it. `"unknown"`: its contents were not compared."""
+
+
+class RankVariables:
+    """Table of the ranks' variables; `session.who()` returns it.
+
+    Iterating gives a `RankVariable` for each name, `variables["x"]` gives one.
+    """
+
+    def __init__(self, by_rank: Mapping[int, Mapping[str, Variable]]) -> None:
+        names = sorted({name for variables in by_rank.values() for name in variables})
+        self._num_ranks = len(by_rank)
+        self._rows = {name: _merged(name, by_rank) for name in names}
+
+    def __iter__(self) -> Iterator[RankVariable]:
+        return iter(self._rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, name: str) -> RankVariable:
+        return self._rows[name]
+
+    @property
+    def differing(self) -> list[str]:
+        """Names whose type, shape or contents differ between ranks, or that some ranks do not have."""
+        return [row.name for row in self if row.state in ("differs", "missing")]
+
+    def __repr__(self) -> str:
+        if not self._rows:
+            return f"No variables on {plural(self._num_ranks, 'rank')}"
+        table = [COLUMNS, *(_cells(row) for row in self)]
+        widths = [max(len(line[at]) for line in table) for at in range(len(COLUMNS))]
+        lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in table)
+        return bounded("\n".join(lines), "list(variables) has all")
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row)) + "</tr>" for row in self
+        )
+        caption = f"{plural(len(self), 'variable')} on {plural(self._num_ranks, 'rank')}"
+        return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cells(row: RankVariable) -> tuple[str, ...]:
+    words = {"missing": f"only {rank_list(row.ranks)}", "unknown": "not compared"}
+    return row.name, row.type_name, row.value, words.get(row.state, row.state)
+
+
+def _merged(name: str, by_rank: Mapping[int, Mapping[str, Variable]]) -> RankVariable:
+    found = {rank: variables[name] for rank, variables in sorted(by_rank.items()) if name in variables}
+    first = next(iter(found.values()))
+    forms = {(variable.type_name, variable.fingerprint) for variable in found.values()}
+    state: Literal["same", "differs", "missing", "unknown"] = (
+        "missing"
+        if len(found) < len(by_rank)
+        else "differs"
+        if len(forms) > 1
+        else "unknown"
+        if first.fingerprint is None
+        else "same"
+    )
+    value = first.value if len({variable.value for variable in found.values()}) == 1 else f"{first.value}, ..."
+    return RankVariable(name=name, type_name=first.type_name, value=value, ranks=tuple(found), state=state)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Ranks as people name them: `2`, `[0, 2]`, `"0,2"`, `"1-3"`, `"all"`.
+
+
+ITEM = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def selected_ranks(ranks: object, num_processes: int) -> tuple[int, ...] | None:
+    """Return the ranks in order; None if they are all ranks.
+
+    Raises:
+        ConfigError: An entry names no rank.
+        NoSuchRankError: An entry is none of these ranks.
+    """
+    if ranks is None or ranks == "all":
+        return None
+    chosen = sorted(set(_numbers(ranks)))
+    if not chosen:
+        raise _unclear(ranks)
+    for rank in chosen:
+        check_rank(rank, num_processes, "session", typed=f"ranks={ranks!r}")
+    return None if len(chosen) == num_processes else tuple(chosen)
+
+
+def _numbers(ranks: object) -> list[int]:
+    items = [ranks] if isinstance(ranks, (int, str)) else list(ranks) if isinstance(ranks, Iterable) else [None]
+    numbers: list[int] = []
+    for item in items:
+        if isinstance(item, str):
+            numbers += _numbers_in(item, ranks)
+        elif isinstance(item, int) and not isinstance(item, bool):
+            numbers.append(item)
+        else:
+            raise _unclear(ranks)
+    return numbers
+
+
+def _numbers_in(text: str, ranks: object) -> list[int]:
+    numbers: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        match = ITEM.fullmatch(part)
+        if match is None:
+            raise _unclear(ranks)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"ranks={ranks!r}: {part} is empty. Did you mean {last}-{first}?")
+        numbers += range(first, last + 1)
+    return numbers
+
+
+def _unclear(ranks: object) -> ConfigError:
+    return ConfigError(f"ranks={ranks!r} names no ranks. Write a rank (2), several ([0, 2] or '0,2'), or '1-3'.")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The values of a cell on ranks, as the notebook shows them: equal ones once, others by rank.
+
+
+PLAIN = "text/plain"
+
+
+def show_values(
+    sink: Sink, outputs: Mapping[int, CellOutput], *, num_ranks: int, rich_rank: int | Literal["all"] | None
+) -> None:
+    """Show the values of a cell's last expression.
+
+    Args:
+        sink: The cell, with all earlier output sent.
+        outputs: By rank: the value; ranks without a value are left out.
+        num_ranks: Number of ranks that ran the cell.
+        rich_rank: The rank whose value is shown as HTML or as a picture, if it has such a form; None: none is.
+    """
+    rich = outputs.get(rich_rank) if isinstance(rich_rank, int) else None
+    if rich is not None and not rich.is_rich:
+        rich = None
+    # Without rich values all is text, which the cell's own thread may print.
+    write = sink.print if rich is None else functools.partial(sink.text, "stdout")
+    for text, ranks in _alike(outputs).items():
+        head = f"[{'all' if len(ranks) == num_ranks > 1 else _short_list(ranks)}]"
+        if rich is not None and rich_rank in ranks:
+            write(f"{head}\n")
+            sink.display(rich.data, rich.metadata)
+        else:
+            write(f"{head} " + text.replace("\n", "\n" + " " * (len(head) + 1)) + "\n")
+        if len({outputs[rank].fingerprint for rank in ranks}) > 1:
+            write(" " * (len(head) + 1) + "(the texts are equal, the contents differ)\n")
+    sink.close()
+
+
+def show_tabs(
+    sink: Sink, panels: RankPanels, outputs: Mapping[int, CellOutput], ranks: Sequence[int]
+) -> Mapping[int, CellOutput]:
+    """Show rich output and rich values of all ranks in tabs; return the outputs that are left to show as text."""
+    is_rich = any(output.is_rich for output in outputs.values())
+    bundles: dict[int, list[Mapping[str, Any]]] = {}
+    for rank in ranks:
+        value = [outputs[rank].data] if is_rich and rank in outputs else []
+        if parts := [*panels.of(rank), *value]:
+            bundles[rank] = parts
+    if not bundles:
+        return outputs
+    plain = [f"[{rank}] {part.get(PLAIN, '')}" for rank, parts in bundles.items() for part in parts]
+    sink.html(rank_tabs(bundles, f"ranks-{secrets.token_hex(4)}"), "\n".join(plain))
+    return {} if is_rich else outputs
+
+
+def _alike(outputs: Mapping[int, CellOutput]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for rank, output in sorted(outputs.items()):
+        if output.data:  # A value that displays itself leaves no data.
+            groups.setdefault(str(output.data.get(PLAIN, "")), []).append(rank)
+    return groups
+
+
+def _short_list(ranks: list[int]) -> str:
+    """Return `0,2` or `1-3`."""
+    return rank_list(ranks).partition(" ")[2].replace(", ", ",")

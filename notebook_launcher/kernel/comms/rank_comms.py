@@ -8,21 +8,26 @@ rank: at most one is on its way to a rank, so that a rank that is stuck in C cod
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
-from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+import time
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from notebook_launcher.kernel.comms import page_comms
-from notebook_launcher.kernel.comms.comm_updates import CommUpdates, supersedes
+from notebook_launcher.errors import ConfigError
+from notebook_launcher.ipython_shell import kernel_shell
+from notebook_launcher.kernel.comms.tap import open_tap
 from notebook_launcher.messaging import messages
+from notebook_launcher.wording import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from notebook_launcher.config import LaunchConfig
     from notebook_launcher.engines.tree import Tree
     from notebook_launcher.kernel.display.sink import Sink
+    from notebook_launcher.messaging.messages import CommMessage
 
-__all__ = ["RankComms"]
 
 MAX_COMMS = 5000
 """Comms that are open at once; beyond it the oldest stay as they are in the page."""
@@ -75,7 +80,7 @@ class RankComms:
                 self._handling.clear()
                 is_waiting = bool(self._waiting)
             if is_waiting and (serve := self.serve()) is not None:
-                page_comms.call_soon(serve)
+                call_soon(serve)
 
     def take(self, rank: int, record: messages.CommMessage | messages.CommHandled, sink: Sink) -> None:
         """Take a rank's record; call it in the thread of the run."""
@@ -163,7 +168,7 @@ class RankComms:
         with self._lock:
             if len(self._homes) >= MAX_COMMS:
                 self._drop([next(iter(self._homes))])
-            forget = page_comms.register_comm(comm_id, self.receive, self.receive_idle)
+            forget = register_comm(comm_id, self.receive, self.receive_idle)
             self._homes[comm_id] = _CommHome(rank, forget)
 
     def _is_open(self, comm_id: str) -> bool:
@@ -199,3 +204,190 @@ class RankComms:
 def _plain(header: dict[str, Any]) -> dict[str, Any]:
     """Return what front ends compare of a message's header, as plain values."""
     return {name: str(header[name]) for name in ("msg_id", "msg_type", "session", "username") if name in header}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Updates of ranks to their widgets in the page: limited in rate, and of several updates only the last.
+
+
+TICK = 0.05
+"""Seconds between two batches: the eye sees no more, and Jupyter's server drops what comes above 1000 messages/s."""
+MAX_WAITING_UPDATES = 1000
+"""Messages that wait for the next batch; more than these go at once, so that nothing is lost."""
+
+
+def supersedes(new: CommMessage, old: CommMessage) -> bool:
+    """Return True if a message changes all that an earlier message to the same widget changes."""
+    return new.comm_id == old.comm_id and bool(_names(old)) and _names(new) >= _names(old)
+
+
+def _names(record: CommMessage) -> frozenset[str]:
+    """Return the names of what an update changes; nothing for other messages."""
+    if record.kind != "comm_msg" or record.data.get("method") != "update":
+        return frozenset()
+    return frozenset(record.data.get("state", ())) | {str(path[0]) for path in record.data.get("buffer_paths", ())}
+
+
+class CommUpdates:
+    """The ranks' messages that wait for the next batch; used in the run's thread alone."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[CommMessage, Sink]] = []
+        self._last = float("-inf")
+        """Time of the last batch."""
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, record: CommMessage, sink: Sink) -> None:
+        """Add a message; an update takes the place of earlier ones to its widget, but not past other messages to it."""
+        if record.parent is None and _names(record):
+            for at in range(len(self._waiting) - 1, -1, -1):
+                earlier = self._waiting[at][0]
+                if earlier.comm_id == record.comm_id:
+                    if earlier.parent is None and (merged := _merged(earlier, record)) is not None:
+                        del self._waiting[at]
+                        record = merged
+                    break
+        self._waiting.append((record, sink))
+        if len(self._waiting) >= MAX_WAITING_UPDATES:
+            self.publish(None)
+
+    def next_due(self, now: float) -> float | None:
+        """Return the seconds until the next batch; None: nothing waits."""
+        return max(0.0, self._last + TICK - now) if self._waiting else None
+
+    def publish(self, now: float | None) -> None:
+        """Send the waiting messages, if a batch is due or `now` is None."""
+        if now is not None and self.next_due(now) != 0:
+            return
+        waiting, self._waiting = self._waiting, []
+        self._last = time.monotonic() if now is None else now
+        for record, sink in waiting:
+            sink.comm(record)
+
+
+def _merged(earlier: CommMessage, record: CommMessage) -> CommMessage | None:
+    """Return one update for two; None if they cannot be merged."""
+    if supersedes(record, earlier):
+        return record
+    if not _names(earlier) or earlier.buffers or record.buffers:
+        return None
+    state = {**earlier.data["state"], **record.data["state"]}
+    return dataclasses.replace(record, data={**record.data, "state": state})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The kernel's end of a comm that a rank's widget has with the page.
+
+
+def register_comm(
+    comm_id: str, receive: Callable[[dict[str, Any]], bool], receive_idle: Callable[[dict[str, Any]], object]
+) -> Callable[[], object]:
+    """Register a comm with the kernel, and return a function that removes it.
+
+    Args:
+        comm_id: The comm's id.
+        receive: Called with each message of the page while a cell is busy, in the thread that reads the kernel's shell
+            channel; returns False for a message that is to wait for the main thread.
+        receive_idle: Called with each other message of the page, in the main thread.
+    """
+    manager = kernel_shell().kernel.comm_manager
+    manager.register_comm(_comm(comm_id, receive_idle))
+    tap = open_tap(comm_id, whole=receive)
+
+    def forget() -> None:
+        manager.comms.pop(comm_id, None)
+        if tap is not None:
+            tap.close(comm_id)
+
+    return forget
+
+
+def call_soon(function: Callable[[], object]) -> None:
+    """Call a function in the kernel's main thread, once no cell runs."""
+    loop = getattr(kernel_shell().kernel, "io_loop", None)
+    if loop is not None:
+        loop.add_callback(function)
+
+
+def _comm(comm_id: str, receive: Callable[[dict[str, Any]], object]) -> Any:
+    from comm.base_comm import BaseComm
+
+    class RelayedComm(BaseComm):
+        """A comm that the kernel's manager knows, and whose messages come from a rank."""
+
+        def publish_msg(self, *_: Any, **__: Any) -> None:
+            """Send nothing: the rank does."""
+
+        def handle_msg(self, msg: dict[str, Any]) -> None:
+            """Take a message of the page."""
+            receive(msg)
+
+        handle_close = handle_msg
+
+        def __del__(self) -> None:
+            """Close nothing."""
+
+    return RelayedComm(comm_id=comm_id, target_name="jupyter.widget", primary=False)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tables and figures of the ranks of a cell: of one rank as they come, or of all ranks in tabs at the end.
+
+
+def shown_rank(display: int | str | None, running: Sequence[int], config: LaunchConfig) -> int | Literal["all"] | None:
+    """Return the rank whose tables and figures are shown, `"all"`, or None for no rank.
+
+    Args:
+        display: The choice for this cell; None: the session's, which is the first rank unless `config` names another.
+        running: The ranks that run the cell.
+        config: The session's options.
+
+    Raises:
+        ConfigError: The choice is not a rank that runs the cell.
+    """
+    if display is None:
+        return {"all": "all", "none": None}.get(config.display, running[0])
+    if display == "all":
+        return "all"
+    if not str(display).isdigit() or int(display) not in running:
+        raise ConfigError(
+            f"display={display!r} names no rank that runs the cell: {rank_list(running)}. Write a rank, or 'all'."
+        )
+    return int(display)
+
+
+class RankPanels:
+    """Takes the rich output of a cell's ranks.
+
+    Args:
+        shown: The rank whose output goes to the cell as it comes; `"all"`: every rank's is kept; None: none is shown.
+    """
+
+    def __init__(self, shown: int | Literal["all"] | None) -> None:
+        self._shown = shown
+        self._bundles: defaultdict[int, list[messages.Display]] = defaultdict(list)
+
+    def take(self, rank: int, record: messages.Display | messages.ClearOutput) -> bool:
+        """Take a rank's record; return False if the cell is to show it now."""
+        if self._shown != "all":
+            return rank != self._shown
+        bundles = self._bundles[rank]
+        if isinstance(record, messages.ClearOutput):
+            bundles.clear()
+        elif record.update:
+            shown = record.transient.get("display_id")
+            bundles[:] = [record if bundle.transient.get("display_id") == shown else bundle for bundle in bundles]
+        else:
+            bundles.append(record)
+        return True
+
+    @property
+    def widget_ranks(self) -> tuple[int, ...]:
+        """The rank whose widgets the cell shows; none in tabs, which hold pictures and text."""
+        return (self._shown,) if isinstance(self._shown, int) else ()
+
+    def of(self, rank: int) -> list[Mapping[str, Any]]:
+        """Return what a rank has shown, as bundles by MIME type."""
+        return [record.data for record in self._bundles.get(rank, ())]

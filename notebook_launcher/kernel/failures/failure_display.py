@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import builtins
+import codecs
 import collections
 import contextlib
 import dataclasses
+import re
+import signal
 import sys
 import threading
+import types
+from textwrap import indent
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from notebook_launcher.errors import RemoteTraceback, RunStoppedError, RunTimeoutError
+from notebook_launcher.errors import (
+    InternalError,
+    NodeLostError,
+    RankFailedError,
+    RemoteTraceback,
+    RunStoppedError,
+    RunTimeoutError,
+)
 from notebook_launcher.ipython_shell import running_shell
-from notebook_launcher.kernel.failures.culprit import STOPPED
-from notebook_launcher.kernel.failures.missing_registrations import describe_missing
-from notebook_launcher.kernel.failures.torch_errors import advice_on
-from notebook_launcher.kernel.inspection.mismatches import describe_mismatch
+from notebook_launcher.kernel.failures.culprit import CRASHES, STOPPED, exit_argument, signal_name
+from notebook_launcher.kernel.inspection.hangs import SIZES_DIFFER, SUGGESTION, describe_mismatch
 from notebook_launcher.tracebacks import end_at_caller
-from notebook_launcher.wording.counts import rank_list
-from notebook_launcher.wording.text import MAX_ERROR, bounded, name_rank
-from notebook_launcher.wording.units import format_bytes, format_seconds
+from notebook_launcher.wording import MAX_ERROR, bounded, format_bytes, format_seconds, name_rank, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from notebook_launcher.kernel.failures.failure import Failure
+    from notebook_launcher.engines.engine import NodeLost
+    from notebook_launcher.kernel.failures.culprit import Failure
+    from notebook_launcher.kernel.hosting import UnpacksException
     from notebook_launcher.kernel.results import Results
-    from notebook_launcher.kernel.run.outcome import RunOutcome
+    from notebook_launcher.kernel.run.call_state import RankOutcome
+    from notebook_launcher.kernel.run.conclusion import RunOutcome
     from notebook_launcher.messaging.messages import KeptFrames
 
-__all__ = [
-    "add_hint",
-    "attach_failures",
-    "brief",
-    "end_line",
-    "failed_after",
-    "for_raised",
-    "interrupted",
-    "raise_in_cell",
-    "show_as",
-]
 
 ALL_OF_ERROR = "print(sys.last_value) shows all"
 WORTH_TELLING = 1_000_000
@@ -244,3 +244,259 @@ def failed_after(seconds: float, failures: Sequence[Failure], *, is_raised: bool
 def for_raised(last_line: str, failures: Sequence[Failure]) -> str:
     """Return a run's last line without the failure, for a cell that raises it below."""
     return last_line.removesuffix(f": {failures[0].summary}") if failures else last_line
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Errors of ranks that look as if something were missing there which the notebook has: an entry, an attribute, a
+# codec.
+#
+# Guesses, from the text of the error: the entry or attribute is looked for in the kernel's own modules.
+
+
+FRAME = re.compile(r'^  File "([^"]+)", line \d+, in .*\n(?:    (.*))?', re.MULTILINE)
+OF_MODULE = re.compile(r"AttributeError: module '([\w.]+)' has no attribute '(\w+)'")
+OF_CLASS = re.compile(r"AttributeError: (?:type object )?'(\w+)' (?:object )?has no attribute '(\w+)'")
+ENCODING = re.compile(r"LookupError: unknown encoding: (\S+)")
+LOOKED_UP = re.compile(r"(?:\w*KeyError|ValueError|LookupError): ")
+QUOTED = re.compile(r"""['"`]([^'"`\n]{1,100})['"`]""")
+NAME = re.compile(r"[^\W\d]\w*")
+
+
+def describe_missing(summary: str, traceback: str) -> list[str]:
+    """Return a line about what the notebook has and a rank has not; none if nothing of the kind explains the error.
+
+    Args:
+        summary: The error in one line: `KeyError: 'big'`.
+        traceback: The rank's traceback.
+    """
+    found = _attribute(summary) or _encoding(summary) or next(_entries(summary, traceback), "")
+    if not found:
+        return []
+    has = f"The notebook has {found}, and this rank has not: a cell or an import has put it there."
+    return [f"{has} Run it by `%%everywhere`, so that each rank runs it before the function."]
+
+
+def _attribute(summary: str) -> str:
+    if match := OF_MODULE.match(summary):
+        module = sys.modules.get(match[1])
+        return f"{match[1]}.{match[2]}" if match[2] in getattr(module, "__dict__", {}) else ""
+    if match := OF_CLASS.match(summary):
+        for module in list(sys.modules.values()):
+            cls: Any = getattr(module, "__dict__", {}).get(match[1])
+            if not isinstance(cls, type) or cls.__module__ == "__main__":
+                continue
+            if any(match[2] in vars(base) for base in cls.__mro__):
+                return f"{match[1]}.{match[2]}"
+    return ""
+
+
+def _encoding(summary: str) -> str:
+    match = ENCODING.match(summary)
+    try:
+        return f"the codec {match[1]!r}" if match and codecs.lookup(match[1]) else ""
+    except LookupError:
+        return ""
+
+
+def _entries(summary: str, traceback: str) -> Iterator[str]:
+    """Yield the entries with a key that the error names, in modules at whose code it was raised."""
+    frames = FRAME.findall(traceback)
+    if not (LOOKED_UP.match(summary) and frames):
+        return
+    keys = QUOTED.findall(summary)
+    for module in _modules_at(*frames[-1]):
+        for path, table in _tables(module):
+            for key in keys:
+                if dict.__contains__(table, key):
+                    yield f"{path}[{key!r}]"
+
+
+def _modules_at(filename: str, line: str) -> list[types.ModuleType]:
+    """Return the module of a file; for a cell, the modules that its line names."""
+    loaded = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
+    own = [module for module in loaded if getattr(module, "__dict__", {}).get("__file__") == filename]
+    notebook = vars(sys.modules["__main__"])
+    named = [value for name in NAME.findall(line) if isinstance(value := notebook.get(name), types.ModuleType)]
+    return own or [*named, *(sys.modules[name] for name in NAME.findall(line) if name in sys.modules)]
+
+
+def _tables(module: types.ModuleType) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yield the dictionaries of a module, and those of its objects."""
+    for name, value in list(vars(module).items()):
+        path = f"{module.__name__}.{name}"
+        if name.startswith("__") or isinstance(value, types.ModuleType):
+            continue
+        if isinstance(value, dict):
+            yield path, value
+        for inner, table in list(getattr(value, "__dict__", {}).items()):
+            if isinstance(table, dict):
+                yield f"{path}.{inner}", table
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Errors of torch that do not name the remedy, each with its remedy.
+
+
+_RESHAPED = (
+    "Something reshaped the parameters of a sharded model, as LBFGS and Adafactor do: they cannot be used with it."
+)
+_AVERAGED = (
+    "For a moving average write averaged = AveragedModel(model), then prepare the model, then averaged.module = "
+    "accelerator.prepare(averaged.module); where it averages buffers, give it avg_fn= and not multi_avg_fn=."
+)
+_ADVICE = {
+    "Expected to mark a variable ready only once": (
+        "DistributedDataParallel synchronises once for each forward. Two backward() went through one forward: add the "
+        "losses up and write one backward(loss_a + loss_b). Or activation checkpointing ran a part again: pass "
+        "DistributedDataParallelKwargs(static_graph=True)."
+    ),
+    "Expected to have finished reduction in the prior iteration": (
+        "The last backward left parameters without gradients: they were frozen after prepare(), or its loss does not "
+        "depend on them. Freeze before prepare(), or pass DistributedDataParallelKwargs(find_unused_parameters=True)."
+    ),
+    "got mixed torch.Tensor and DTensor": (
+        "The parameters of a sharded model are DTensors, which do not mix with plain tensors. For a penalty on the "
+        "weights, give the optimizer weight_decay, or sum over parameter.full_tensor() on every rank. " + _AVERAGED
+    ),
+    "would remove or reshape sharded dimension": _RESHAPED,
+    "Cannot flatten unevenly sharded tensor": _RESHAPED,
+    "Attempted to flatten unevenly sharded dimension": _RESHAPED,  # torch 2.8, 2.10 and 2.11
+    "Sharding propagation failed for Op(op=aten.view.default": _RESHAPED,  # torch 2.9
+    "operations that require placement changes": _RESHAPED,
+    "'_OpNamespace' '": (
+        "The rank does not know this operator. Import the library that has it in the function, or define it in a cell "
+        "by torch.library.custom_op and call it by torch.ops in the function's own code."
+    ),
+    "FSDP does not support deepcopy": (
+        "A sharded model cannot be copied: make the copy before prepare(). " + _AVERAGED
+    ),
+}
+"""Code to write instead, by a part of torch's text."""
+
+
+_ONLY_FORWARD = (
+    "Gradients are synchronised only through the call of the wrapper itself, so a method whose result is trained on "
+    "has to be called in the model's forward()."
+)
+_WRAPPED = re.compile(r"'(?:SyncedModel|DistributedDataParallel)' object has no attribute '(\w+)'")
+"""The error of a model on several ranks, of which the user knows the model inside."""
+
+
+def advice_on(text: str) -> list[str]:
+    """Return the advice on an error with this text: one line, or none."""
+    if wrapped := _WRAPPED.search(text):
+        reached = f"accelerator.unwrap_model(model).{wrapped[1]}"
+        return [f"On several ranks prepare() wraps the model: write {reached}. {_ONLY_FORWARD}"]
+    return [advice for part, advice in _ADVICE.items() if part in text][:1]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The error that the cell gets for a failure: an exception in its original type, anything else as `RankFailedError`.
+
+
+_LEFT = (
+    "Each rank has to take part in every collective: look for one under a condition on the rank, and for ranks with "
+    "fewer batches."
+)
+
+
+def to_exception(
+    culprit: RankOutcome,
+    failure: Failure,
+    num_ranks: int,
+    unpack: UnpacksException,
+    *,
+    evidence: str = "",
+    is_checked: bool = False,
+) -> BaseException:
+    """Return the exception that the cell gets for this failure.
+
+    Args:
+        culprit: The outcome of the rank that failed.
+        failure: Its failure.
+        num_ranks: Number of ranks.
+        unpack: Takes an exception out of its parcel.
+        evidence: Lines at the end of a message of the launcher's own, such as stacks; an original exception has none.
+        is_checked: The ranks' collectives are compared (`check_collectives=True`).
+    """
+    if failure.left_by:
+        # Torch's own error speaks of a crashed peer, or of a time that has not passed.
+        return RankFailedError(_joined(f"{failure.summary}. {_LEFT}{'' if is_checked else f' {SUGGESTION}'}", evidence))
+    if culprit.raised is not None and culprit.raised.exit_code is None:
+        return _original(culprit, unpack, evidence)
+    error = RankFailedError(_joined(_message(culprit, failure, num_ranks), evidence))
+    error.exitcode = failure.exitcode
+    return error
+
+
+def _original(culprit: RankOutcome, unpack: UnpacksException, evidence: str) -> BaseException:
+    assert culprit.raised is not None
+    fd, report = culprit.take_parcel(), culprit.raised.report
+    error = unpack(fd, report) if fd is not None else None
+    return error if error is not None else cannot_travel(report.type_name, report.message, culprit.rank, evidence)
+
+
+def cannot_travel(kind: str, message: str, rank: int, evidence: str = "") -> RankFailedError:
+    """Return the error that stands in for an exception which cannot be rebuilt in the kernel."""
+    return RankFailedError(_joined(f"{kind}: {message} (rank {rank}; the exception itself cannot travel)", evidence))
+
+
+def _joined(*parts: str) -> str:
+    return "\n".join(filter(None, parts))
+
+
+def _message(outcome: RankOutcome, failure: Failure, num_ranks: int) -> str:
+    rank = name_rank(outcome.rank, failure.node, of=num_ranks)
+    code = failure.exitcode
+    if outcome.returned is not None and code is not None:
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        where = failure.place or "an exit handler, a thread or a destructor"
+        text = f"{rank} {how} after it had returned: in {where}. The values are in the exception's `results`."
+    elif outcome.raised is not None:
+        argument = exit_argument(outcome.raised, code)
+        text = f"{rank} called sys.exit({argument}). Return a value, or raise an exception that describes the problem."
+    elif outcome.exited is None or code is None:
+        text = f"{rank} did not start. Launch again, and if that fails, with fewer ranks."
+    elif code >= 0:
+        text = f"{rank} exited with code {code} before it returned: something called os._exit, or C code exited."
+    else:
+        text = f"{rank} was killed by {signal_name(-code)}{_signal_hint(outcome, failure.place)}"
+    if failure.last_lines:
+        if any(SIZES_DIFFER.search(line) for line in failure.last_lines):
+            text += f"\n{SUGGESTION}"
+        text += "\nIts last output:\n" + "\n".join(f"    {line}" for line in failure.last_lines)
+    return text
+
+
+def _signal_hint(outcome: RankOutcome, place: str) -> str:
+    assert outcome.exited is not None
+    signum, peak = -outcome.exited.exitcode, format_bytes(outcome.exited.peak_rss)
+    site = f", in {place}" if place else ""
+    if signum == signal.SIGKILL and outcome.exited.oom:
+        return f", out of memory: it had used {peak}. Use fewer ranks, smaller batches, or less captured data."
+    if signum == signal.SIGKILL:
+        return f". It had used {peak}. There is no sign that memory ran out, so another process or a user killed it."
+    if signum == signal.SIGBUS:
+        return f"{site}. Often /dev/shm is full: data-loader workers need it; see `df -h /dev/shm`."
+    if signum in CRASHES:
+        return f" in C code{site}" if place else " in C code; its stack is in its output."
+    return "."
+
+
+def node_lost_error(lost: NodeLost) -> NodeLostError:
+    """Return the error for a node that is gone."""
+    reason, _, words = lost.reason.partition("\n")
+    error = NodeLostError(
+        f"{lost.node} is gone, with {rank_list(lost.ranks)}: {reason}."
+        + (f"\nIts last words:\n{indent(words, '    ')}" if words else "")
+    )
+    error.rank = lost.ranks[0] if lost.ranks else None
+    return error
+
+
+def supervisor_lost_error(reason: str) -> InternalError:
+    """Return the error for a supervisor that is gone."""
+    return InternalError(
+        f"the supervisor of this run is gone ({reason}); its ranks were killed with it. Launch again, and if this "
+        "happens again, report it with this message."
+    )

@@ -9,27 +9,30 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.config import LaunchConfig
-from notebook_launcher.engines.events import FromRank, Output, RankLost, SupervisorLost
+from notebook_launcher.engines.engine import FromRank, Output, RankLost, SupervisorLost
 from notebook_launcher.errors import CallOrderError, check_rank
+from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.kernel.display.output import RunOutput
-from notebook_launcher.kernel.display.questions import Question, Questions
+from notebook_launcher.kernel.display.questions import Question, Questions, why_no_answers
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.messaging import messages
-from notebook_launcher.wording.counts import rank_list
+from notebook_launcher.wording import rank_list
 
 if TYPE_CHECKING:
-    from notebook_launcher.engines.events import Event
+    import weakref
+    from collections.abc import Callable
+
+    from notebook_launcher.engines.engine import Event
     from notebook_launcher.kernel.display.questions import Answer
     from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.kernel.hosting import TakesQuestions
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.data import RunData
-
-__all__ = ["PostMortem", "frames_to_debug"]
 
 
 def frames_to_debug(data: RunData | None, rank: int | None, *, has_forgotten: bool) -> tuple[RunData, int]:
@@ -208,3 +211,77 @@ class PostMortem:
         if exited.rank == self._rank:
             msg = f"rank {exited.rank} died in the debugger. It is started again with the next run."
             self._fault = CallOrderError(msg)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# IPython's `%debug`, for the exception of a run: opens the debugger in the rank that failed.
+#
+# The exception's own frames are in the rank, so the kernel's frames, which `%debug` would show, are of no use. The
+# magic is replaced while a session is open, and passes everything else on to IPython's own.
+
+
+class DebugMagic:
+    """A `%debug` that a session installs, and removes when it is closed.
+
+    Args:
+        debug: A method that opens the debugger if the exception belongs to the session's last run, and else returns
+            False; held weakly.
+    """
+
+    def __init__(self, debug: weakref.WeakMethod[Callable[[BaseException], bool]]) -> None:
+        self._debug = debug
+        self._is_removed = False
+        self._table: dict[str, Any] | None = None
+        """IPython's line magics; None while this magic is not installed."""
+        self._original: Any = None
+
+    def install(self) -> None:
+        """Take the place of `%debug`, if there is an IPython; idempotent.
+
+        IPython loads its own `%debug` for this (15 ms, once), so that it does not take this one's place later.
+        """
+        shell = running_shell()
+        if self._table is not None or self._is_removed or shell is None:
+            return
+        original = shell.find_line_magic("debug")
+        if original is not None:
+            self._table, self._original = shell.magics_manager.magics["line"], original
+            self._table["debug"] = self
+
+    def remove(self) -> None:
+        """Put the original back; idempotent."""
+        self._is_removed = True
+        table, self._table = self._table, None
+        if table is not None and table.get("debug") is self:
+            original = self._original
+            while isinstance(original, DebugMagic) and original._is_removed:  # noqa: SLF001
+                original = original._original  # noqa: SLF001 - of a session that was closed before this one
+            table["debug"] = original
+
+    def __call__(self, line: str = "", *args: Any, **options: Any) -> Any:
+        """Debug the last exception, as `%debug` does."""
+        error = getattr(sys, "last_value", None)
+        debug = None if self._is_removed or line.strip() else self._debug()
+        if debug is not None and error is not None and debug(error):
+            return None
+        return self._original(line, *args, **options)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The condition of every debugger: a user who can answer its prompt.
+
+
+def check_answers(what: str, *, in_cell: bool = True) -> None:
+    """Raise `CallOrderError` if no user can answer a prompt.
+
+    Args:
+        what: The call or the option that opens a debugger, as the user typed it.
+        in_cell: True if a cell waits for the run.
+    """
+    reason = why_no_answers()
+    if not in_cell:
+        reason = "a run in the background has no cell that waits. Use notebook_launch(...) or session.run(...)"
+    elif threading.current_thread() is not threading.main_thread():
+        reason = "it was called in a thread, and only the main thread can ask. Call it in a cell"
+    if reason:
+        raise CallOrderError(f"{what} opens a debugger, whose prompt must be answered: {reason}.")

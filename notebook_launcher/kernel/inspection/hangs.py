@@ -9,23 +9,25 @@ are asked only if that stack ends in a collective.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
+import os
+import re
 from typing import TYPE_CHECKING
 
-from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT
-from notebook_launcher.kernel.inspection.stacks import Stacks
-from notebook_launcher.kernel.inspection.standstill import Standstill
-from notebook_launcher.wording.counts import plural_verb, rank_list
-from notebook_launcher.wording.units import format_elapsed
+from notebook_launcher.kernel.inspection.stacks import CUDA_WAIT, GROUP_CALLS, LIBRARIES, StackFrame, Stacks
+from notebook_launcher.tracebacks import is_ours
+from notebook_launcher.wording import format_elapsed, plural_verb, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from notebook_launcher.engines.gauges import Pulse
-    from notebook_launcher.kernel.inspection.stacks import RankStack
+    from notebook_launcher.engines.board import Pulse
+    from notebook_launcher.kernel.failures.culprit import Failure
+    from notebook_launcher.kernel.inspection.stacks import RankStack, ThreadStack
+    from notebook_launcher.messaging.messages import ExceptionReport
 
-__all__ = ["Hang", "HangWatch"]
 
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 1.0
 """Seconds between two looks at the ranks; a quarter of `hang_notice`, within these bounds."""
@@ -262,3 +264,174 @@ def _describe(stack: RankStack, files: frozenset[str] = frozenset()) -> str:
     doing = "is compiling (torch.compile) at" if stack.main.is_compiling else "is at"
     source = here.source if len(here.source) <= MAX_SOURCE else f"{here.source[: MAX_SOURCE - 3]}..."
     return f"{doing} {place}" + (f": {source}" if source else "")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Collectives that do not match: which rank runs which collective, on which tensors, at which line.
+#
+# With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares the collectives of all ranks before it runs them. On a mismatch
+# each rank gets an error that begins with a fingerprint of its own collective. Only that fingerprint is read, because
+# the fingerprints of other ranks, which follow, may be garbled.
+
+
+FINGERPRINT = re.compile(
+    r"Detected mismatch between collectives on ranks\. Rank \d+ is running collective: "
+    r"CollectiveFingerPrint\(SequenceNumber=\d+(?:, )?OpType=(?P<kind>\w+)"
+    r"(?:, TensorShape=(?P<shapes>.*?), TensorDtypes=(?P<dtypes>.*?), TensorDeviceTypes=)?"
+)
+NAMES = {
+    "ALLREDUCE": "all_reduce",
+    "ALLREDUCE_COALESCED": "all_reduce_coalesced",
+    "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "all_gather_into_tensor",
+    "ALLGATHER_COALESCED": "all_gather_coalesced",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "_REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all_single",
+}
+"""Public names of torch's collectives, unless they are the same in lower case."""
+COLLECTIVES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py")
+"""Files with the collectives, and with the function around each."""
+SIZES_DIFFER = re.compile(
+    r"Is there a distributed collective mismatch in your code\?"
+    r"|op\.preamble\.length <= op\.nbytes"  # torch 2.6
+)
+"""The words with which gloo aborts a process that got another number of bytes than it expected."""
+SUGGESTION = (
+    "Pass check_collectives=True to have the first collective named that does not match: by rank, with line and shape."
+)
+FLIGHT_RECORDER = (
+    "With NCCL torch also records the last collectives of each rank: "
+    'env={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/nccl_rank_"} writes them at its '
+    "time-out, and `torchfrtrace /tmp --prefix nccl_rank_` compares them (not tried by this package)."
+)
+
+
+def collective_in(report: ExceptionReport) -> str:
+    """Return `all_reduce of float [10], Cell In[3], line 4: dist.all_reduce(x)`; empty without a mismatch."""
+    found = FINGERPRINT.search(report.message)
+    if found is None:
+        return ""
+    name = NAMES.get(found["kind"], found["kind"].lower())
+    tensors = f" of {found['dtypes'].lower()} {found['shapes']}" if found["shapes"] else ""
+    return _with_line(f"{name}{tensors}", report)
+
+
+def waits_in(report: ExceptionReport) -> str:
+    """Return the call in which a rank lost its peers: `all_reduce, Cell In[3], line 4: dist.all_reduce(x)`."""
+    # An operation of this package goes by the name that the user has called.
+    calls = [
+        frame.name
+        for frame in report.frames
+        if is_ours(frame.filename) or (frame.filename.endswith(COLLECTIVES) and frame.name != "wrapper")
+    ]
+    in_backward = any("/torch/autograd/" in frame.filename for frame in report.frames)
+    return _with_line("backward" if in_backward else calls[0] if calls else "a collective", report)
+
+
+def _with_line(what: str, report: ExceptionReport) -> str:
+    """Return what a rank was in, with the user's line that led there."""
+    own = [frame for frame in report.frames if not (LIBRARIES.search(frame.filename) or is_ours(frame.filename))]
+    if not own:
+        return what
+    frame = StackFrame(own[-1].name, own[-1].filename, own[-1].lineno)
+    source = own[-1].line.strip() or frame.source
+    return f"{what}, {frame.place}" + (f": {source}" if source else "")
+
+
+def describe_mismatch(failures: tuple[Failure, ...]) -> list[str]:
+    """Return a line for each collective, with its ranks; no line if none of the failures is a mismatch."""
+    ranks: dict[str, list[int]] = collections.defaultdict(list)
+    for failure in sorted(failures, key=lambda failure: failure.rank):
+        if failure.collective:
+            ranks[failure.collective].append(failure.rank)
+    if not ranks:
+        return []
+    lines = [f"  {rank_list(callers)}: {collective}" for collective, callers in ranks.items()]
+    return ["The ranks were in collectives that do not match:", *lines]
+
+
+def suggestion(stacks: Stacks | None, *, is_checked: bool, backend: str | None) -> str:
+    """Return lines that name what finds the cause if ranks waited in different collectives; else nothing."""
+    waiting = {stack.waiting_in for stack in stacks or ()} - {None}
+    if len(waiting) < 2:
+        return ""
+    lines = [] if is_checked else [SUGGESTION]
+    return "\n".join([*lines, FLIGHT_RECORDER] if "nccl" in (backend or "") else lines)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Period in which a rank's main thread has not moved, told from its process's counters and a few stacks.
+
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+IDLE_SHARE, IDLE_TICKS = 0.05, 2
+"""Processor time that an idle process may use: this share of the time, and 2 ticks, the clock's resolution."""
+SPIN_SAMPLES = 3
+"""Equal stacks in a row after which a thread that uses the processor counts as waiting: NCCL waits in a loop."""
+FORGIVEN = 2
+"""Looks in which a move is ignored, because the launcher's own request for a stack wakes the thread."""
+
+
+@dataclasses.dataclass(slots=True)
+class Standstill:
+    """Period in which a rank's main thread has not moved."""
+
+    since: float
+    """Its beginning, by `time.monotonic()`."""
+    sample_after: float
+    """Age in seconds at which the rank is asked for its stack."""
+    first: Pulse
+    """The activity of the rank's process at the beginning, against which its use of the processor is measured."""
+    last: Pulse
+    """Its activity at the last look."""
+    num_forgiven: int = 0
+    """Further looks at which a move does not end the period."""
+    main: ThreadStack | None = None
+    """The main thread's stack in the last sample; None before the first."""
+    num_alike: int = 0
+    """Samples in a row that showed the same stack."""
+
+    def goes_on(self, pulse: Pulse) -> bool:
+        """Return True if the thread is where it was at the last look."""
+        is_same_state = pulse.is_asleep == self.last.is_asleep
+        if is_same_state and (pulse.num_sleeps == self.last.num_sleeps or self.num_forgiven):
+            self.last, self.num_forgiven = pulse, 0
+            return True
+        self.num_forgiven -= 1
+        return self.num_forgiven >= 0
+
+    def forgive(self) -> None:
+        """Ignore the moves that a request for a stack causes."""
+        self.num_forgiven = FORGIVEN
+
+    def is_due(self, now: float) -> bool:
+        """Return True if the rank is to be asked for its stack."""
+        return now - self.since >= self.sample_after
+
+    def note(self, stack: RankStack, now: float) -> None:
+        """Record a sample, and put the next one off for twice as long, if it was due."""
+        self.num_alike = self.num_alike + 1 if stack.main == self.main else 1
+        self.main = stack.main
+        self.forgive()
+        if self.is_due(now) and (self.last.is_asleep or not _is_in_call(stack) or self.num_alike >= SPIN_SAMPLES):
+            self.sample_after *= 2
+
+    def is_idle(self, now: float) -> bool:
+        """Return True if no thread of the process has done anything that counts."""
+        allowed = IDLE_TICKS + IDLE_SHARE * TICKS_PER_SECOND * (now - self.since)
+        return self.last.ticks - self.first.ticks <= allowed
+
+    def is_wait(self, stack: RankStack, now: float) -> bool:
+        """Return True if the thread has waited for other ranks all the time."""
+        if not self.last.is_asleep:
+            # It may have left the collective and entered it again without sleeping.
+            return _is_in_call(stack) and self.num_alike >= SPIN_SAMPLES
+        # A backward pass may be computed by another thread of the process.
+        return stack.waiting_in is not None and (_is_in_call(stack) or self.is_idle(now))
+
+
+def _is_in_call(stack: RankStack) -> bool:
+    """Return True if the stack names a wait, and not only a place where ranks may wait."""
+    return stack.waiting_in in GROUP_CALLS or stack.waiting_in == CUDA_WAIT

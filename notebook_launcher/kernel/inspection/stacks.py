@@ -6,34 +6,24 @@ A stuck run always raises the same question: which ranks wait in which collectiv
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import html
 import itertools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from notebook_launcher.kernel.inspection.gpu_waits import CUDA_WAIT, is_end_of_call, waits_for_gpu
+from notebook_launcher.drawing.reported import flame_svg
+from notebook_launcher.drawing.run_picture import picture_html
+from notebook_launcher.history.summaries import Flame, FlameFrame
 from notebook_launcher.tracebacks import PACKAGE_FOLDER, is_ours
 from notebook_launcher.travel import cells
-from notebook_launcher.wording.counts import rank_list
-from notebook_launcher.wording.text import bounded
+from notebook_launcher.wording import bounded, format_share, plural, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-__all__ = [
-    "BACKWARD",
-    "C10D",
-    "GROUP_CALLS",
-    "LIBRARIES",
-    "THREAD",
-    "RankStack",
-    "StackFrame",
-    "Stacks",
-    "ThreadStack",
-    "crash_site",
-    "parse_stacks",
-]
 
 ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank" / "rank.py"), "serve_kernel")
 """File and function of a rank's outermost frame; frames outside belong to the process that the rank was forked from."""
@@ -327,3 +317,202 @@ def _relevant(frames: list[StackFrame]) -> tuple[StackFrame, ...]:
 def _unescape(text: str) -> str:
     r"""Undo what faulthandler does to characters beyond ASCII: `\xe9`, `\u20ac`, `\U0001f600`."""
     return ESCAPE.sub(lambda match: chr(int(match[match.lastindex or 0], 16)), text)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sampled stacks of all ranks, folded into a tree of calls for each.
+
+
+TOP = 5
+"""Lines that are named for each rank."""
+
+
+class Samples(tuple[Flame, ...]):
+    """The ranks' time by sampled stacks; a cell shows it as a drawing, with one column for each rank.
+
+    Each element is the tree of calls of one rank.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, texts: Mapping[int, str]) -> Samples:
+        """Fold the dumps that each rank has written, one after the other."""
+        return cls(_flame(rank, split_dumps(text)) for rank, text in sorted(texts.items()))
+
+    def to_svg(self) -> str:
+        """Return the drawing as an `<svg>`."""
+        return flame_svg(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the drawing to a file, in which a pointer shows each function's whole name and line."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.to_svg())
+
+    def __str__(self) -> str:
+        return "\n".join(_describe_samples(flame) for flame in self)
+
+    def __repr__(self) -> str:
+        return bounded(str(self), "print() shows all")
+
+    def _repr_html_(self) -> str:
+        return picture_html(self.to_svg(), str(self))
+
+
+def split_dumps(text: str) -> Iterator[str]:
+    """Yield each dump of a text that holds several: no thread is twice in one dump."""
+    seen: set[str] = set()
+    lines: list[str] = []
+    for line in text.splitlines():
+        if header := THREAD.match(line):
+            if header["ident"] in seen:
+                yield "\n".join(lines)
+                lines, seen = [], set()
+            seen.add(header["ident"])
+        lines.append(line)
+    if seen:
+        yield "\n".join(lines)
+
+
+def _flame(rank: int, dumps: Iterable[str]) -> Flame:
+    root, num_samples = _CallTree(), 0
+    for dump in dumps:
+        main = parse_stacks(rank, dump).main
+        if main is not None:
+            num_samples += 1
+            root.add(list(_path(main)))
+    return Flame(rank=rank, num_samples=num_samples, frames=root.frames())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Key:
+    name: str
+    place: str
+    is_wait: bool
+    is_library: bool
+
+
+def _path(thread: ThreadStack) -> Iterator[_Key]:
+    """Yield the calls from the outermost one to the innermost, or to the collective in which the rank waits."""
+    # A backward computes and reduces gradients in the same C++ code, so it does not count as a wait.
+    wait = None if thread.waiting_in == BACKWARD else thread.waiting_in
+    for frame in reversed(thread.frames):
+        if wait is not None and frame.file.endswith(C10D) and frame.function in GROUP_CALLS:
+            break
+        yield _key(frame)
+    if wait is not None:
+        yield _Key(wait, "", is_wait=True, is_library=False)
+
+
+def _key(frame: StackFrame) -> _Key:
+    # Libraries by function: their lines would split the drawing into slivers.
+    if frame.is_library:
+        return _Key(frame.function, frame.file, is_wait=False, is_library=True)
+    return _Key(f"{frame.function}, line {frame.line}", frame.place, is_wait=False, is_library=False)
+
+
+class _CallTree:
+    def __init__(self) -> None:
+        self.count = 0
+        self.children: collections.defaultdict[_Key, _CallTree] = collections.defaultdict(_CallTree)
+
+    def add(self, path: list[_Key]) -> None:
+        tree = self
+        for key in path:
+            tree = tree.children[key]
+            tree.count += 1
+
+    def frames(self) -> tuple[FlameFrame, ...]:
+        found = sorted(self.children.items(), key=lambda item: -item[1].count)
+        return tuple(
+            FlameFrame(
+                name=key.name,
+                place=key.place,
+                count=tree.count,
+                is_wait=key.is_wait,
+                is_library=key.is_library,
+                children=tree.frames(),
+            )
+            for key, tree in found
+        )
+
+
+def _describe_samples(flame: Flame) -> str:
+    """Return a rank's samples, the part of waits, and the lines of the user's code that took most of them."""
+    lines: collections.Counter[str] = collections.Counter()
+    for frame in flame.frames:
+        _count_own(frame, lines)
+    top = [f"{format_share(count / flame.num_samples)} {place}" for place, count in lines.most_common(TOP)]
+    waits = f", {format_share(flame.wait_share)} of them waits for other ranks" if flame.wait_share else ""
+    return "\n  ".join([f"rank {flame.rank}: {plural(flame.num_samples, 'sample')}{waits}", *top])
+
+
+def _count_own(frame: FlameFrame, lines: collections.Counter[str]) -> int:
+    """Count the samples of each line of the user's code, without the samples of the user's functions that it calls."""
+    inner = sum(_count_own(child, lines) for child in frame.children)
+    if frame.is_wait or frame.is_library:
+        return inner
+    lines[frame.place] += frame.count - inner
+    return frame.count
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Waits for a GPU in a stack: with NCCL a rank waits for its peers there, and not in the collective, which returns.
+#
+# A collective of NCCL holds up the GPU's stream. The program continues, and stops at the next line that needs a
+# result.
+
+
+CUDA_WAIT = "CUDA synchronization"
+SYNCHRONIZE = ("/torch/cuda/__init__.py", "/torch/cuda/streams.py")
+END_OF_CALL = ("/processes/rank/user_function.py", "finish")
+"""File and function in which a rank waits for work on the GPU after the user's function has returned."""
+READERS = ("/torch/_tensor.py", "/torch/_tensor_str.py", "/torch/amp/grad_scaler.py", "/torch/nn/utils/clip_grad.py")
+"""Files of torch that read numbers from a GPU: `print(loss)`, the scaler's overflow flags, the norm's check."""
+READS = re.compile(r"\.(?:item|cpu|tolist|numpy|nonzero|to|synchronize)\(|\b(?:float|int|bool)\(")
+"""Calls in a line of the user's that wait for the GPU before they return."""
+
+
+class CodePlace(Protocol):
+    """A frame of a stack, such as `StackFrame`."""
+
+    @property
+    def function(self) -> str:
+        """Name of its function."""
+
+    @property
+    def file(self) -> str:
+        """File of its code."""
+
+    @property
+    def source(self) -> str:
+        """Its line of code."""
+
+    @property
+    def is_library(self) -> bool:
+        """True if it belongs to Python or to an installed package."""
+
+
+def is_end_of_call(frame: CodePlace) -> bool:
+    """Return True for the launcher's own wait for the GPU, after the user's function has returned."""
+    file, function = END_OF_CALL
+    return frame.function == function and frame.file.endswith(file)
+
+
+def waits_for_gpu(frames: Sequence[CodePlace], *, uses_gpu: bool) -> bool:
+    """Return True if the innermost of these frames may wait for a GPU.
+
+    Args:
+        frames: Frames of a thread, innermost first.
+        uses_gpu: True if the thread's rank uses a GPU, so that a read of a number is a wait.
+    """
+    top = frames[0]
+    if top.file.endswith(SYNCHRONIZE):
+        return top.function == "synchronize"
+    if not uses_gpu:
+        return False
+    if is_end_of_call(top):
+        return True
+    if top.is_library:
+        return top.file.endswith(READERS)
+    return READS.search(top.source) is not None

@@ -12,9 +12,10 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.events import FromRank, NodeLost, Output, RankLost, SupervisorLost
+from notebook_launcher.engines.engine import FromRank, NodeLost, Output, RankLost, SupervisorLost
 from notebook_launcher.kernel.failures.culprit import is_victim
-from notebook_launcher.kernel.run.call_state import CallState
+from notebook_launcher.kernel.run.call_state import CallState, RankOutcome
+from notebook_launcher.kernel.run.commands import RankRequests
 from notebook_launcher.kernel.run.ladder import (
     AT_ONCE_BUDGET,
     FAILED_BUDGET,
@@ -24,16 +25,14 @@ from notebook_launcher.kernel.run.ladder import (
     USER_BUDGETS,
     Ladder,
     Rung,
+    TimeLimits,
 )
-from notebook_launcher.kernel.run.rank_outcome import RankOutcome
-from notebook_launcher.kernel.run.rank_requests import RankRequests
-from notebook_launcher.kernel.run.time_limits import TimeLimits
 from notebook_launcher.messaging import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from notebook_launcher.engines.events import Event
+    from notebook_launcher.engines.engine import Event
     from notebook_launcher.engines.tree import Tree
 
 __all__ = ["Attempt"]

@@ -9,28 +9,24 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from notebook_launcher.kernel.display.questions import Answer
+from notebook_launcher.kernel.inspection.hangs import suggestion
 from notebook_launcher.kernel.inspection.profiles import Profile
-from notebook_launcher.kernel.inspection.stacks import Stacks
+from notebook_launcher.kernel.inspection.stacks import Samples, Stacks
 from notebook_launcher.kernel.latch import Latch
+from notebook_launcher.messaging import messages
+from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from notebook_launcher.engines.tree import Tree
+    from notebook_launcher.kernel.inspection.inspector import RankInspector
+    from notebook_launcher.kernel.inspection.profiles import ProfileRequests
+    from notebook_launcher.kernel.run.attempt import Attempt
+    from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.messaging.messages import ChangeAction, ChangeSource
     from notebook_launcher.settings.changes import Wanted
 
-__all__ = [
-    "AskingCommand",
-    "ChangeCommand",
-    "Command",
-    "CommandQueue",
-    "EndSamplingCommand",
-    "ProfileCommand",
-    "SampleCommand",
-    "SaveCommand",
-    "StacksCommand",
-    "StopCommand",
-]
 
 T = TypeVar("T")
 
@@ -133,3 +129,190 @@ class CommandQueue:
         for command in self.take_all():
             if isinstance(command, AskingCommand):
                 command.answer.set(None)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Carries out the commands that other threads send to a run's thread.
+
+
+class CommandHandler:
+    """Carries out commands, in the run's thread.
+
+    Args:
+        data: The run data, with the queue of commands.
+        inspector: Reads the ranks' stacks.
+        profiles: Takes requests for profiles.
+    """
+
+    def __init__(self, data: RunData, inspector: RankInspector, profiles: ProfileRequests) -> None:
+        self._data = data
+        self._inspector = inspector
+        self._profiles = profiles
+
+    def carry_out_all(self, attempt: Attempt) -> None:
+        """Carry out the commands that other threads have sent since the last call."""
+        for command in self._data.commands.take_all():
+            self._carry_out(command, attempt)
+
+    def _carry_out(self, command: Command, attempt: Attempt) -> None:
+        match command:
+            case StopCommand():
+                self._stop(command, attempt)
+            case SaveCommand():
+                command.answer.set(attempt.requests.ask_to_save())
+            case ChangeCommand(action, values, source):
+                command.answer.set(attempt.requests.ask_to_change(action, values, source))
+            case StacksCommand():
+                command.answer.set(self._read_stacks(attempt))
+            case SampleCommand():
+                command.answer.set(self._inspector.take_sample(attempt))
+            case EndSamplingCommand(starts):
+                command.answer.set(attempt.tree.stacks.read(starts))
+            case ProfileCommand():
+                self._profiles.begin(command, attempt.requests, self._data.live.settings.trainer)
+            case Answer():
+                self._answer(command, attempt)
+
+    def _stop(self, command: StopCommand, attempt: Attempt) -> None:
+        is_first = attempt.ladder is None
+        if command.after_step and is_first and attempt.requests.ask_to_stop(attempt.state.unsettled):
+            return
+        kill_asked_at = self._data.commands.kill_asked_at
+        if is_first and attempt.state.debugged is None and math.isinf(kill_asked_at):
+            self._show_waits(attempt)
+        attempt.stop(at_once=command.at_once, asked_at=kill_asked_at if command.at_once else None)
+
+    def _show_waits(self, attempt: Attempt) -> None:
+        """Show a notice about the ranks that wait in a collective, before a stop ends the wait."""
+        data, stacks = self._data, self._read_stacks(attempt)
+        if not any(stack.waiting_in for stack in stacks):
+            return
+        data.stopped_in = stacks.past_verdict
+        data.output.headline(stacks.in_past_tense)
+        plan = data.plan
+        if hint := suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend):
+            data.output.notice(hint)
+
+    def _read_stacks(self, attempt: Attempt) -> Stacks:
+        stacks = self._inspector.read_stacks(attempt)
+        self._data.note_stacks(stacks)
+        return stacks
+
+    def _answer(self, answer: Answer, attempt: Attempt) -> None:
+        if answer.call_id != attempt.call_id:
+            return  # The rank that asked has been started again since.
+        attempt.tree.send(answer.rank, answer.reply)
+        self._data.note_answer(answer.rank)
+        if not self._data.asking:
+            attempt.release_clock()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sampling: the stacks of all ranks, many times in a while, at the request of the user's thread.
+
+
+MAX_SAMPLING, MAX_RATE = 60.0, 100.0
+"""Seconds of sampling, and samples a second: each sample of a rank takes some kilobytes of memory."""
+
+
+def check_sampling(seconds: object, rate: object) -> None:
+    """Raise `ValueError` if stacks cannot be sampled for so long, or so often."""
+    if not (_is_within(seconds, MAX_SAMPLING) and _is_within(rate, MAX_RATE)):
+        msg = (
+            f"sample(seconds={seconds!r}, rate={rate!r}): seconds must be a number, more than 0 and up to "
+            f"{MAX_SAMPLING:g}, and rate more than 0 and up to {MAX_RATE:g} per second."
+        )
+        raise for_caller(ValueError(msg))
+
+
+def take_samples(ask: Callable[[AskingCommand[Any]], Any], over: Latch[None], seconds: float, rate: float) -> Samples:
+    """Sample the stacks of all ranks, until the time is up or the run is over.
+
+    Args:
+        ask: Sends a command to the run's thread, and returns the answer.
+        over: Set when the run is over.
+        seconds: Duration.
+        rate: Samples per second.
+    """
+    starts, end = ask(SampleCommand()), time.monotonic() + seconds
+    while time.monotonic() < end and not over.wait(1 / rate):
+        ask(SampleCommand())
+    texts: dict[int, str] = ask(EndSamplingCommand(starts))
+    return Samples.parse(texts)
+
+
+def _is_within(value: object, most: float) -> bool:
+    """Return True if a value is a number above 0, up to a limit."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Requests of the run's thread to ranks that train: to stop, to save, to change settings, each at their next step.
+
+
+class RankRequests:
+    """The requests of one attempt; the ranks find them on the board, and changes in their channels.
+
+    Args:
+        tree: The ranks' processes.
+        clock: Returns the time.
+    """
+
+    def __init__(self, tree: Tree, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tree = tree
+        self._clock = clock
+        self.stop_asked_at: float | None = None
+        """Time at which the ranks were first asked to stop after their step, by `clock`."""
+        self.paused_after: int | None = None
+        """Number of updates after which all ranks are held; None while they train."""
+        self._num_changes = 0
+        """Number of the last change that was sent."""
+
+    def can_ask(self, ranks: Iterable[int]) -> bool:
+        """Return True if one of these ranks looks at the stop flag."""
+        return any(self._tree.board.is_read_by(rank) for rank in ranks)
+
+    def ask_to_stop(self, ranks: Iterable[int]) -> bool:
+        """Ask the ranks to stop after their present step; return True if one of `ranks` looks at the stop flag."""
+        if not self.can_ask(ranks):
+            return False
+        if self.paused_after is not None:
+            self.stop_asked_at = self._clock()
+            return self.ask_to_change("stop")
+        if self.stop_asked_at is None:  # Set before the flag, so that a rank that ends because of the flag ends later.
+            self.stop_asked_at = self._clock()
+        self._tree.board.ask_to_stop(together=True)
+        return True
+
+    def ask_to_save(self) -> bool:
+        """Ask the ranks for a checkpoint; return True if an Accelerator will write it."""
+        if self.paused_after is not None:
+            return self.ask_to_change("save")
+        self._tree.board.ask_to_save()
+        return self._tree.board.has_safepoint
+
+    def ask_to_change(
+        self,
+        action: ChangeAction,
+        values: dict[str, Wanted] | None = None,
+        source: ChangeSource = "code",
+        profile: messages.ProfileOrder | None = None,
+    ) -> bool:
+        """Ask the ranks to do something after the same update; return True if an Accelerator will do it."""
+        if not self._tree.board.has_safepoint:
+            return False
+        self._num_changes += 1
+        change = messages.Change(
+            number=self._num_changes, action=action, values=values or {}, source=source, profile=profile
+        )
+        self._tree.send_all(change)
+        # Written last: a rank that sees the number finds the change in its channel.
+        self._tree.board.announce_change(self._num_changes)
+        return True
+
+    def note_change(self, changed: messages.Changed) -> bool:
+        """Note that a change was carried out; return True if it paused or resumed the ranks."""
+        if changed.action not in ("pause", "resume"):
+            return False
+        self.paused_after = changed.update if changed.action == "pause" else None
+        return True

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import signal
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher.engines.this_machine import is_cold
+from notebook_launcher.engines.process_tree import is_cold
 from notebook_launcher.errors import (
     ConfigError,
     InternalError,
@@ -13,29 +16,30 @@ from notebook_launcher.errors import (
     RunStoppedError,
     RunTimeoutError,
 )
-from notebook_launcher.kernel.failures import culprit, failure_display, rank_errors
-from notebook_launcher.kernel.inspection.mismatches import suggestion
+from notebook_launcher.kernel.failures import culprit, failure_display
+from notebook_launcher.kernel.inspection.hangs import suggestion
+from notebook_launcher.kernel.ranks import describe_restart
 from notebook_launcher.kernel.results import RankSummary, Results
-from notebook_launcher.kernel.run.outcome import RunOutcome
+from notebook_launcher.kernel.run.ladder import AT_ONCE_BUDGET, STOP_BUDGET
 from notebook_launcher.tracebacks import without_locals
-from notebook_launcher.wording.counts import rank_list
-from notebook_launcher.wording.machine_limits import describe_limit
-from notebook_launcher.wording.text import name_rank
+from notebook_launcher.wording import describe_limit, name_rank, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from notebook_launcher.kernel.failures.failure import Failure
+    from notebook_launcher.engines.engine import Event
+    from notebook_launcher.kernel.failures.culprit import Failure
     from notebook_launcher.kernel.hosting import Hosting, UnpacksException
     from notebook_launcher.kernel.inspection.stacks import Stacks
     from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.attempt import Attempt
+    from notebook_launcher.kernel.run.call_state import RankOutcome
+    from notebook_launcher.kernel.run.commands import CommandQueue
     from notebook_launcher.kernel.run.data import RunData
-    from notebook_launcher.kernel.run.rank_outcome import RankOutcome
     from notebook_launcher.messaging import messages
 
-__all__ = ["conclude", "describe_failure", "fault_of_ours"]
 
 LOST_VALUE = "the value is lost: the notebook's process had no file descriptor left for it (`ulimit -n`)"
 
@@ -97,7 +101,7 @@ def describe_failure(data: RunData) -> str:
     assert data.attempt is not None
     state = data.attempt.state
     if state.node_lost is not None:  # No rank has failed by itself then.
-        lost = str(rank_errors.node_lost_error(state.node_lost)).partition("\n")[0]
+        lost = str(failure_display.node_lost_error(state.node_lost)).partition("\n")[0]
         return f"{failure_display.failed_after(data.seconds, [])}: {lost.rstrip('.')}"
     return failure_display.failed_after(data.seconds, _failures(data, state.sorted_outcomes))
 
@@ -190,7 +194,7 @@ def _error_of_attempt(
     if real:
         first = attempt.state.outcomes[real[0].rank]
         evidence = _evidence(stacks, plan) if stacks and real[0].victim else ""
-        return rank_errors.to_exception(
+        return failure_display.to_exception(
             first, real[0], plan.num_processes, unpack, evidence=evidence, is_checked=plan.config.check_collectives
         )
     if failures and asked_to_stop:
@@ -213,7 +217,7 @@ def _describe_timeout(attempt: Attempt, plan: Plan) -> str:
 
 def _lost_tree_error(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
     if attempt.state.node_lost is not None:
-        return rank_errors.node_lost_error(attempt.state.node_lost)
+        return failure_display.node_lost_error(attempt.state.node_lost)
     if asked_to_stop and attempt.gave_up:
         return RunStoppedError(
             "the run was stopped, and its processes did not answer: one of the launcher was stopped (SIGSTOP), or "
@@ -221,7 +225,7 @@ def _lost_tree_error(attempt: Attempt, *, asked_to_stop: bool) -> BaseException:
         )
     if asked_to_stop:
         return RunStoppedError("the run was stopped before its ranks had started")
-    return rank_errors.supervisor_lost_error(attempt.state.supervisor_lost or "")
+    return failure_display.supervisor_lost_error(attempt.state.supervisor_lost or "")
 
 
 def _evidence(stacks: Stacks | None, plan: Plan) -> str:
@@ -236,3 +240,137 @@ def _not_started_error(failed: messages.RankNotStarted, plan: Plan) -> ResourceE
     reason = failed.message if failed.message.endswith(".") else f"{failed.message}."
     msg = f"{who} could not be started: {reason} {advice}".rstrip()
     return ResourceError(failed.errno, msg)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The exit of a launch's ranks after the last attempt: their exit handlers run, within a limit of time.
+
+
+EXIT_BUDGET = 5.0
+"""Time limit in seconds of the ranks' exit handlers after a success."""
+FAILED_EXIT_BUDGET = 0.5
+"""Time limit in seconds of the ranks' exit handlers after a failure, or once the run is being stopped."""
+
+
+def end_ranks(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event], None]) -> None:
+    """Have the ranks run their exit handlers and exit; kill ranks that take too long, and show a notice about them.
+
+    Args:
+        data: The run data.
+        ranks: The ranks, which are closed.
+        attempt: The attempt that is over.
+        handle: Takes each event of the process tree that arrives meanwhile.
+    """
+    failed, began = attempt.state.failed, time.monotonic()
+    for events in ranks.finish(lambda: _deadline(data.commands, began, attempt.limit, failed=failed)):
+        for event in events:
+            handle(event)
+        data.output.publish()
+    when, hint = f"{EXIT_BUDGET:g} s after it returned", ". Finish such work in the function, a save for example"
+    if data.commands.asked_to_stop:
+        when, hint = "as the run was stopped", ""
+    elif time.monotonic() >= attempt.limit + STOP_BUDGET:
+        when, hint = "as its time was over", ""
+    for rank in attempt.tree.pids:
+        attempt.state.note_killed_at_exit(rank)
+        if not failed:
+            text = f"rank {rank} was killed: {when} it was still running exit handlers or threads{hint}"
+            data.output.notice(text, "stderr")
+    close_ranks(data, ranks, attempt)
+
+
+def close_ranks(data: RunData, ranks: Ranks, attempt: Attempt) -> None:
+    """Close the ranks of an attempt that is over; a stop of the run limits the wait for processes that do not end."""
+    commands, began = data.commands, time.monotonic()
+
+    def deadline() -> float:
+        asked_at = max(began, commands.stop_asked_at)
+        by_limit = max(began + FAILED_EXIT_BUDGET, attempt.limit + STOP_BUDGET)
+        return min(attempt.gives_up_at, asked_at + STOP_BUDGET, commands.kill_asked_at + AT_ONCE_BUDGET, by_limit)
+
+    ranks.close(deadline)
+
+
+def _deadline(commands: CommandQueue, began: float, limit: float, *, failed: bool) -> float:
+    if math.isfinite(commands.kill_asked_at):
+        return began
+    usual = began + (FAILED_EXIT_BUDGET if failed else EXIT_BUDGET)
+    usual = min(usual, max(began + FAILED_EXIT_BUDGET, limit + STOP_BUDGET))
+    return min(usual, max(began, commands.stop_asked_at) + FAILED_EXIT_BUDGET)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The outcome of a run.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """The results of a run, and the exception with which it failed; None after a success."""
+
+    state: Literal["done", "failed", "stopped"]
+    """`"stopped"` if the user stopped the run before every rank had returned."""
+    results: Results
+    """The values of the ranks that returned, even after a failure."""
+    error: BaseException | None
+    """The exception for the cell; None after a success."""
+    asked_to_stop: bool = False
+    """True if the user had asked for a stop when the ranks had settled, even if all had returned."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Mending of a session's ranks: processes that ended or became useless, and a process group that broke.
+
+
+DEATH_NOTICE = 1.0
+"""Longest wait in seconds for the supervisor's report of a rank's end, once the rank's channel has closed."""
+
+
+def replace_the_dead(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event], None]) -> None:
+    """Replace ranks of a session that died between two runs.
+
+    Args:
+        data: The run data, for notices.
+        ranks: The ranks of the session.
+        attempt: The attempt that is about to begin.
+        handle: Takes each event of the process tree that arrives meanwhile.
+    """
+    tree, until = attempt.tree, time.monotonic() + DEATH_NOTICE
+    while (events := tree.events(0)) or (tree.is_dying and time.monotonic() < until):
+        for event in events or tree.events(DEATH_NOTICE):
+            handle(event)
+    if attempt.state.outcomes and not attempt.state.tree_lost:
+        mend(data, ranks, attempt, handle)
+        attempt.forget_outcomes(ranks.generation)
+
+
+def mend(data: RunData, ranks: Ranks, attempt: Attempt, handle: Callable[[Event], None]) -> None:
+    """Make a session's ranks ready for the next call, and show a notice if they lost something.
+
+    Args:
+        data: The run data, for notices.
+        ranks: The ranks of the session.
+        attempt: The attempt that is over.
+        handle: Takes each event of the process tree that arrives meanwhile.
+    """
+    _remove_the_spent(attempt, handle)
+    replaced = ranks.replace_ended(attempt)
+    if replaced:
+        in_nccl = attempt.ladder is not None and "nccl" in (attempt.tree.setup.backend or "")
+        data.output.notice(describe_restart(replaced, stopped_in_nccl=in_nccl))
+    elif attempt.state.broke_group:
+        data.output.notice(
+            "the next run makes a new process group: models that the ranks keep must be wrapped again "
+            "(DistributedDataParallel, Accelerator.prepare)"
+        )
+
+
+def _remove_the_spent(attempt: Attempt, handle: Callable[[Event], None]) -> None:
+    """End ranks that no later call can use: their GPU context was lost, or they have no descriptor left."""
+    spent = tuple(rank for rank, outcome in attempt.state.outcomes.items() if outcome.is_spent)
+    if not spent:
+        return
+    attempt.tree.signal(spent, signal.SIGKILL)
+    until = time.monotonic() + DEATH_NOTICE
+    while any(attempt.state.outcomes[rank].is_spent for rank in spent) and (left := until - time.monotonic()) > 0:
+        for event in attempt.tree.events(left):
+            handle(event)

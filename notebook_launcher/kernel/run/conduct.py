@@ -14,22 +14,20 @@ from notebook_launcher.history.run_folders import RANDOM
 from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
 from notebook_launcher.kernel.run.data import RunData
-from notebook_launcher.kernel.run.live_reader import LiveRunReader
-from notebook_launcher.kernel.run.loop import RunLoop, Steps
-from notebook_launcher.kernel.run.progress_line import QUIET
-from notebook_launcher.wording.counts import rank_list
+from notebook_launcher.kernel.run.snapshots import QUIET, LiveRunReader
+from notebook_launcher.kernel.run.thread import RunLoop, Steps
+from notebook_launcher.wording import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from notebook_launcher.kernel.calls.call_scope import CallScope
+    from notebook_launcher.kernel.calls.call_scope import CallScope, OutgoingCall
     from notebook_launcher.kernel.calls.origin import Origin
-    from notebook_launcher.kernel.calls.outgoing_call import OutgoingCall
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.kernel.ranks import Ranks
-    from notebook_launcher.kernel.run.outcome import RunOutcome
+    from notebook_launcher.kernel.run.conclusion import RunOutcome
 
 __all__ = ["RunConduct"]
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.archive.recorded import write_edits
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.display.output import RunOutput
-from notebook_launcher.kernel.metering.gpu_meter import GpuMeter
-from notebook_launcher.kernel.metering.usage_meter import UsageMeter
+from notebook_launcher.kernel.metering import GpuMeter, UsageMeter
 from notebook_launcher.kernel.run.commands import CommandQueue
-from notebook_launcher.kernel.run.kept_edits import RunEdits
 from notebook_launcher.kernel.run.live_values import LiveValues
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from notebook_launcher.history.schema import RunKind
     from notebook_launcher.kernel.calls.call_scope import CallScope
     from notebook_launcher.kernel.hosting import Hosting
@@ -23,9 +25,38 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.kernel.run.attempt import Attempt
-    from notebook_launcher.kernel.run.outcome import RunOutcome
+    from notebook_launcher.kernel.run.conclusion import RunOutcome
 
-__all__ = ["RunData"]
+
+# --------------------------------------------------------------------------------------------------------------------
+# Name, tags and notes that the user gives a run in progress; its folder, once there is one, keeps them.
+
+
+class RunEdits:
+    """The edits of one run. Any thread may change them; the run's thread gives the folder."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, Any] = {}
+        self._folder: Path | None = None
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the edited name, tags or notes; None if they were not edited."""
+        return self._values.get(key)
+
+    def change(self, values: dict[str, Any]) -> None:
+        """Add edits; raises `OSError` if the folder is there and cannot be written."""
+        with self._lock:
+            self._values = {**self._values, **values}
+            if self._folder is not None:
+                write_edits(self._folder, values)
+
+    def keep_in(self, folder: Path) -> None:
+        """Write the edits to the run's new folder, now and with each change; raises `OSError`."""
+        with self._lock:
+            self._folder = folder
+            if self._values:
+                write_edits(folder, self._values)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)

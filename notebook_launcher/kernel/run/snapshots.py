@@ -7,21 +7,23 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher import context
-from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnapshot
-from notebook_launcher.kernel.config_record import config_as_json
-from notebook_launcher.kernel.display.formatting import one_line_of
+from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunMetrics, RunReader, RunSnapshot
+from notebook_launcher.history.summaries import progress_line
+from notebook_launcher.kernel.display.output import one_line_of
 from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
+from notebook_launcher.kernel.plan import config_as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from notebook_launcher.history.schema import RankPhases, RankState, RunState
-    from notebook_launcher.kernel.failures.failure import Failure
+    from notebook_launcher.config import LaunchConfig
+    from notebook_launcher.drawing.run_report import RunReport
+    from notebook_launcher.history.schema import MetricPoint, RankPhases, RankState, RunChange, RunPicture, RunState
+    from notebook_launcher.kernel.failures.culprit import Failure
     from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run.conclusion import RunOutcome
     from notebook_launcher.kernel.run.data import RunData
-    from notebook_launcher.kernel.run.outcome import RunOutcome
 
-__all__ = ["state_of", "take_rank_snapshots", "take_snapshot"]
 
 ACTIVITIES: dict[int, RankState] = {
     context.COMPUTING: "running",
@@ -174,3 +176,147 @@ def _failure(failure: Failure) -> RankFailure:
         victim=failure.victim,
         last_lines=failure.last_lines,
     )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A run of this process as views and users read it, while it goes on and afterwards.
+
+
+class LiveRunReader(RunReader):
+    """Reads the run data; from any thread."""
+
+    def __init__(self, data: RunData) -> None:
+        self._data = data
+        """The run data, which a reader only reads."""
+
+    @property
+    def id(self) -> str:
+        """Identifier of the run: the time, the function, six random digits."""
+        return self._data.id
+
+    @property
+    def name(self) -> str:
+        """Name of the run: as edited, else as launched, else the function's name."""
+        return self._data.edits["name"] or self._data.name
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the run: as edited, else as launched."""
+        edited = self._data.edits["tags"]
+        return self.config.tags if edited is None else tuple(edited)
+
+    @property
+    def notes(self) -> str:
+        """Notes that `edit` has written; empty if there are none."""
+        return self._data.edits["notes"] or ""
+
+    @property
+    def last_line(self) -> str:
+        """The last line of a run's output, where a picture or a client shows it."""
+        return self._data.output.last_line
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options as given."""
+        return self._data.plan.config
+
+    @property
+    def state(self) -> RunState:
+        """`"starting"`, `"running"`, `"paused"`, `"stopping"`, then `"done"`, `"failed"` or `"stopped"`.
+
+        The state is `"waiting"` while ranks have waited for longer than `hang_notice` in a collective which other
+        ranks have not entered; `run.snapshot().waiting` names the ranks and the collective.
+        """
+        return state_of(self._data)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the launch; None: its ranks began with the random states of the kernel."""
+        return self._data.plan.seed
+
+    @property
+    def ranks(self) -> tuple[RankSnapshot, ...]:
+        """Present state of each rank."""
+        return take_rank_snapshots(self._data)
+
+    @property
+    def metrics(self) -> RunMetrics:
+        """Metrics that the ranks have reported so far, in the order of arrival."""
+        return RunMetrics(self._data.live.metrics)
+
+    @property
+    def pictures(self) -> tuple[RunPicture, ...]:
+        """Images and histograms that the ranks have reported so far, in the order of arrival."""
+        return tuple(self._data.live.pictures)
+
+    @property
+    def phases(self) -> dict[int, RankPhases]:
+        """Time that each rank spent on each phase of training, as reported by its Accelerator."""
+        return self._data.live.phases
+
+    @property
+    def changes(self) -> tuple[RunChange, ...]:
+        """Settings that `set` has changed so far: name, values before and after, and the update."""
+        return self._data.live.changes
+
+    def snapshot(self) -> RunSnapshot:
+        """Return everything that is known of the run at this moment, as plain data."""
+        return take_snapshot(self._data)
+
+    def report(self) -> RunReport:
+        """Return what is known of the run in plain values: a dict, which `print` shows as text and `to_json()` as JSON.
+
+        State, ranks, who waits where, the first error with its line, metrics (last, lowest, highest), the rank that the
+        others wait for, and what to type next; at any time, also after the run's end.
+        """
+        from notebook_launcher.drawing.run_report import report_on
+
+        return report_on(self)
+
+    def metrics_since(self, position: int) -> tuple[Sequence[MetricPoint], int]:
+        """Return the metrics reported after a position, and the next position; start with 0."""
+        return self._data.live.metrics_since(position)
+
+    def pictures_since(self, position: int) -> tuple[list[RunPicture], int]:
+        """Return the pictures reported after a position, and the next position; start with 0."""
+        return self._data.live.pictures_since(position)
+
+    def logs_since(self, rank: int, position: int) -> tuple[str, int]:
+        """Return the text that a rank wrote after a position, and the next position; start with 0.
+
+        A rank that a restart has left out is read, too: its log is still written to the run's folder.
+        """
+        return self._data.output.text_since(rank, position)
+
+    def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
+        """Return the rank and the end of the newest pieces of output of all ranks, in the order of their arrival."""
+        return self._data.output.text_order(num_pieces)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The line of text that shows the progress of a run if no view does.
+
+
+QUIET = 1.0
+"""Seconds for which a run shows no progress, because it may be over before a person can read the line."""
+INTERVAL = 0.5
+"""Seconds between two lines."""
+
+
+class ProgressLine:
+    """Puts the line into a run's output; the run's thread updates it with each record of a rank."""
+
+    def __init__(self, data: RunData) -> None:
+        self._data = data
+        self._due = data.launched + QUIET
+
+    def update(self) -> None:
+        """Write the line again, if it is wanted and due."""
+        data = self._data
+        if not data.output.shows_progress:
+            data.output.progress("")
+            return
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + INTERVAL
+        data.output.progress(progress_line(data.name, take_rank_snapshots(data)))

@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import math
 import threading
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Generator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from notebook_launcher.errors import ResourceError
-from notebook_launcher.kernel.held_interrupts import can_hold_interrupts, held_interrupts
-from notebook_launcher.wording.machine_limits import describe_process_limit
+from notebook_launcher.engines.board import LiveRecords
+from notebook_launcher.engines.engine import FromRank, Output, RankLost, ReducibleEngine, starting_until
+from notebook_launcher.errors import ConfigError, ResourceError, RunStoppedError
+from notebook_launcher.kernel.display.output import error_line
+from notebook_launcher.kernel.display.questions import Question
+from notebook_launcher.kernel.inspection.inspector import RankInspector
+from notebook_launcher.kernel.inspection.profiles import ProfileRequests
+from notebook_launcher.kernel.latch import can_hold_interrupts, held_interrupts
+from notebook_launcher.kernel.plan import make_plan
+from notebook_launcher.kernel.run.attempt import Attempt
+from notebook_launcher.kernel.run.commands import CommandHandler
+from notebook_launcher.kernel.run.conclusion import close_ranks, describe_failure, end_ranks, mend, replace_the_dead
+from notebook_launcher.kernel.run.ladder import timeout_error
+from notebook_launcher.kernel.run.live_values import LiveRecord, describe_change
+from notebook_launcher.kernel.run.snapshots import ProgressLine
+from notebook_launcher.machine.allocation import ranks_by_node
+from notebook_launcher.messaging import messages
+from notebook_launcher.wording import describe_process_limit, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from notebook_launcher.kernel.display.questions import Question
+    from notebook_launcher.engines.engine import Event
+    from notebook_launcher.history.recorder import Recorder
+    from notebook_launcher.kernel.calls.call_scope import OutgoingCall
+    from notebook_launcher.kernel.hosting import Hosting
+    from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run.call_state import RankOutcome
     from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.conduct import RunConduct
+    from notebook_launcher.kernel.run.data import RunData
+    from notebook_launcher.travel import FunctionCall
 
-__all__ = ["RunThread", "live_threads"]
 
 FIRST_MOMENTS = 0.02
 """Seconds for which a thread that waits for a run carries it out by itself; meanwhile, interrupts are held back."""
@@ -155,3 +182,413 @@ def live_threads() -> list[RunThread]:
     """Return the runs in progress in this process, in no order: the interpreter's list of threads has them."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
     return [subject for thread in threads if (subject := thread.subject) is not None]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The loop of a run's thread: waits for events of the process tree and for commands, and writes the run data.
+
+
+T = TypeVar("T")
+Steps = Generator[None, "float | None", T]
+"""Work in steps, which one thread may begin and another continue: stops before each wait, and takes the seconds for
+which to wait at most; None: no limit. Returns a value at the end."""
+
+
+class RunLoop:
+    """Carries out the attempts at one call, in one thread at a time.
+
+    Args:
+        data: The run data, which the loop writes.
+        ranks: The ranks that serve the run.
+        call: The call. Ranks that are started again may need it once more: forked ranks inherit it, and the fork server
+            reads its code.
+        hosting: Takes what ranks ask the user.
+        recorder: Writes the run's folder.
+    """
+
+    def __init__(
+        self,
+        data: RunData,
+        ranks: Ranks,
+        call: OutgoingCall,
+        hosting: Hosting,
+        recorder: Recorder,
+    ) -> None:
+        self._data = data
+        self._ranks = ranks
+        self._call = call
+        self._hosting = hosting
+        self._recorder = recorder
+        self._progress = ProgressLine(data)
+        self._has_live = False
+        """True if ranks have reported since the line of progress was updated."""
+        self._inspector = RankInspector(data)
+        self._profiles = ProfileRequests(recorder)
+        self._commands = CommandHandler(data, self._inspector, self._profiles)
+        self._periodic = self._make_periodic()
+
+    def _make_periodic(self) -> tuple[Periodic, ...]:
+        """Return the parts that have work between events, in the order in which they do it."""
+        data, comms, inspector, recorder = self._data, self._ranks.comms, self._inspector, self._recorder
+        return (
+            # Without `self`, which would make a cycle: a run's files are closed when the run is forgotten.
+            Periodic(inspector.next_due, lambda _, attempt: _watch(data, inspector, attempt)),
+            Periodic(data.output.next_due, lambda *_: data.output.publish()),
+            Periodic(comms.next_due, lambda now, attempt: comms.tick(now, attempt.tree)),
+            Periodic(data.usage.next_due, lambda now, attempt: data.usage.tick(now, attempt.tree, data.gpus)),
+            Periodic(recorder.next_due, lambda now, _: recorder.tick(now)),
+        )
+
+    def run(self) -> Steps[None]:
+        """Repeat the call until an attempt succeeds, is stopped, or no restart is left."""
+        with self._ranks.comms.served(self._ranks.wake):
+            yield from self._repeat()
+
+    def _repeat(self) -> Steps[None]:
+        data, limit = self._data, self._data.plan.config.max_restarts
+        may_start_silently = True
+        while True:
+            attempt = yield from self._run_attempt()
+            has_begun = bool(attempt.state.started) or attempt.ladder is not None
+            if attempt.state.tree_lost and not has_begun and may_start_silently:
+                # The fork server, or an idle session's supervisor, died unnoticed before this run.
+                may_start_silently = False
+                attempt.state.close()
+                if self._ranks.many_calls:
+                    data.output.notice("the session's ranks had died and were restarted")
+                self._ranks.start(self._call.call)
+                continue
+            if not attempt.state.failed or data.restarts >= limit or data.commands.asked_to_stop or attempt.timed_out:
+                return
+            data.restarts += 1
+            data.output.notice(
+                f"{data.name}: attempt {data.restarts} {describe_failure(data)}; "
+                f"starting again ({data.restarts} of {limit} restarts)"
+            )
+            attempt.state.close()
+            restart(data, self._ranks, self._call.call)
+
+    def _run_attempt(self) -> Steps[Attempt]:
+        attempt = self._new_attempt()
+        if self._ranks.many_calls:
+            replace_the_dead(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
+        attempt.begin()
+        while not attempt.settled:
+            self._commands.carry_out_all(attempt)
+            longest = yield
+            self._handle_all(attempt.tree.events(self._patience(attempt, longest)), attempt)
+            if self._has_live:
+                self._has_live = False
+                attempt.note_activity()
+                self._progress.update()
+            self._commands.carry_out_all(attempt)
+            if (failure := attempt.failure_to_debug()) is not None:
+                self._debug(failure, attempt)
+            attempt.act(lambda: self._data.note_stacks(self._inspector.read_stacks(attempt)))
+            for part in self._periodic:
+                part.tick(time.monotonic(), attempt)
+        self._inspector.forget_hang()
+        self._data.hang = None
+        if attempt.state.failed:
+            yield  # To mend a session takes up to a second.
+        self._settle(attempt)
+        return attempt
+
+    def _new_attempt(self) -> Attempt:
+        data, tree = self._data, self._ranks.tree
+        assert tree is not None
+        config = data.plan.config
+        run_call = self._ranks.next_call(
+            data.scope,
+            restart_count=data.restarts,
+            can_ask=self._hosting.can_ask,
+            widget_ranks=data.output.choose_widget_ranks(data.scope.widget_ranks),
+            checkpoints=tuple(data.checkpoints),
+        )
+        deadline = None if config.timeout is None else data.launched + config.timeout
+        attempt = Attempt(
+            tree,
+            run_call,
+            self._call.fds,
+            deadline=deadline,
+            idle_timeout=config.idle_timeout,
+            debug=config.debug,
+        )
+        data.begin_attempt(attempt)
+        self._profiles.give_up()
+        data.live.settings.forget()  # Ranks that were started again have their first ones.
+        self._inspector.begin()
+        return attempt
+
+    def _patience(self, attempt: Attempt, longest: float | None) -> float | None:
+        """Return the seconds until something is due even if nothing happens, at most `longest`; None: nothing is."""
+        now, deadline = time.monotonic(), attempt.next_deadline()
+        waits = [part.next_due(now) for part in self._periodic]
+        waits += [longest, None if deadline is None else max(0.0, deadline - now)]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _settle(self, attempt: Attempt) -> None:
+        """End the processes, or make them ready for the next call."""
+        for rank in range(self._data.plan.num_processes):
+            for event in attempt.tree.drain(rank):
+                self._handle(event, attempt)
+        self._ranks.comms.publish(None)
+        if attempt.state.tree_lost:
+            close_ranks(self._data, self._ranks, attempt)
+        elif self._ranks.many_calls:
+            mend(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
+        else:
+            end_ranks(self._data, self._ranks, attempt, partial(self._handle, attempt=attempt))
+
+    def _handle_all(self, events: list[Event], attempt: Attempt) -> None:
+        """Handle events in order; after one that shows a fault of this package, close the descriptors of the rest."""
+        rest = iter(events)
+        try:
+            for event in rest:
+                self._handle(event, attempt)
+        finally:
+            for event in rest:
+                if isinstance(event, FromRank):
+                    event.close()
+
+    def _handle(self, event: Event, attempt: Attempt) -> None:
+        match event:
+            case LiveRecords():
+                self._data.live.fold_all(event)
+                self._note_live()
+                return
+            case FromRank(rank, record, _) if isinstance(record, LiveRecord):
+                self._data.live.fold(rank, record)
+                self._note_live()
+                return
+            case Output():
+                self._data.output.feed(event)
+                self._recorder.note()
+            case FromRank(rank, messages.DebugEnded(), _) | RankLost(messages.RankExited(rank=rank)):
+                attempt.end_debugging(rank)
+            case FromRank(_, messages.CallStarted() | messages.Returned() | messages.Raised(), _):
+                pass  # `Attempt.fold` takes them.
+            case FromRank(rank, record, _):
+                self._show_or_note(rank, record, attempt)
+        attempt.fold(event)
+
+    def _note_live(self) -> None:
+        self._has_live = True
+        self._recorder.note()
+
+    def _show_or_note(self, rank: int, record: object, attempt: Attempt) -> None:  # noqa: C901 - one branch a message
+        """Show, pass on or note a record of a rank that is not about the call itself.
+
+        Raises:
+            TypeError: The record is unknown, which is a fault of this package.
+        """
+        data = self._data
+        match record:
+            case messages.Display() | messages.ClearOutput():
+                self._ranks.comms.publish(None)
+                data.output.show(rank, record)
+            case messages.CommMessage() | messages.CommHandled():
+                self._ranks.comms.take(rank, record, data.output.sink)
+            case messages.InputRequest():
+                self._ask(rank, record, attempt)
+            case messages.Notice(text=text, once=once):
+                if data.is_new(once):
+                    data.output.notice(text)
+            case messages.CheckpointSaved(folder=folder):
+                data.note_checkpoint(folder)
+            case messages.Offered(name=name, value=value):
+                data.live.settings.offer(name, value)
+            case messages.TrainerMade():
+                data.live.settings.note_trainer(record)
+            case messages.Changed():
+                self._note_change(record, attempt)
+            case messages.Profiled():
+                self._profiles.note(record)
+            case messages.Unreadable(reason=reason):
+                data.output.notice(f"rank {rank} sent a record that the kernel could not unpickle ({reason})", "stderr")
+            case _:
+                raise TypeError(f"the kernel got an unknown message from rank {rank}: {record!r}")
+
+    def _note_change(self, record: messages.Changed, attempt: Attempt) -> None:
+        self._data.live.note_change(record)
+        attempt.note_change(record)
+        if line := describe_change(record):
+            self._data.output.notice(line)
+        self._recorder.note()
+
+    def _debug(self, failure: RankOutcome, attempt: Attempt) -> None:
+        """Let the user look into the frames of the rank that failed first, before the others are stopped."""
+        rank = failure.rank
+        if failure.raised is None or failure.exited is not None:
+            self._data.output.notice(f"debug=True: the process of rank {rank} has ended; no frames are left to debug")
+            return
+        error = error_line(failure.raised.report)
+        self._data.output.notice(f"rank {rank} failed: {error}. The other ranks stay as they are; q ends the run.")
+        self._data.output.show_rank(rank)
+        attempt.begin_debugging(rank)
+
+    def _ask(self, rank: int, request: messages.InputRequest, attempt: Attempt) -> None:
+        if rank == attempt.state.debugged and attempt.ladder is not None:
+            # The run is being stopped, so the debugger ends.
+            reply = messages.InputReply(text=None, reason="the run was stopped", number=request.number)
+            attempt.tree.send(rank, reply)
+            return
+        self._data.note_question(rank)
+        attempt.hold_clock()
+        self._data.output.publish(force=True)
+        self._hosting.questions.put(Question(rank, request, attempt.call_id))
+
+
+def _watch(data: RunData, inspector: RankInspector, attempt: Attempt) -> None:
+    """Look for ranks that wait in a collective which others have not entered, if a look is due."""
+    line = inspector.watch(attempt)
+    data.hang = inspector.hang
+    if line:
+        data.output.notice(line)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Parts of a run that have work of their own at certain times, and not only when something happens.
+
+
+class Periodic(NamedTuple):
+    """A part of a run that the run's thread drives, as two functions of the time and, for its work, of the attempt."""
+
+    next_due: Callable[[float], float | None]
+    """Returns the seconds until `tick` has something to do; None: nothing, unless an event comes."""
+    tick: Callable[[float, Attempt], object]
+    """Does what is due; takes the time, by `time.monotonic()`."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Restarts after a failure: on the same machines, or on the remaining ones, if the run resumes from a checkpoint.
+
+
+RESUME_HINT = (
+    'With resume="checkpoint" a run continues on the remaining nodes from its newest checkpoint: '
+    "accelerator.load_state() loads it with fewer ranks, too."
+)
+
+
+def restart(data: RunData, ranks: Ranks, call: FunctionCall | None) -> None:
+    """Start all ranks again; if nodes do not come up, start the ranks of the other nodes, and show a notice.
+
+    Args:
+        data: The run data.
+        ranks: The ranks, all of which have ended.
+        call: The function and its arguments: forked ranks inherit them, and the fork server reads their code.
+
+    Raises:
+        ConfigError: Nodes do not come up, and the run cannot continue without them.
+        ResourceError: The machine cannot hold the ranks any more.
+        RunStoppedError: The user has stopped the run meanwhile.
+        RunTimeoutError: Its time is over meanwhile.
+    """
+    before, rest = ranks.plan, None
+    timeout = math.inf if before.config.timeout is None else before.config.timeout
+    while True:
+        try:
+            with starting_until(lambda: min(data.launched + timeout, data.commands.stop_asked_at)):
+                if rest is not None:
+                    ranks.follow(rest.plan(before))
+                ranks.start(call)
+            break
+        except ConfigError as error:
+            if data.commands.asked_to_stop:
+                raise RunStoppedError(f"the run was stopped while it started again. {error}") from error
+            if time.monotonic() >= data.launched + timeout:
+                raise timeout_error(timeout, str(error)) from error
+            rest = _rest_after(error, rest, ranks, before)
+            ranks.move_to(rest.engine)
+    if rest is not None:
+        _replace_plan(data, before, ranks.plan, rest.reason)
+
+
+def _rest_after(error: ConfigError, rest: _Rest | None, ranks: Ranks, before: Plan) -> _Rest:
+    """Return the nodes that are left after an error of a start; raise ConfigError if the run cannot continue on them.
+
+    Args:
+        error: The error of the start; it names the nodes that did not come up.
+        rest: The nodes on which the start was tried; None: those of the launch.
+        ranks: The ranks.
+        before: The plan of the launch.
+    """
+    if not error.nodes and rest is not None:
+        msg = f"{rest.reason}\nThe run cannot continue on the remaining nodes: {error}"
+        raise ConfigError(msg, field=error.field) from error
+    if not error.nodes or ranks.many_calls or not isinstance(ranks.engine, ReducibleEngine):
+        raise error
+    present = rest or _Rest.of(before, ranks.engine)
+    reason = "\n".join(filter(None, (present.reason, str(error))))
+    if before.config.resume is None:
+        raise ConfigError(f"{reason}\n{RESUME_HINT}", field="engine") from error
+    left = present.without(error.nodes, reason=reason)
+    if left == present:  # The engine chooses its nodes itself, and still counts on one that is gone.
+        raise ConfigError(reason, field="engine") from error
+    return left
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rest:
+    """Nodes that are left of an engine."""
+
+    engine: ReducibleEngine
+    kept: tuple[int, ...]
+    """Number of ranks on each node that had ranks and is left."""
+    lost: tuple[int, ...] = ()
+    """Number of ranks on each node that had ranks and is gone."""
+    reason: str = dataclasses.field(default="", compare=False)
+    """The errors about the nodes that did not come up, each on a line; empty before the first."""
+
+    @classmethod
+    def of(cls, plan: Plan, engine: ReducibleEngine) -> _Rest:
+        """Return all nodes of a launch."""
+        return cls(engine, tuple(len(part) for part in ranks_by_node(plan.num_processes, plan.num_nodes)))
+
+    def without(self, nodes: Collection[int], *, reason: str) -> _Rest:
+        """Return the nodes without these, which are down for this reason; raises `ConfigError` if none is left."""
+        rest = self.engine.without(nodes)
+        if rest is None:
+            raise ConfigError(f"{reason}\nNo other node is left.", field="engine")
+        kept = tuple(num for number, num in enumerate(self.kept) if number not in nodes)
+        lost = tuple(num for number, num in enumerate(self.kept) if number in nodes)
+        return _Rest(rest, kept, (*self.lost, *lost), reason)
+
+    def plan(self, before: Plan) -> Plan:
+        """Return the plan of a launch on these nodes. Nodes that had no ranks take the ranks of lost nodes."""
+        num_nodes = min(before.num_nodes, len(self.engine.look()))
+        num_spare = num_nodes - len(self.kept)
+        num_processes = sum(self.kept) + sum(sorted(self.lost, reverse=True)[: max(0, num_spare)])
+        config = dataclasses.replace(
+            before.config,
+            engine=self.engine,
+            num_processes=num_processes,
+            nodes=num_nodes,
+            processes_per_node=None,
+        )
+        # The options stay as given, where people read them.
+        return dataclasses.replace(make_plan(config), config=before.config, random=before.random)
+
+
+def _replace_plan(data: RunData, before: Plan, after: Plan, reason: str) -> None:
+    """Write the new plan to the run data, and show a line about it."""
+    data.plan = after
+    data.output.place_ranks(after.node_names)
+    if after.num_processes < before.num_processes:
+        data.live.note_fewer_ranks(before.num_processes, after.num_processes, seconds=data.seconds)
+        data.usage.forget(after.num_processes)
+    data.output.notice(f"{data.name}: {_first_line(reason)} {_sequel(before, after, data.checkpoints)}")
+
+
+def _sequel(before: Plan, after: Plan, checkpoints: Sequence[str]) -> str:
+    where = f"on {plural(after.num_nodes, 'node')}"
+    whence = f"from the checkpoint {Path(checkpoints[-1]).name}" if checkpoints else "from the beginning"
+    if after.num_processes == before.num_processes:
+        return f"Continuing with all {after.num_processes} ranks {where} that are left, {whence}"
+    return f"Continuing with {after.num_processes} of {before.num_processes} ranks {where}, {whence}"
+
+
+def _first_line(reason: str) -> str:
+    """Return the lines that name nodes, without the command and the last words of each."""
+    lines = [line.partition(" The command was: ")[0] for line in reason.splitlines() if line.startswith("node ")]
+    return " ".join(lines or [reason.partition("\n")[0]])

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.messaging import messages
 from notebook_launcher.processes.afterimport import after_import
-from notebook_launcher.processes.notebook.notebook_bars import divide_bars
-from notebook_launcher.processes.notebook.rank_widgets import RankWidgets
+from notebook_launcher.processes.notebook.rank_widgets import RankWidgets, divide_bars
 from notebook_launcher.processes.rank.rank_process import flush
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def warm() -> None:
     import getpass  # noqa: F401
 
     with contextlib.suppress(ImportError):
-        from notebook_launcher.processes.failures import debugger  # noqa: F401
+        from notebook_launcher.processes import failures  # noqa: F401
         from notebook_launcher.processes.notebook import shell
 
         shell.build(None)
@@ -157,7 +156,7 @@ class _Keyboard:
         module.set_trace = self.set_trace  # type: ignore[attr-defined]
 
     def _debug(self, frame: types.FrameType, header: str | None) -> None:
-        from notebook_launcher.processes.failures.debugger import RankPdb
+        from notebook_launcher.processes.failures import RankPdb
 
         debugger = RankPdb(self._rank, self.ask, sys.stdout)
         if header is not None:

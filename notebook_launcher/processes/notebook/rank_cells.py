@@ -9,25 +9,29 @@ import ast
 import asyncio
 import contextlib
 import contextvars
+import hashlib
 import inspect
 import io
+import linecache
 import os
+import reprlib
 import sys
 import token
 import tokenize
+import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.processes.notebook.cell_sources import CellSources
-from notebook_launcher.processes.notebook.contents import fingerprint_of, is_abridged
-from notebook_launcher.travel.rank_function import CellOutput
+from notebook_launcher.travel import cells
+from notebook_launcher.travel.function_call import CellOutput, Completion, Variable
+from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from types import CodeType, TracebackType
 
-    from notebook_launcher.travel.rank_function import CellRequest
+    from notebook_launcher.travel.function_call import CellRequest
 
-__all__ = ["run_cell", "shell_of_rank"]
 
 # The state belongs to the rank's `__main__`, as do the variables of its cells.
 STATE_NAME = "__notebook_launcher_cells__"
@@ -230,3 +234,206 @@ def _print_page(_shell: Any, page: Any, **_options: Any) -> None:
     """Print what IPython shows in its pager, such as the answer to `obj?`."""
     text = page.get("text/plain", "") if isinstance(page, dict) else page
     sys.stdout.write(f"{text}\n")  # At once, so that equal pages of all ranks are shown once.
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The variables of a rank's `__main__`, as the notebook sets, reads, lists and completes them.
+
+
+MAX_TEXT = 60
+
+
+def push(values: Mapping[str, Any]) -> None:
+    """Set variables on this rank."""
+    _namespace().update(values)
+
+
+def pull(expressions: tuple[str, ...]) -> Any:
+    """Return the value of an expression on this rank; a tuple for several."""
+    namespace = _namespace()
+    values = tuple(eval(expression.strip(), namespace) for expression in expressions)  # noqa: S307 - of the user
+    return values[0] if len(values) == 1 else values
+
+
+def has(name: str) -> bool:
+    """Return True if this rank has a variable of that name."""
+    return name in _namespace()
+
+
+def remove(name: str) -> None:
+    """Remove a variable from this rank; raises `NameError` if there is none."""
+    try:
+        del _namespace()[name]
+    except KeyError:
+        raise NameError(f"name {name!r} is not defined") from None
+
+
+def variables() -> dict[str, Variable]:
+    """Return this rank's variables; modules and names with a leading underscore are left out."""
+    found = {
+        name: value
+        for name, value in _namespace().items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    return {name: _described(value) for name, value in found.items()}
+
+
+def complete(code: str, offset: int) -> list[Completion]:
+    """Return what IPython's completer offers at a place in a cell on this rank."""
+    from IPython.core.completer import IPCompleter, provisionalcompleter
+
+    shell = shell_of_rank()
+    completer: Any = IPCompleter(shell=shell, namespace=_namespace(), global_namespace=_namespace())
+    completer.use_jedi = False  # Jedi reads the disk for every cell.
+    with provisionalcompleter():
+        found = list(completer.completions(code, offset))
+    return [
+        Completion(text=completion.text, start=completion.start, end=completion.end, kind=completion.type)
+        for completion in found
+    ]
+
+
+def inspect_name(name: str, detail_level: int) -> Mapping[str, Any]:
+    """Return what `name?` shows, as a bundle by MIME type; empty if there is no such name."""
+    shell = shell_of_rank()
+    try:
+        data: Mapping[str, Any] = shell.object_inspect_mime(name, detail_level)
+    except KeyError:
+        return {}
+    return data
+
+
+def _namespace() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
+
+
+def _described(value: Any) -> Variable:
+    text, fingerprint = "", None
+    with contextlib.suppress(Exception):  # The code of foreign objects may do anything.
+        text = _short(value)
+    with contextlib.suppress(Exception):
+        fingerprint = fingerprint_of(value)
+    kind = type(value)
+    home = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__.partition('.')[0]}."
+    return Variable(type_name=home + kind.__qualname__, value=text, fingerprint=fingerprint)
+
+
+def _short(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+        device = str(getattr(value, "device", ""))
+        return " ".join(filter(None, (str(tuple(shape)), dtype, "" if device == "cpu" else device)))
+    if hasattr(value, "parameters") and hasattr(value, "state_dict"):
+        return plural(sum(parameter.numel() for parameter in value.parameters()), "parameter")
+    if isinstance(value, PLAIN):
+        text = " ".join(reprlib.repr(value).split())
+        return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The source lines of the cells that ran on this rank, for as long as code of theirs lives.
+
+
+class CellSources:
+    """Keeps lines in `linecache` for tracebacks, `inspect.getsource` and `torch.compile`, and drops them afterwards."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, list[weakref.ref[types.CodeType]]] = {}
+        """By file name: the code that was compiled from the cell."""
+
+    def add(self, filename: str, place: str, lines: list[str]) -> None:
+        """Install the lines of a cell that is about to run, and drop the lines of cells of which nothing is left."""
+        for name in [name for name, codes in self._codes.items() if all(code() is None for code in codes)]:
+            del self._codes[name]
+            linecache.cache.pop(name, None)
+        cells.keep_lines({filename: (place, lines)})
+        self._codes[filename] = []
+
+    def follow(self, filename: str, code: types.CodeType) -> None:
+        """Keep the lines of a cell while this code lives, or a function that was compiled with it."""
+        self._codes[filename] += map(weakref.ref, _with_inner(code))
+
+
+def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _with_inner(const)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Fingerprints of values, by which the notebook knows if a variable, or a cell's value, is the same on all ranks.
+
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set, frozenset, range)
+"""Types whose contents are compared by their `repr`."""
+MAX_COMPARED = 1_000_000_000
+"""Bytes of tensors above which a variable is not compared: a second of reading."""
+
+
+def fingerprint_of(value: Any, max_bytes: int = MAX_COMPARED) -> str | None:
+    """Return a word that is equal for equal contents; None if the contents cannot be compared.
+
+    Args:
+        value: Any object.
+        max_bytes: Size of tensors and arrays above which they are not compared.
+    """
+    if (tensors := _tensors(value)) is not None:
+        from notebook_launcher.training.fingerprints import fingerprint, is_comparable
+
+        tensors = list(tensors)
+        if not all(map(is_comparable, tensors)) or sum(tensor.nbytes for tensor in tensors) > max_bytes:
+            return None
+        shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+        return f"{fingerprint(tensors)} {shapes}"
+    if type(value).__module__ == "numpy" and getattr(value, "nbytes", max_bytes) < max_bytes:
+        return f"{_digest(value.tobytes())} {getattr(value, 'shape', '')} {value.dtype}"
+    if isinstance(value, types.FunctionType):
+        return _fingerprint_of_function(value)
+    return _digest(repr(value).encode()) if _is_plain(value) else None
+
+
+def is_abridged(value: Any) -> bool:
+    """Return True for values whose text need not show all of their contents: tensors, models and arrays."""
+    return _tensors(value) is not None or type(value).__module__ == "numpy"
+
+
+def _fingerprint_of_function(function: types.FunctionType) -> str | None:
+    """Return a word for the code, the defaults and the captured values; None if these cannot be compared."""
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    parts = [fingerprint_of(value) for value in (function.__defaults__, function.__kwdefaults__, *held)]
+    if None in parts:
+        return None
+    return _digest(f"{_text_of_code(function.__code__)} {parts}".encode())
+
+
+def _text_of_code(code: types.CodeType) -> str:
+    """Return a text that is equal for equal code; the `repr` of a function inside it has an address."""
+    constants = [
+        _text_of_code(constant) if isinstance(constant, types.CodeType) else repr(constant)
+        for constant in code.co_consts
+    ]
+    return f"{code.co_code!r} {code.co_names} {code.co_freevars} {constants}"
+
+
+def _tensors(value: Any) -> Iterable[Any] | None:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return value.state_dict().values() if isinstance(value, torch.nn.Module) else None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.keys())) and all(map(_is_plain, value.values()))
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return all(map(_is_plain, value))
+    return type(value) in PLAIN
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -31,30 +31,20 @@ from notebook_launcher.context import (
     newest_seeding,
 )
 from notebook_launcher.errors import ResourceError, ReturnValueError
-from notebook_launcher.messaging import board_layout, messages
+from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file
 from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.afterimport import after_import
-from notebook_launcher.processes.failures.kept_failure import KeptFailure
-from notebook_launcher.processes.failures.report import describe_exception, users_place
+from notebook_launcher.processes.failures import KeptFailure, describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
-from notebook_launcher.processes.rank import (
-    cores_and_gpu,
-    cuda_work,
-    descriptors,
-    forking,
-    frameworks,
-    group_functions,
-    import_path,
-    rank_process,
-)
-from notebook_launcher.processes.rank.edited_modules import LocalModules
+from notebook_launcher.processes.rank import frameworks, inbox, rank_process, user_function
+from notebook_launcher.processes.rank import rendezvous as group_functions
 from notebook_launcher.processes.rank.inbox import Inbox
 from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
-from notebook_launcher.processes.rank.user_function import call_function, exit_code
+from notebook_launcher.processes.rank.user_function import LocalModules, call_function, exit_code
 
 if TYPE_CHECKING:
-    from notebook_launcher.processes.rank.rank_start import RankStart
+    from notebook_launcher.processes.rank.rank_process import RankStart
 
 __all__ = ["main", "run_rank", "serve_kernel"]
 
@@ -122,7 +112,7 @@ class _RankProcess:
         self._replacer = travel.Replacer(after_import)
         self._settings = travel.KernelSettings(travel.read_settings() if is_fork else None, after_import)
         os.environ.update(torchrun_environment(start.setup, start.rank))
-        board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
+        board = mmap.mmap(start.board_fd, messages.BOARD_SIZE)
         enter(
             RankContext(
                 rank=start.rank,
@@ -146,8 +136,8 @@ class _RankProcess:
         stacks = anonymous_file("stacks")
         faulthandler.enable(file=2)
         faulthandler.register(messages.DUMP_SIGNAL, file=stacks, all_threads=True)
-        cores_and_gpu.set_threads(self._setup.threads_per_process)
-        forking.settle_before_forks()
+        rank_process.set_threads(self._setup.threads_per_process)
+        rank_process.settle_before_forks()
         signal.signal(messages.COMM_SIGNAL, self._on_comm_signal)
         signal.siginterrupt(messages.COMM_SIGNAL, False)
         self._channel.send(messages.RankReady(rank=self._number), [stacks])
@@ -189,7 +179,7 @@ class _RankProcess:
         # Set for each call, because the user's code may have set another handler in an earlier call.
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._forget_edited_modules()
-        import_path.add_folders(call.first_folders, call.last_folders)
+        user_function.add_folders(call.first_folders, call.last_folders)
         try:
             self._is_interruptible = True
             try:
@@ -233,7 +223,7 @@ class _RankProcess:
     def _perform(self, call: messages.RunCall, fds: list[int]) -> tuple[object, int | None]:
         if self._setup.use_gpu:
             # Before the call is unpacked: a captured torch.Generator("cuda") would make a context on the first GPU.
-            cores_and_gpu.choose_gpu(self._number, self._setup.place.local_rank(self._number))
+            rank_process.choose_gpu(self._number, self._setup.place.local_rank(self._number))
         if call.ranks is not None and self._number not in call.ranks:
             return self._sit_out(call, fds), None
         self._stage = "arrive"
@@ -248,7 +238,7 @@ class _RankProcess:
         self._report_unread_settings()
         self._rendezvous.drop_destroyed()
         self._stage = "return"
-        descriptors.check_free()
+        inbox.check_free()
         fd, unsent = _pack(value)
         return self._returned(call, unsent), fd
 
@@ -257,7 +247,7 @@ class _RankProcess:
         if not fds:
             if self._inherited_call is None:  # Linux has dropped the descriptor, because the table was full.
                 self._stage = "function"
-                raise descriptors.none_left("the function was not called, because the call could not arrive")
+                raise inbox.none_left("the function was not called, because the call could not arrive")
             travel.note_inherited()
             self._steps.inherit(self._inherited_call.steps)
             self._stage = "function"
@@ -301,7 +291,7 @@ class _RankProcess:
             for message in call.comm_messages:
                 self._widgets.handle(message)
             value = call_function(*function_call[:3])
-            cuda_work.finish()
+            user_function.finish()
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
@@ -331,10 +321,10 @@ class _RankProcess:
 
     def _raised(self, call: messages.RunCall, error: BaseException) -> tuple[object, int | None]:
         now = time.monotonic()
-        is_full = not descriptors.has_free()
+        is_full = not inbox.has_free()
         if is_full:
-            descriptors.release_frames(error)
-        is_spent = cuda_work.is_broken() or (is_full and not descriptors.has_free())
+            inbox.release_frames(error)
+        is_spent = user_function.is_broken() or (is_full and not inbox.has_free())
         keeps = self._setup.many_calls and not is_spent and not is_full
         if self._failure is not None and not is_full:
             self._failure.keep(error)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import dataclasses
 import os
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.processes import inherited
-from notebook_launcher.processes.libraries import signal_at_parents_death
+from notebook_launcher.processes.libraries import set_library_threads, signal_at_parents_death
 
 if TYPE_CHECKING:
-    from notebook_launcher.processes.rank.rank_start import RankStart
+    from notebook_launcher.messaging import messages
 
-__all__ = [
-    "begin",
-    "flush",
-    "leave",
-    "mend_output",
-    "open_streams",
-    "redirect_output",
-]
 
 FIRST_OWN_FD = 3
 
@@ -103,3 +99,112 @@ def leave() -> int:
     inherited.finish_multiprocessing()
     flush()
     return 0
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The start of one rank, as the supervisor hands it over.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """Everything that a rank gets when it is started."""
+
+    rank: int
+    setup: messages.Setup
+    """The settings that all ranks of the tree share."""
+    channel_fd: int
+    stdout_fd: int
+    stderr_fd: int
+    board_fd: int
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Makes a rank's own forks, above all of data-loader workers, safe from its threads on older Pythons.
+#
+# Before Python 3.10.15 and 3.11.10 a forked child copied the lock on the list of threads in its parent's state
+# (https://github.com/python/cpython/issues/112275). A thread of gloo that drops the last tensor of a collective holds
+# that lock for a moment, so workers that were forked right after a collective could wait forever: about once in 20
+# epochs of three workers on two ranks.
+
+
+# Usually two looks in 0.2 ms suffice; a thread that computes for longer than 50 ms is not waited for.
+PATIENCE_S = 0.05
+BETWEEN_LOOKS_S = 0.0001
+
+
+def settle_before_a_fork() -> None:
+    """Wait once until other threads rest, if this Python needs it."""
+    if has_the_defect(sys.version_info[:3]):
+        let_threads_settle()
+
+
+def settle_before_forks() -> None:
+    """Wait until other threads rest before each fork of this process, if this Python needs it."""
+    if has_the_defect(sys.version_info[:3]):
+        os.register_at_fork(before=let_threads_settle)
+
+
+def has_the_defect(version: tuple[int, int, int]) -> bool:
+    """Return True if a fork of this Python version, given as (major, minor, micro), may copy a lock that is held."""
+    return version < (3, 10, 15) or (3, 11) <= version < (3, 11, 10)
+
+
+def let_threads_settle() -> None:
+    """Wait until no other thread of this process runs, for 50 ms at most.
+
+    Sleeping releases the interpreter's lock, so that threads that wait for the lock continue and come to rest too.
+    """
+    tasks = Path("/proc/self/task")
+    this_one = str(threading.get_native_id())
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        time.sleep(BETWEEN_LOOKS_S)
+        if not any(_runs(thread) for thread in tasks.iterdir() if thread.name != this_one):
+            return
+
+
+def _runs(thread: Path) -> bool:
+    with contextlib.suppress(OSError):  # The thread has ended.
+        # "tid (name) state ...": a name may hold spaces and brackets.
+        return (thread / "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"R", b"D")
+    return False
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A rank's threads and GPU.
+
+
+def set_threads(num_threads: int) -> None:
+    """Set the intra-op threads of torch and of each library that is loaded; later ones read the environment."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+    set_library_threads(num_threads)
+
+
+def start_driver() -> None:
+    """Initialise CUDA's driver in this process ahead: 180 ms on one machine with an H100.
+
+    It makes no context, so it holds no memory of a GPU. The visible GPUs are settled by it.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # AMD's driver.
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
+
+
+def choose_gpu(rank: int, local_rank: int) -> None:
+    """Make this rank's GPU the current one.
+
+    Raises:
+        RuntimeError: torch sees no GPU in this process, though the kernel saw some.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
+        raise RuntimeError(
+            f"rank {rank} sees no GPU, though the driver names some to the kernel ({variable}="
+            f"{os.environ.get(variable)!r} here). Does nvidia-smi work, is the driver new enough for torch "
+            f"{torch.__version__}, and has the container all of /dev/nvidia*? devices='cpu' runs without GPUs."
+        )
+    torch.cuda.set_device(local_rank % count)

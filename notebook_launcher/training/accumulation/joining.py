@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.algorithms.join import Join, Joinable
 
-from notebook_launcher.training.accumulation.members.ddp import SyncedModel
-from notebook_launcher.training.argument_checks import check_switch
+from notebook_launcher.training.accumulation.ddp import SyncedModel
+from notebook_launcher.training.plugins import check_switch
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.whole_numbers import whole_number
-from notebook_launcher.training.accumulation.members.member_kinds import is_sharded
+from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.training.accumulation.member_kinds import is_sharded
 from notebook_launcher.training.operations.collectives import all_reduce
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from notebook_launcher.training.accumulation.micro_batches.micro_batches import MicroBatches
+    from notebook_launcher.training.accumulation.micro_batches import MicroBatches
 
 __all__ = ["LocalSGD"]
 

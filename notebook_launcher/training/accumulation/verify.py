@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.accumulation.loss_means import LossOfTwo, compare_losses
+from notebook_launcher.training.accumulation.weighing import LossOfTwo, compare_losses
 from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.models.model_files import load_model, save, save_model
+from notebook_launcher.training.checkpoints.folders import CheckpointError
+from notebook_launcher.training.checkpoints.models import load_model, save, save_model
 from notebook_launcher.training.checkpoints.objects import load
 
 __all__ = [

@@ -6,24 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context
-from notebook_launcher.training.checkpoints.models.model_files import save, save_model
+from notebook_launcher.training.checkpoints.loading import load_state
+from notebook_launcher.training.checkpoints.models import save, save_model
 from notebook_launcher.training.checkpoints.objects import check_custom_objects
-from notebook_launcher.training.checkpoints.training_state.loading import load_state
-from notebook_launcher.training.checkpoints.training_state.saving import save_state
-from notebook_launcher.training.checkpoints.training_state.stateful_objects import StatefulObjects
+from notebook_launcher.training.checkpoints.saving import StatefulObjects, save_state
 from notebook_launcher.training.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
     import os
 
-    from notebook_launcher.training.accumulation.updates.updates import Updates
-    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.updates import Updates
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
-    from notebook_launcher.training.plugins import ProjectConfiguration
-    from notebook_launcher.training.prepared import Prepared
+    from notebook_launcher.training.plugins import ProjectConfiguration, Rules
+    from notebook_launcher.training.preparation import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
-    from notebook_launcher.training.rules import Rules
 
 __all__ = ["Checkpointer"]
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
-from notebook_launcher.training.checkpoints.folders.manifest import ADVICE
+from notebook_launcher.training.checkpoints.folders import ADVICE, CheckpointError
 from notebook_launcher.training.fingerprints import fingerprint, is_comparable
 from notebook_launcher.training.spread_tensors import is_spread
 

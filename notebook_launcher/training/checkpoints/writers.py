@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
-from notebook_launcher.training.checkpoints.checkpoint_error import CheckpointError
+from notebook_launcher.training.checkpoints.folders import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from notebook_launcher.training.data.active_loaders import ActiveLoaders
-from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
-from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
-from notebook_launcher.training.data.loaders.mixin import DataLoaderStateMixin
-from notebook_launcher.training.data.loaders.resuming import SkipDataLoader, skip_first_batches
-from notebook_launcher.training.data.loaders.shard import DataLoaderShard
+from notebook_launcher.training.data.dispatching import DataLoaderDispatcher
+from notebook_launcher.training.data.iterables import IterableDatasetShard
+from notebook_launcher.training.data.loader import DataLoaderStateMixin
 from notebook_launcher.training.data.metrics import gather_for_metrics
-from notebook_launcher.training.data.prepare import prepare_data_loader
-from notebook_launcher.training.data.rounds import Round
-from notebook_launcher.training.data.sampling.samplers import SeedableRandomSampler, get_sampler
-from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
-from notebook_launcher.training.data.sampling.skipping import SkipBatchSampler
+from notebook_launcher.training.data.prepare import SkipDataLoader, prepare_data_loader, skip_first_batches
+from notebook_launcher.training.data.rows import Round
+from notebook_launcher.training.data.samplers import SeedableRandomSampler, get_sampler
+from notebook_launcher.training.data.shard import DataLoaderShard
+from notebook_launcher.training.data.sharding import BatchSamplerShard, SkipBatchSampler
 
 __all__ = [
     "ActiveLoaders",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
-    from notebook_launcher.training.data.rounds import Round
-    from notebook_launcher.training.requests.safepoint import Safepoint
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.data.rows import Round
+    from notebook_launcher.training.requests import Safepoint
 
 __all__ = ["ActiveLoader", "ActiveLoaders", "full_rows_of", "relative_weights"]
 

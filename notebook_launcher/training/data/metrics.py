@@ -14,12 +14,12 @@ from notebook_launcher.training.operations.checking import Agreed, Pickled, agre
 from notebook_launcher.training.operations.collectives import gather_agreed, put_back, row_form, world_size
 from notebook_launcher.training.operations.nested import find_leaves, is_container, rebuild
 from notebook_launcher.training.user_warnings import warn_user
-from notebook_launcher.wording.counts import plural, plural_verb
+from notebook_launcher.wording import plural, plural_verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notebook_launcher.training.data.rounds import Round
+    from notebook_launcher.training.data.rows import Round
 
 __all__ = ["gather_for_metrics"]
 

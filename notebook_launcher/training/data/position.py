@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from notebook_launcher.training.data.sampling.samplers import new_generator
+from notebook_launcher.training.data.samplers import new_generator
 from notebook_launcher.training.random import capture_rng_states, restore_rng_states
 
 if TYPE_CHECKING:

@@ -16,21 +16,21 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from notebook_launcher.training.data.dispatching.dispatcher import DataLoaderDispatcher
-from notebook_launcher.training.data.iterables.iterable import IterableDatasetShard
-from notebook_launcher.training.data.iterables.own_shards import OwnShards, is_share, shards_of_rank
-from notebook_launcher.training.data.loaders.loader_arguments import data_arguments, fetching_arguments
-from notebook_launcher.training.data.loaders.loader_settings import SharingSettings
-from notebook_launcher.training.data.loaders.shard import DataLoaderShard
-from notebook_launcher.training.data.sampling.samplers import (
+from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.training.data.dispatching import DataLoaderDispatcher
+from notebook_launcher.training.data.iterables import IterableDatasetShard, OwnShards, is_share, shards_of_rank
+from notebook_launcher.training.data.loader import SharingSettings, data_arguments, fetching_arguments
+from notebook_launcher.training.data.rows import check_split
+from notebook_launcher.training.data.samplers import (
     SeedableRandomSampler,
     get_sampler,
     links_of,
     new_generator,
     sampler_chain,
 )
-from notebook_launcher.training.data.sampling.sharding import BatchSamplerShard
-from notebook_launcher.training.data.split_batches import check_split
+from notebook_launcher.training.data.shard import DataLoaderShard
+from notebook_launcher.training.data.sharding import BatchSamplerShard, SkipBatchSampler
+from notebook_launcher.training.plugins import check_instance
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.user_warnings import warn_user
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from notebook_launcher.training.data.active_loaders import ActiveLoaders
-
-__all__ = ["make_prepared_loader", "prepare_data_loader"]
 
 
 def prepare_data_loader(
@@ -293,3 +291,45 @@ def _shared_generator(dataloader: DataLoader[Any], indices: Any) -> torch.Genera
         sampler.generator = new_generator(int(torch.empty((), dtype=torch.int64).random_().item()))
     found = getattr(sampler, "generator", None)
     return found if isinstance(found, torch.Generator) else None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Loaders without their first batches.
+
+
+class SkipDataLoader(DataLoaderShard):
+    """A `DataLoader` that leaves out the first `skip_batches` batches of each epoch."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, skip_batches=skip_batches, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
+
+
+def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+    """Return a loader of the same data that begins `num_batches` later.
+
+    The loader yields the rest of the epoch that `dataloader` is in; then `dataloader` continues with the next epoch.
+    Data of a map-style data set are not loaded for the batches that are left out.
+
+    Args:
+        dataloader: A prepared loader, or any `DataLoader`.
+        num_batches: Number of this rank's batches to leave out.
+
+    Raises:
+        TypeError: `dataloader` is not a DataLoader.
+        ValueError: `num_batches` is not a whole number, or negative.
+    """
+    num_batches = whole_number("num_batches", num_batches, minimum=0)
+    check_instance("dataloader", dataloader, DataLoader, "a prepared loader, or a DataLoader")
+    if isinstance(dataloader, (DataLoaderShard, DataLoaderDispatcher)):
+        return dataloader.without_first(num_batches)
+    arguments = fetching_arguments(dataloader)
+    if isinstance(dataloader.dataset, IterableDataset):
+        return SkipDataLoader(dataloader.dataset, num_batches, **data_arguments(dataloader, None), **arguments)
+    rest = SkipBatchSampler(sampler_chain(dataloader)[0], num_batches)
+    return DataLoader(dataloader.dataset, **data_arguments(dataloader, rest), **arguments)

@@ -9,28 +9,22 @@ of the batch, as `[x, y]` does. `find_row_lists` tells them apart.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data import default_collate
 
+from notebook_launcher.training.data.samplers import count_samples
 from notebook_launcher.training.operations import find_batch_size
 from notebook_launcher.training.operations.nested import is_container, named_parts, rebuild
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = [
-    "RowLists",
-    "count_rows",
-    "find_row_lists",
-    "find_rows",
-    "is_list_of_samples",
-    "join_batches",
-    "take_rows",
-    "values_of_batch",
-]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 """Types of values that belong to a batch as a whole, such as the name of a task."""
@@ -258,3 +252,187 @@ def _flat_lists(batch: Any) -> list[Any]:
     if not is_container(batch):
         return []
     return [found for _, part in named_parts(batch) for found in _flat_lists(part)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Rounds, which are the batches that all ranks get at once.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Round:
+    """One round: every rank's batch, counted in samples, in rank order."""
+
+    rows: tuple[int, ...]
+    """Samples in each rank's batch, also samples that were added to even it out."""
+    real: tuple[int, ...]
+    """Samples of each batch that no rank has had before; they come first, and `gather_for_metrics` keeps them."""
+    weights: tuple[int, ...]
+    """The batch's weight in a window's mean: `rows`, or 0 for a batch that only keeps step."""
+
+    def spread(self, copies: int) -> Round:
+        """Return the round in which `copies` neighbouring ranks have the same batch, real on the first of them."""
+        rows = tuple(count for count in self.rows for _ in range(copies))
+        real = tuple(count if copy == 0 else 0 for count in self.real for copy in range(copies))
+        return Round(rows, real, tuple(weight for weight in self.weights for _ in range(copies)))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Completion of a round that has less than a batch for every rank.
+
+
+def fill(parts: list[Any], real: tuple[int, ...], start: Sequence[Any], size: int | None) -> Round:
+    """Complete every rank's part, in place, with samples from the epoch's start.
+
+    Args:
+        parts: Every rank's indices.
+        real: Number of samples in each part.
+        start: The epoch's first batches.
+        size: Number of samples that every rank needs; None: ranks that have none get whole batches.
+    """
+    if size is None:
+        whole = itertools.cycle(start)
+        for rank, count in enumerate(real):
+            if not count:
+                parts[rank] = next(whole)
+    else:
+        samples = itertools.cycle(itertools.chain.from_iterable(start))
+        for rank, count in enumerate(real):
+            if count < size:
+                parts[rank] = [*parts[rank], *itertools.islice(samples, size - count)]
+    rows = tuple(map(count_samples, parts))
+    return Round(rows, real, rows)
+
+
+def keep_step(parts: list[Any], real: tuple[int, ...], previous: Sequence[Any], *, leave: bool) -> Round:
+    """Give ranks without samples their last batch again, in place; with `leave`, None.
+
+    Args:
+        parts: Every rank's indices.
+        real: Number of samples in each part.
+        previous: The round before; empty in the first, where such ranks get another's batch.
+        leave: True if such ranks end here.
+    """
+    another = next(part for part, count in zip(parts, real, strict=True) if count)
+    for rank, count in enumerate(real):
+        if not count:
+            parts[rank] = None if leave else previous[rank] if previous else another
+    return Round(tuple(0 if part is None else count_samples(part) for part in parts), real, real)
+
+
+def uneven_error(what: str) -> ValueError:
+    """Return the error of `uneven="error"`; `what` lists the ranks' numbers of batches."""
+    return ValueError(
+        f'The ranks would have different numbers of batches ({what}), with even_batches=False and uneven="error". '
+        'Write uneven="weigh" to use all samples, each once; uneven="stop" or drop_last=True to leave the last '
+        "out; or even_batches=True to repeat some."
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The check of `split_batches`, by which every batch is cut among the ranks.
+
+
+def check_split(size: int | None, num_processes: int, lacking: str) -> None:
+    """Raise ValueError unless a batch can be cut into equal parts for all ranks.
+
+    Args:
+        size: Number of samples of a batch; None if that is unknown.
+        num_processes: Number of ranks.
+        lacking: Words that say what has no size, if it is unknown.
+    """
+    if size is None:
+        raise ValueError(
+            f"split_batches=True cuts every batch among the ranks, and their size is not known: {lacking}. Give a "
+            "batch_size, or pass split_batches=False."
+        )
+    if size % num_processes != 0:
+        raise ValueError(
+            f"split_batches=True cuts every batch among {num_processes} ranks, and batch_size={size} is not a round "
+            f"multiple of {num_processes}. Use batch_size={-(-size // num_processes) * num_processes}, for instance."
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Batches with the number of their samples, which rank 0 deals out to all ranks.
+#
+# A `collate_fn` may return anything: a list of its samples, tuples of images of different sizes, tensors of packed
+# texts. So samples are counted where they are still apart, in the process that collates them.
+
+
+class CountedBatch(NamedTuple):
+    """A batch with the number of its samples."""
+
+    batch: Any
+    rows: int
+    can_be_cut: bool
+    """True if every part of the batch has a row for each sample, or belongs to the batch as a whole."""
+    lists: frozenset[str] = frozenset()
+    """The paths of lists with an item for each sample, of whatever kind."""
+
+    def take(self, start: int, stop: int) -> Any:
+        """Return the samples from `start` to `stop`; raise TypeError if the batch cannot be cut."""
+        if (start, stop) == (0, self.rows):
+            return self.batch
+        if not self.can_be_cut:
+            raise TypeError(
+                f"A batch of {self.rows} samples cannot be cut into parts for the ranks: collate_fn made a "
+                f"{type(self.batch).__name__} of which not every part has a row for each sample. Pass "
+                "slice_fn_for_dispatch=, or dispatch_batches=False so that every rank reads the data itself."
+            )
+        return take_rows(self.batch, start, stop, self.rows, self.lists)
+
+
+def counted(batch: Any) -> CountedBatch:
+    """Return a batch of torch's own `collate_fn` with its rows, unless it has been counted already."""
+    if isinstance(batch, CountedBatch):
+        return batch
+    return CountedBatch(batch, count_rows(batch), can_be_cut=find_rows(batch) is not None)
+
+
+def ready_rows(batch: Any) -> int:
+    """Return the number of samples of a batch that the data set made ready."""
+    return len(batch) if is_list_of_samples(batch) else count_rows(batch)
+
+
+def counted_ready(batch: Any) -> CountedBatch:
+    """Return a batch that the data set made ready with its rows."""
+    if is_list_of_samples(batch):
+        return CountedBatch(batch, len(batch), can_be_cut=False)
+    rows = find_rows(batch)
+    return counted(batch) if rows is None else CountedBatch(batch, rows, True, find_row_lists(batch, rows).paths)
+
+
+class ReadyCount:
+    """A `collate_fn` for batches that the data set makes ready."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, ready: Any) -> CountedBatch:
+        """Convert the batch."""
+        return counted_ready(self._collate_fn(ready))
+
+
+class CountingCollate:
+    """A `collate_fn` that counts the samples that it gets."""
+
+    def __init__(self, collate_fn: Callable[[Sequence[Any]], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    @classmethod
+    def around(cls, collate_fn: Any, *, is_ready: bool) -> Any:
+        """Return a counting `collate_fn`.
+
+        Args:
+            collate_fn: Torch's own stays, because each of its samples is a row.
+            is_ready: True if the data set makes the batches ready (`batch_size=None`).
+        """
+        if is_ready:
+            return ReadyCount(collate_fn)
+        return collate_fn if collate_fn is default_collate else cls(collate_fn)
+
+    def __call__(self, samples: Sequence[Any]) -> CountedBatch:
+        """Collate the samples."""
+        batch = self._collate_fn(samples)
+        lists = find_row_lists(batch, len(samples), samples)
+        return CountedBatch(batch, len(samples), can_be_cut=lists.fits, lists=lists.paths)

@@ -9,10 +9,11 @@ from notebook_launcher.training.operations.collectives import (
     copy_tensor_to_devices,
     gather,
     gather_object,
+    pad_across_processes,
+    pad_input_tensors,
     reduce,
 )
 from notebook_launcher.training.operations.nested import find_tensors, honor_type, recursively_apply
-from notebook_launcher.training.operations.padding import pad_across_processes, pad_input_tensors
 from notebook_launcher.training.operations.tensors import (
     TensorInformation,
     concatenate,

@@ -24,23 +24,11 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.operations.nested import is_container, wrong_leaf
-from notebook_launcher.training.operations.wire_devices import collective_device
-from notebook_launcher.wording.counts import rank_list
-from notebook_launcher.wording.value_text import describe_value
+from notebook_launcher.wording import describe_value, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "Agreed",
-    "DistributedOperationException",
-    "Pickled",
-    "agree",
-    "broadcast_objects",
-    "exchange_objects",
-    "gather_bytes",
-    "gather_numbers",
-]
 
 NUMBERS = 15
 """Numbers that travel with the hash. More go in a message of their own."""
@@ -313,3 +301,41 @@ def _by_rank(words: dict[int, str]) -> str:
     for rank, text in words.items():
         ranks.setdefault(text, []).append(rank)
     return ", ".join(f"{text} on {rank_list(where)}" for text, where in ranks.items())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The device on which the default group takes a tensor that it sends or reduces.
+#
+# The two rules differ for a tensor on a GPU if the group has gloo for GPUs and no NCCL. gloo's collectives take
+# tensors on GPUs, and then `collective_device` leaves them there. gloo's sends from one rank to another take only
+# what lies in the CPU's memory, so `sending_device` names the CPU.
+
+
+def sending_device(device: torch.device) -> torch.device:
+    """Return `device`, or the CPU or GPU that the group can send from."""
+    kinds = _kinds_of_devices()
+    if "cuda" in kinds and ("cpu" not in kinds or device.type == "cuda") and "nccl" in dist.get_backend_config():
+        return device if device.type == "cuda" else _own_gpu()
+    return torch.device("cpu")
+
+
+def collective_device(device: torch.device) -> torch.device:
+    """Return `device`, or the CPU or GPU from which the group's collectives take tensors."""
+    kinds = _kinds_of_devices()
+    if device.type in kinds:
+        return device
+    return _own_gpu() if "cuda" in kinds else torch.device("cpu")
+
+
+def is_served(device: torch.device) -> bool:
+    """Return True if the group's collectives take tensors on this device as they are."""
+    return device.type in _kinds_of_devices()
+
+
+def _kinds_of_devices() -> set[str]:
+    # "cpu:gloo,cuda:gloo", or "cuda:nccl" for a group that cannot take what lies in the CPU's memory.
+    return {entry.partition(":")[0] for entry in dist.get_backend_config().split(",")}
+
+
+def _own_gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())

@@ -6,8 +6,8 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.settings.whole_numbers import whole_number
-from notebook_launcher.wording.choices import read_bool, unknown
+from notebook_launcher.settings.option_checks import whole_number
+from notebook_launcher.wording import read_bool, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

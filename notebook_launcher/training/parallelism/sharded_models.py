@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
 
-from notebook_launcher.training.parallelism.initial_weights import (
-    broadcast_from_first,
-    initialise_on_first,
-    materialise,
-)
-from notebook_launcher.training.parallelism.sums import check_sums, reduce_by_sums
 from notebook_launcher.training.parallelism.tensor_parallel import apply_plan
-from notebook_launcher.training.parallelism.unit_changes import (
+from notebook_launcher.training.parallelism.unit_order import reduce_unused
+from notebook_launcher.training.parallelism.wrapping import (
     check_dtypes,
     checkpoint_units,
+    find_ignored,
+    find_units,
     keep_in_float32,
     merge_tied,
     return_own_tensors,
 )
-from notebook_launcher.training.parallelism.unused_parameters import reduce_unused
-from notebook_launcher.training.parallelism.wrapping import find_ignored, find_units
 from notebook_launcher.training.precision import DTYPES
 from notebook_launcher.training.spread_tensors import is_spread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.parallelism.mesh import Layout
-    from notebook_launcher.training.parallelism.replacements import Replacements
     from notebook_launcher.training.plugins import DistributedDataParallelKwargs
 
-__all__ = ["Sharding"]
 
 REDUCED_IN = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """The precision of reductions by DDP's communication hook."""
@@ -186,3 +181,202 @@ def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn
         for name, parameter in module._parameters.items()  # noqa: SLF001 - `named_parameters` leaves duplicates out
         if parameter is not None
     ]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The initial weights of a sharded model: rank 0's, on every rank.
+#
+# `fully_shard` communicates nothing, and ranks may draw numbers of their own: without this, a sharded model would be
+# a mosaic of every rank's own initial weights.
+
+
+LOADING = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+"""The variables at which `from_pretrained` of transformers leaves the weights of all ranks but the first on meta."""
+SET_BY_US = "NOTEBOOK_LAUNCHER_SET_FSDP_LOADING"
+"""Names the variables that this process has set itself, so that a later Accelerator does not take them for a wish."""
+
+
+def load_on_first(on: bool) -> None:  # a switch
+    """Let rank 0 alone read pretrained weights from now on, or let all ranks, unless the user set the variables."""
+    for name in os.environ.pop(SET_BY_US, "").split():
+        os.environ.pop(name, None)
+    missing = [name for name in LOADING if name not in os.environ] if on else []
+    if missing:
+        os.environ.update({name: LOADING[name] for name in missing}, **{SET_BY_US: " ".join(missing)})
+
+
+Made = dict[torch.nn.Parameter, torch.nn.Parameter]
+"""Parameters with memory, by the parameter on the meta device that each replaces: one that several modules have."""
+
+
+def materialise(modules: Iterable[torch.nn.Module], device: torch.device, made: Made) -> None:
+    """Give parameters and buffers that are on the meta device memory on `device`, with arbitrary values.
+
+    Args:
+        modules: The modules; their own tensors alone, not the tensors of modules inside of them.
+        device: Device on which the tensors get memory.
+        made: Tensors that were made before; it grows.
+    """
+    for module in modules:
+        for name, parameter in module._parameters.items():  # noqa: SLF001 - `named_parameters` leaves duplicates out
+            if parameter is not None and parameter.is_meta:
+                if parameter not in made:
+                    empty = torch.empty_like(parameter, device=device)
+                    made[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[parameter]  # noqa: SLF001
+        for name, buffer in module._buffers.items():  # noqa: SLF001
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)  # noqa: SLF001
+
+
+def initialise_on_first(
+    module: torch.nn.Module, device: torch.device, initialise: Callable[[torch.nn.Module], Any] | None, made: Made
+) -> None:
+    """Initialise a module whose own tensors are on the meta device on rank 0 as well, by its own rule.
+
+    Raises:
+        ValueError: The values with which the module begins are unknown.
+    """
+    reset = getattr(module, "reset_parameters", None)
+    if initialise is None and not callable(reset):
+        raise ValueError(
+            f"prepare(): parameters of {type(module).__name__} are on the meta device on rank 0 too, and it has no "
+            "reset_parameters(). Load the weights on rank 0 before prepare(), or pass "
+            "FullyShardedDataParallelPlugin(param_init_fn=...)."
+        )
+    materialise([module], device, made)
+    if initialise is not None:
+        initialise(module)
+    elif callable(reset):
+        reset()
+
+
+def broadcast_from_first(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    """Replace the values of tensors by rank 0's, one after the other; `device` is where ranks communicate."""
+    with torch.no_grad():
+        for tensor in tensors:
+            # Contiguous, as collectives want it; a tensor that is there already is not copied.
+            sent = tensor.detach().to(device).contiguous()
+            dist.broadcast(sent, src=0)
+            if sent.data_ptr() != tensor.data_ptr():
+                tensor.copy_(sent)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sharded parameters in the place of the whole parameters that optimizers were made with, found by identity.
+
+
+class Replacements:
+    """The sharded parameter of each parameter that was sharded."""
+
+    def __init__(self) -> None:
+        # Weakly, so that a whole parameter which no optimizer has any more is freed.
+        self._sharded: Any = WeakIdKeyDictionary()
+
+    def add(self, pairs: Iterable[tuple[torch.nn.Parameter, torch.nn.Parameter]]) -> None:
+        """Note the parameters before and after sharding."""
+        for before, after in pairs:
+            self._sharded[before] = after
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Return True if a parameter was sharded."""
+        return parameter in self._sharded
+
+    def present(self, given: Any, *, trains: bool = False) -> Any:
+        """Return given parameters with the sharded ones in place of whole ones that a list from before still holds.
+
+        Args:
+            given: A parameter, or several, also as pairs of a name and a parameter.
+            trains: An optimizer is to train them: one that was unfrozen through the list is unfrozen.
+        """
+
+        def one(parameter: Any) -> Any:
+            if not isinstance(parameter, torch.Tensor):
+                return parameter  # torch names it in its error.
+            after = self._sharded.get(parameter, parameter)
+            return after.requires_grad_() if trains and parameter.requires_grad else after
+
+        if not len(self._sharded) or isinstance(given, set):  # torch refuses a set, which has no order.
+            return given
+        if isinstance(given, torch.Tensor):
+            return one(given)
+        return [(each[0], one(each[1])) if isinstance(each, tuple) else one(each) for each in given]
+
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer update the sharded parameters; a state that it has already is shared out."""
+        state: Any = optimizer.state
+        for group in optimizer.param_groups:
+            for at, before in enumerate(group["params"]):
+                after = self._sharded.get(before)
+                if after is None:
+                    continue
+                group["params"][at] = after
+                if before in state:
+                    state[after] = _spread(state.pop(before), before, after)
+            _step_one_by_one_if_mixed(group)
+
+    def __reduce__(self) -> tuple[type[Replacements], tuple[()]]:
+        return Replacements, ()  # Ids of another process.
+
+
+def _step_one_by_one_if_mixed(group: dict[str, Any]) -> None:
+    """Let a group with whole and sharded parameters step without torch's multi-tensor functions, which refuse both."""
+    kinds = {is_spread(parameter) for parameter in group["params"]}
+    if len(kinds) > 1 and group.get("foreach", False) is None and not group.get("fused"):
+        group["foreach"] = False
+
+
+def _spread(state: Mapping[str, Any], before: torch.Tensor, after: Any) -> dict[str, Any]:
+    """Return the state of a parameter with every tensor of its shape shared out as the parameter is."""
+    from torch.distributed.tensor import distribute_tensor
+
+    def spread(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.shape != before.shape:
+            return value
+        return distribute_tensor(value.to(after.device), after.device_mesh, after.placements)
+
+    return {name: spread(value) for name, value in state.items()}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sums in the place of means when sharded gradients are reduced on CPUs.
+#
+# Up to torch 2.8, gloo's reduce-scatter takes AVG and returns the sum: gradients would be too large by the number of
+# ranks. FSDP2 can ask for sums and divide them itself, which gives the same numbers with every torch.
+
+
+def sums_on_request() -> bool:
+    """Return True if FSDP2 of this torch can be asked for sums, as it can since torch 2.8."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+
+
+def check_sums() -> None:
+    """Raise `RuntimeError` if this torch cannot be asked for sums."""
+    if not sums_on_request():
+        raise RuntimeError(
+            f"sharding on CPUs needs torch 2.8 or newer, and this is torch {torch.__version__}. "
+            "Install a newer torch, or launch without sharding."
+        )
+
+
+def reduce_by_sums(unit: torch.nn.Module) -> None:
+    """Let FSDP2 reduce a unit's gradients by sums, and divide them itself."""
+    sharded: Any = unit
+    sharded.set_force_sum_reduction_for_comms(True)
+
+
+def reduce_units_by_sums(model: torch.nn.Module) -> None:
+    """Do the same for all units of a model that the user's own code has sharded on CPUs.
+
+    Raises:
+        RuntimeError: This torch cannot be asked for sums.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
+    if units:
+        check_sums()
+    for unit in units:
+        reduce_by_sums(unit)

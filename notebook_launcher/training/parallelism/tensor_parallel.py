@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training.parallelism.unit_changes import return_own_tensors
+from notebook_launcher.training.parallelism.wrapping import return_own_tensors
 from notebook_launcher.training.spread_tensors import is_spread
-from notebook_launcher.wording.text import type_of
+from notebook_launcher.wording import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

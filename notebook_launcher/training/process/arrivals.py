@@ -7,23 +7,31 @@ with the peers' gradients. Keys in a store pair with nothing.
 from __future__ import annotations
 
 import contextlib
+import enum
+import gc
 import math
+import os
 import sys
 import time
-from typing import TYPE_CHECKING
+import traceback
+import uuid
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher.context import WAITING, activity, call_id, current
 from notebook_launcher.training.queued_work import mark_queued_work
-from notebook_launcher.wording.counts import rank_list
+from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.wording import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from notebook_launcher.training.queued_work import QueuedWork
 
-__all__ = ["EVALUATION", "describe_ahead", "find_ahead", "meet"]
 
 EVALUATION = "a forward of the prepared model without gradients"
 """The first one after training shares rank 0's buffers, such as BatchNorm's, with all ranks."""
@@ -144,3 +152,174 @@ def _print_notice(call: str, absent: list[int]) -> None:
     text = f"{call} waits for {rank_list(absent)}: every rank must call it, not inside `if accelerator.is_main_process`"
     way_out = f" {ON_ONE_RANK}" if call == EVALUATION else ""
     print(f"{text}. If a rank is only busy, nothing is wrong.{way_out}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Attempts that all processes make together: if one must give up, all give up, and meet again in a new group.
+#
+#     process 0            process 1                 process 2
+#     function(64) ...     function(64) ...          function(64) returns
+#     waits in all-reduce  out of memory
+#                          writes it to the store
+#                          leaves the group
+#     all-reduce fails                                reads what each wrote
+#     reads the store
+#     leaves the group                                leaves the group
+#     ------------------- all of them: a new group, function(57) -------------------
+#
+# A process that has left cannot be waited for: with gloo its connections close, and a process that waits in a
+# collective gets an error. A new group is needed all the same, since the processes may have stopped in different
+# collectives, and the next one would meet the rest of the last.
+
+
+# A process may evaluate and save for hours after the others have returned. One that has died is noticed
+# by the process that started it.
+PATIENCE = timedelta(days=30)
+
+
+class AttemptOutcome(enum.Enum):
+    """The end of one process' attempt."""
+
+    DONE = b"done"
+    GAVE_UP = b"gave up"
+    RELEASED = b"released"
+    """It failed because another rank had given up."""
+    FAILED = b"failed"
+
+
+class Peers:
+    """The processes of the default group, for one call that may need several attempts.
+
+    All of them must make one at the same place.
+    """
+
+    def __init__(self) -> None:
+        names = [uuid.uuid4().hex]
+        with activity(WAITING):
+            dist.broadcast_object_list(names)
+        # The group's own store, which outlives it here. torch has no public name for it.
+        self._store = dist.PrefixStore(f"attempts/{names[0]}", dist.distributed_c10d._get_default_store())  # noqa: SLF001
+        self._rank, self._num_processes = dist.get_rank(), dist.get_world_size()
+        self._backend, self._timeout = dist.get_backend(), _group_timeout()
+        self._number = 0
+
+    def agree(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> bool:
+        """Return True if all processes shall try again; there is a new group then.
+
+        Args:
+            error: Exception that ended this process' attempt; None: it succeeded.
+            gives_up: True if an error asks for another attempt.
+        """
+        mine = self._outcome(error, gives_up)
+        if mine is AttemptOutcome.GAVE_UP:
+            # Before it leaves: a process that gets an error from that must find the reason.
+            self._store.set(f"{self._number}/given up", "")
+        if mine is AttemptOutcome.FAILED:
+            # The error of a store that has ended with the others must not hide this error.
+            with contextlib.suppress(RuntimeError):
+                self._store.set(self._key(self._rank), mine.value)
+            return False
+        self._store.set(self._key(self._rank), mine.value)
+        if mine is not AttemptOutcome.DONE:
+            clear_variables(error)
+            _leave_group()
+        outcomes = self._everyone()
+        if AttemptOutcome.FAILED in outcomes or AttemptOutcome.GAVE_UP not in outcomes:
+            return False
+        if mine is AttemptOutcome.DONE:
+            _leave_group()
+        self._meet_again()
+        return True
+
+    def _outcome(self, error: BaseException | None, gives_up: Callable[[BaseException], bool]) -> AttemptOutcome:
+        if error is None:
+            return AttemptOutcome.DONE
+        if gives_up(error):
+            return AttemptOutcome.GAVE_UP
+        if isinstance(error, Exception) and self._store.check([f"{self._number}/given up"]):
+            return AttemptOutcome.RELEASED
+        return AttemptOutcome.FAILED
+
+    def _everyone(self) -> list[AttemptOutcome]:
+        keys = [self._key(rank) for rank in range(self._num_processes)]
+        self._store.wait(keys, PATIENCE)
+        return [AttemptOutcome(self._store.get(key)) for key in keys]
+
+    def _key(self, rank: int) -> str:
+        return f"{self._number}/rank {rank}"
+
+    def _meet_again(self) -> None:
+        self._number += 1
+        dist.init_process_group(
+            self._backend,
+            timeout=self._timeout,
+            store=dist.PrefixStore(f"group {self._number}", self._store),
+            rank=self._rank,
+            world_size=self._num_processes,
+        )
+
+
+def clear_variables(error: BaseException | None) -> None:
+    """Clear the variables of all functions that an error came through, because they hold tensors."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _leave_group() -> None:
+    """Leave the default group so that its connections close, which the last reference to it does."""
+    group = weakref.ref(dist.distributed_c10d._get_default_group())  # noqa: SLF001
+    _take_from_torch(group())
+    _take_from_models()
+    gc.collect()
+    context = current()
+    if context is not None and context.pid == os.getpid():
+        context.rendezvous.leave()
+    elif "nccl" in dist.get_backend():
+        dist.distributed_c10d._abort_process_group()  # noqa: SLF001 - `destroy` would wait for the collective
+    else:
+        dist.destroy_process_group()
+    if group() is not None:
+        warn_user(
+            "Something outside of the function still refers to the process group, so a process that waits for this "
+            "process in a collective will wait until its timeout. Create the object that holds the group inside the "
+            "function."
+        )
+
+
+def _take_from_torch(group: object) -> None:
+    # Imported while a group is up (torch's compiler does), this module keeps it in its functions' defaults.
+    # Without it, they take the group that is up when they are called.
+    module = sys.modules.get("torch.distributed.nn.functional")
+    for function in list(vars(module).values()) if module else ():
+        defaults = getattr(function, "__defaults__", None)
+        if defaults and any(default is group for default in defaults):
+            function.__defaults__ = tuple(None if default is group else default for default in defaults)
+
+
+def _take_from_models() -> None:
+    # Such as models of the attempt that an Accelerator still lists.
+    for thing in gc.get_objects():
+        # `isinstance` would wake lazy objects.
+        if issubclass(type(thing), DistributedDataParallel) and "process_group" in vars(thing):
+            vars(thing).update(process_group=None, reducer=_Gone(), logger=_Gone())
+
+
+class _Gone:
+    """Stands where a DDP model had what belongs to a group."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(
+            "This DDP model belongs to an attempt that ran out of memory, or was made before it, and its process group "
+            "is gone. Create and prepare the model inside the function that is tried again."
+        )
+
+
+def _group_timeout() -> timedelta | None:
+    group: Any = dist.distributed_c10d._get_default_group()  # noqa: SLF001
+    with contextlib.suppress(AttributeError, RuntimeError):
+        timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout  # noqa: SLF001
+        return timeout
+    return None

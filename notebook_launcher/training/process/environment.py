@@ -8,8 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.wording.choices import read_bool
-from notebook_launcher.wording.counts import plural_verb
+from notebook_launcher.wording import plural_verb, read_bool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

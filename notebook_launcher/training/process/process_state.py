@@ -6,25 +6,27 @@ import contextlib
 import functools
 import math
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
-from notebook_launcher.settings.whole_numbers import whole_number
+from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.torch_lines import set_group_timeout
 from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.process.environment import ProcessPlace, debug_mode, flag, read_place
-from notebook_launcher.training.process.splitting import split
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable, Iterator
     from datetime import timedelta
 
-__all__ = ["ProcessState", "wait_for_everyone"]
+    from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
+    from notebook_launcher.training.parallelism.mesh import Layout
 
 
 class ProcessState:
@@ -304,3 +306,121 @@ def _given(name: str, value: int | None) -> int:
     if value is None:
         raise ValueError(f"{name} is missing: name the process, as in @accelerator.on_process({name}=1).")
     return whole_number(name, value, minimum=0)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The process state of an Accelerator, with the precision it settled on.
+
+
+class AcceleratorState(ProcessState):
+    """A `ProcessState` that also knows the precision."""
+
+    def __init__(
+        self,
+        *,
+        cpu: bool = False,
+        backend: str | None = None,
+        timeout: dt.timedelta | None = None,
+        mixed_precision: str = "no",
+    ) -> None:
+        super().__init__(cpu=cpu, backend=backend, timeout=timeout)
+        self._mixed_precision = mixed_precision
+        self.is_fsdp2 = False
+
+    @property
+    def mixed_precision(self) -> str:
+        """`"no"`, `"fp16"` or `"bf16"`."""
+        return self._mixed_precision
+
+    def note_layout(self, layout: Layout) -> None:
+        """Note that prepared models are sharded, for code that asks the state."""
+        self.distributed_type, self.is_fsdp2 = DistributedType.FSDP, True
+        self.fsdp_plugin = layout.plugin
+        self.parallelism_config = layout.sizes
+
+    def note_deepspeed(self, plugin: DeepSpeedPlugin | None) -> None:
+        """Note DeepSpeed's settings, for code that asks the state."""
+        self.deepspeed_plugin = plugin
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\nMixed precision type: {self._mixed_precision}\n"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config"):
+            return None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# One process' share of a collection: the pieces are contiguous, and the first ones get one item more.
+
+
+def split(inputs: Any, process_index: int, num_processes: int, *, pad: bool = False) -> Any:
+    """Return the share of one process.
+
+    Args:
+        inputs: A list, tuple or other sequence, a tensor or array (dimension 0 is split), a pandas object (its
+            rows are), a `datasets.Dataset`, or a mapping of these, all of the same length.
+        process_index: Number of the process that gets the share.
+        num_processes: Number of shares.
+        pad: True if the last item is repeated where that makes all shares equally long.
+
+    Raises:
+        ValueError: The values of a mapping differ in length.
+        TypeError: `inputs` cannot be split, a string for instance.
+    """
+    length = _length(inputs)
+    share, extras = divmod(length, num_processes)
+    start = process_index * share + min(process_index, extras)
+    size = share + (process_index < extras)
+    missing = share + (extras > 0) - size if pad and length else 0
+    return _take(inputs, start, size, [length - 1] * missing)
+
+
+def _length(inputs: Any) -> int:
+    if not isinstance(inputs, Mapping):
+        _require_splittable(inputs)
+        return len(inputs)
+    lengths = {key: _length(value) for key, value in inputs.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{key!r}: {length}" for key, length in lengths.items())
+        raise ValueError(
+            f"split_between_processes got a mapping whose values differ in length ({listed}). Each process gets the "
+            "same piece of every value, so they must be equally long."
+        )
+    return next(iter(lengths.values()), 0)
+
+
+def _require_splittable(inputs: Any) -> None:
+    sequence = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes))
+    array = hasattr(inputs, "shape") and hasattr(inputs, "__getitem__") and len(inputs.shape) > 0
+    if not (sequence or array or _is_dataset(inputs)):
+        raise TypeError(
+            f"split_between_processes got {_short(inputs)}, a {type(inputs).__name__}, which has no items to share "
+            "out. It takes a list, tuple, tensor, array or data set, or a dict of them."
+        )
+
+
+def _take(inputs: Any, start: int, size: int, more: list[int]) -> Any:
+    """Return the items from `start` on, and the items with the numbers `more`."""
+    if isinstance(inputs, Mapping):
+        return {key: _take(value, start, size, more) for key, value in inputs.items()}
+    if _is_dataset(inputs):
+        return inputs.select([*range(start, start + size), *more])
+    items = getattr(inputs, "iloc", inputs)
+    if not isinstance(inputs, Sequence):
+        return items[[*range(start, start + size), *more]] if more else items[start : start + size]
+    taken = [inputs[at] for at in (*range(start, start + size), *more)]
+    return tuple(taken) if isinstance(inputs, tuple) else taken
+
+
+def _is_dataset(inputs: Any) -> bool:
+    # Slicing a datasets.Dataset gives a dict of columns, and `select` a data set.
+    return hasattr(inputs, "select") and hasattr(inputs, "column_names")
+
+
+def _short(inputs: Any) -> str:
+    if isinstance(inputs, torch.Tensor):
+        return "a tensor without dimensions"
+    text = repr(inputs)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -13,32 +13,40 @@ rank waits for its GPU before it reads, at these updates alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import hashlib
+import json
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
+from notebook_launcher import context
 from notebook_launcher.context import current
 from notebook_launcher.messaging import messages
-from notebook_launcher.training.accumulation.members.ddp import FORWARD_SYNCED
+from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
-from notebook_launcher.training.rank_check.bulletin import Bulletin
-from notebook_launcher.training.rank_check.divergence import SWITCH, Difference, describe_divergence
-from notebook_launcher.training.rank_check.evidence import Comparand, Evidence, digest
-from notebook_launcher.training.rank_check.forgotten import ForgottenOptimizers
-from notebook_launcher.training.rank_check.gradient_comparison import GradientComparison
-from notebook_launcher.training.rank_check.left_out import LeftOut
+from notebook_launcher.training.rank_check.divergence import (
+    SWITCH,
+    Difference,
+    ForgottenOptimizers,
+    describe_divergence,
+    named,
+)
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher.training.accumulation.members.member_kinds import PreparedModel
-    from notebook_launcher.training.accumulation.members.members import Members
-    from notebook_launcher.training.accumulation.windows.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.windows.windows import Window
-    from notebook_launcher.training.requests.agreement import UpdateFence
+    from notebook_launcher.training.accumulation.ddp import Notes, SyncedModel
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.requests import UpdateFence
 
-__all__ = ["RankCheck", "notify_or_warn"]
 
 SAME_INPUTS = 3
 """Comparisons in a row with the same inputs on all ranks, after which a notice is shown."""
@@ -315,3 +323,277 @@ def notify_or_warn(text: str) -> None:
 
 def _nobody() -> None:
     pass
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Evidence that ranks write for each other at a comparison, and the parameters that it compares.
+
+
+class Evidence(NamedTuple):
+    """The fingerprints and numbers that a rank writes for the others at a comparison."""
+
+    form: int
+    """Fingerprint of the parameters' names and shapes."""
+    weights: int
+    """Fingerprint of the parameters."""
+    state_form: int
+    """Fingerprint of the names of the optimizers' states. It differs where each rank keeps a part on purpose."""
+    state: int
+    rates: list[float]
+    """The learning rates of all groups."""
+    inputs: int | None
+    """Fingerprint of the model's inputs; None where a prepared loader shares the data out."""
+    outside: int | None
+    """Fingerprint of the parameters that unprepared optimizers update beside the prepared models; None without any."""
+    num_steps: int
+    """Micro-batches of a full window."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparand:
+    """Parameters that ranks compare together, and reduce together: a model's, or the leaf tensors."""
+
+    owner: Any
+    """The object that the bulletin names: the model, or the members for their leaf tensors."""
+    title: str
+    """The comparand's name in messages."""
+    notes: Notes
+    """The notes that count the comparand's reductions."""
+    tensors: list[tuple[str, torch.Tensor]]
+    """The parameters with their names, if they are trained, not ignored by DDP, and whole on each rank."""
+
+    @property
+    def is_to_compare(self) -> bool:
+        """True after a reduction whose number is a power of two and that was not compared yet."""
+        update = self.notes.num_synced
+        return self.notes.compared < update and not update & (update - 1)
+
+    @classmethod
+    def of_model(cls, model: SyncedModel) -> Comparand:
+        """Return the comparand of a model."""
+        tensors = [
+            (name.replace("_orig_mod.", ""), parameter)
+            for name, parameter in model.module.named_parameters()
+            if parameter.requires_grad and name not in model.parameters_to_ignore and is_comparable(parameter)
+        ]
+        return cls(model, type(model.module).__name__, model.notes, tensors)
+
+    @classmethod
+    def of_leaves(cls, members: Members) -> Comparand:
+        """Return the comparand of the leaf tensors."""
+        tensors = [(f"leaf tensor {at}", leaf.tensor) for at, leaf in enumerate(members.leaves)]
+        return cls(members, "the leaf tensors", members.leaf_notes, tensors)
+
+
+def digest(value: Any) -> int:
+    """Return 48 bits that depend on a plain value, as JSON has it."""
+    return int.from_bytes(hashlib.blake2b(json.dumps(value).encode(), digest_size=6).digest(), "little")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Comparison of gradients that no backward of the Accelerator has computed, before a step uses them.
+
+
+class GradientComparison:
+    """Compares gradients of `loss.backward()`, of `torch.autograd.grad` and of the user at steps 1, 2, 4, 8 and so on.
+
+    Args:
+        bulletin: Shows the ranks each other's fingerprints.
+        num_processes: Ranks that train together.
+    """
+
+    def __init__(self, bulletin: Bulletin, num_processes: int) -> None:
+        self._bulletin = bulletin
+        self._num_processes = num_processes
+        self._num_steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """By model: its steps with such gradients."""
+
+    def compare(self, member: Member) -> None:
+        """Compare the gradients of a model, at a step that uses them.
+
+        Raises:
+            RuntimeError: The gradients differ between the ranks; on every rank.
+        """
+        self._num_steps[member] = number = self._num_steps.get(member, 0) + 1
+        if number & (number - 1):
+            return
+        trained = [parameter for parameter in member.synchronised if is_comparable(parameter)]
+        mine = fingerprint(parameter.grad for parameter in trained if parameter.grad is not None)
+        found = self._bulletin.exchange(member, f"gradients {number}", mine, range(self._num_processes))
+        if len(set(found.values())) > 1:
+            raise RuntimeError(
+                f"step(): the gradients of {member.describe()} differ between the ranks, so the weights "
+                "would diverge. No accelerator.backward(loss) has computed them, and gradients of "
+                "torch.autograd.grad, or set by hand, are not synchronised. Call accelerator.backward(loss), or "
+                f"average them: parameter.grad = accelerator.reduce(gradient, 'mean'). {SWITCH}"
+            )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Comparison of the micro-batches that ranks have left out of their windows, by `continue` or a caught exception.
+#
+# Each rank knows how many samples the others' loaders gave them, so a window of counted samples needs no exchange.
+# That holds only while all ranks use what they are given. A rank that leaves a micro-batch out writes what its window
+# holds before the next reduction, and looks for the other ranks' notes after it. Ranks that left out nothing write
+# nothing, which is the answer, and pay nothing.
+
+
+class LeftOut:
+    """Finds windows that lack a micro-batch on some ranks, although other ranks have used theirs."""
+
+    def __init__(self, gradient_state: GradientState, rank: int, num_processes: int, fence: UpdateFence) -> None:
+        self._gradient_state = gradient_state
+        self._rank = rank
+        self._num_processes = num_processes
+        self._fence = fence
+        self._bulletin = Bulletin(rank, num_processes)
+        self._num_reductions = 0
+        """Backwards so far that have reduced the gradients; a rank's n-th one is paired with every other rank's."""
+        self._registered_in: int | None = None
+        """The run of a session in which the bulletin has named this object last."""
+        self._held: list[int] | None = None
+        """Contents of this rank's window, if this rank has written them for the present backward."""
+
+    def write(self, window: Window, watched: Sequence[tuple[PreparedModel, Any]], *, syncs: bool) -> bool:
+        """Before a backward: write what the window holds, if this rank left something out since the last reduction.
+
+        Returns True if this rank has written, and `compare` has to follow.
+
+        Args:
+            window: The window that the backward belongs to.
+            watched: The models that the backward may reach.
+            syncs: True if the backward reduces the gradients.
+        """
+        found, self._held = self._gradient_state.loops.left_out, None
+        # DDP reduces at the first backward after a forward that was to synchronise and had none.
+        syncs = syncs or (found is not None and any(member.notes.forwards & FORWARD_SYNCED for member, _ in watched))
+        if not syncs:
+            return False
+        self._num_reductions += 1
+        if self._registered_in != context.call_id():  # On all ranks; later only some may have a word to write.
+            self._registered_in = context.call_id()
+            self._bulletin.register(self)
+        # Weights that were given are added up over the ranks where a window ends.
+        if found is not None and found.iteration is window.iteration and window.kind != "given":
+            held = [self._gradient_state.loops.num_blocks, window.num_batches, window.num_backwards]
+            if self._bulletin.write(self, self._topic, held):
+                self._held = held
+        return self._held is not None
+
+    @property
+    def _topic(self) -> str:
+        return f"window {self._num_reductions}"
+
+    def compare(self) -> None:
+        """After the backward: compare with the other ranks, if this rank has written.
+
+        Raises:
+            RuntimeError: Another rank's window holds other micro-batches; on the ranks that left one out.
+        """
+        held, self._held = self._held, None
+        if held is None:
+            return
+        self._fence.finish()  # On a GPU a peer could otherwise be about to write.
+        found = self._bulletin.read(self, self._topic)
+        others = [rank for rank in range(self._num_processes) if found.get(rank) != held]
+        if not others:
+            self._gradient_state.loops.forget_left_out()
+            return
+        left_out = self._gradient_state.loops.left_out
+        how = "no block of accumulate() began for a batch of the loader, by `continue` for instance."
+        if left_out is not None and left_out.was_begun:
+            how = (
+                "a block of accumulate() ended without a backward, by `continue` or by an exception that the loop "
+                "caught."
+            )
+        way_out = "pass weight=len(inputs) to every backward: then a window counts what its ranks really hold."
+        if left_out is not None and left_out.was_last:
+            way_out = (
+                "run its backward with weight=0 (and pass weight= in all other backwards of the window): the last "
+                "micro-batch of a window reduces the gradients together with the other ranks."
+            )
+        raise RuntimeError(
+            f"update {self._num_reductions}: rank {self._rank} left a micro-batch out of its window, and rank"
+            f"{'s' * (len(others) > 1)} {named(others)} did not: {how} The ranks' gradients would be means over "
+            f"different samples. Leave it out on all ranks, or {way_out} {SWITCH}"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Plain data that ranks write for each other into the process group's store; no rank waits for another rank.
+#
+# A collective pairs with whatever the peers call next, so a check that adds one could hang where the program alone
+# would not. A key in the store pairs with nothing: a peer's word is there, or it is not.
+
+
+PREFIX = "notebook_launcher/bulletin"
+PATIENCE = 10.0
+"""Seconds for which `exchange` waits for ranks that are about to write."""
+
+
+class Bulletin:
+    """Plain data about objects that each rank has a copy of; every rank writes about its own copy."""
+
+    def __init__(self, rank: int, num_processes: int) -> None:
+        self._rank = rank
+        self._num_processes = num_processes
+        self._store: Any = None
+        self._call_id = 0
+        """The run of a session in which the names were given."""
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def write(self, owner: Any, topic: str, content: Any) -> bool:
+        """Write for the other ranks; return False if the process group has no store (MPI).
+
+        Args:
+            owner: Object that the entry is about; it is registered.
+            topic: Aspect of the object that the entry is about.
+            content: Plain data: numbers, texts, lists.
+        """
+        if not self.register(owner):
+            return False
+        store = self._store()
+        key = self._key(owner, topic, self._rank)
+        store.set(key, json.dumps(content))
+        # `set` returns before the store has it. Its answer to a question comes after.
+        return bool(store.check([key]))
+
+    def register(self, owner: Any) -> bool:
+        """Give an object its name in the store, if it has none; return False if the process group has no store (MPI).
+
+        All ranks must register their objects of a type in the same order.
+        """
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no other name for it
+        if store is None:
+            return False
+        if self._store is None or self._store() is not store or self._call_id != context.call_id():
+            # With a new process group all begins again, and with a new run: the last one may have failed on one rank
+            # before that rank had registered what the others had.
+            self._store, self._call_id = weakref.ref(store), context.call_id()
+            self._names.clear()
+        if owner not in self._names:
+            kind = type(owner).__name__
+            # The store counts, so that several Accelerators need not know of each other.
+            number = store.add(f"{PREFIX}/{self._rank}/{self._call_id}/{kind}", 1)
+            self._names[owner] = f"{self._call_id}/{kind} {number}"
+        return True
+
+    def read(self, owner: Any, topic: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+        """Return what these ranks, by default all of them, have written so far."""
+        store = self._store()
+        keys = {
+            rank: self._key(owner, topic, rank) for rank in (range(self._num_processes) if ranks is None else ranks)
+        }
+        return {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
+
+    def exchange(self, owner: Any, topic: str, mine: Any, ranks: Iterable[int]) -> dict[int, Any]:
+        """Write, and return what these ranks are about to write; a rank that ends meanwhile is left out."""
+        wanted = set(ranks)
+        self.write(owner, topic, mine)
+        deadline = time.monotonic() + PATIENCE
+        while len(found := self.read(owner, topic, wanted)) < len(wanted) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return found
+
+    def _key(self, owner: Any, topic: str, rank: int) -> str:
+        return f"{PREFIX}/{rank}/{self._names[owner]}/{topic}"

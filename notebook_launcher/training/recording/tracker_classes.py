@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import importlib.util
 import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +20,6 @@ from notebook_launcher.training.recording.logged_table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from io import FileIO
-
-__all__ = ["BlankTracker", "GeneralTracker", "JSONLinesTracker", "TensorBoardTracker", "as_number", "plain"]
 
 
 class GeneralTracker:
@@ -298,3 +298,168 @@ class TensorBoardTracker(GeneralTracker):
         """Close the event file; idempotent."""
         if self.writer is not None:
             self.writer.close()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The base of trackers that write by another service's own client, which is imported where the tracker starts.
+
+
+class ClientTracker(GeneralTracker):
+    """A tracker with the client of a service; it runs on the main process alone.
+
+    Args:
+        run_name: The project's name.
+        kwargs: Arguments of the function with which the client begins a run (`init_kwargs` of `init_trackers`).
+    """
+
+    name: str
+    requires_logging_directory = False
+    module: str
+    """The client's module."""
+    distribution: str
+    """The name to install it by."""
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+        self.run: Any = None
+        """The client's own object for the run; None before `start`."""
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Return True if the client is installed; it is not imported."""
+        return is_installed(cls.module)
+
+    @classmethod
+    def client(cls) -> Any:
+        """Return the client's module.
+
+        Raises:
+            ModuleNotFoundError: The client is not installed.
+        """
+        if not cls.is_available():
+            raise ModuleNotFoundError(
+                f"The tracker {cls.name!r} needs the package {cls.distribution}, which is not installed. "
+                f"Type %pip install {cls.distribution}"
+            )
+        return importlib.import_module(cls.module)
+
+    @property
+    def tracker(self) -> Any:
+        """The client's own object for the run; None before `start`."""
+        return self.run
+
+    def finish(self) -> None:
+        """End the run, so that the client keeps nothing open; idempotent."""
+        run, self.run = self.run, None
+        if run is not None:
+            self._end(run)
+
+    def _end(self, run: Any) -> None:
+        raise NotImplementedError
+
+
+def is_installed(module: str) -> bool:
+    """Return True if a top-level module can be imported; it is not imported."""
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return importlib.util.find_spec(module) is not None
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with each tensor or array of one element as its number; others stay as they are."""
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are numbers, for clients that take nothing else."""
+    found = {name: as_number(value) for name, value in values.items()}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def _plain(value: Any) -> Any:
+    number = as_number(value) if callable(getattr(value, "item", None)) else None
+    return value if number is None else number
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Trackers whose clients share the shape of Weights & Biases: `init(project=...)`, `run.log`, `run.finish`.
+
+
+class _ProjectTracker(ClientTracker):
+    def start(self) -> None:
+        """Begin a run in the project."""
+        self.run = self.client().init(project=self.run_name, **self.init_kwargs)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters as the run's config."""
+        self.client().config.update(values, allow_val_change=True)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log values; a tensor of one element is its number, and the client decides about all others."""
+        self.run.log(plain_values(values), step=step, **kwargs)
+
+    def _end(self, run: Any) -> None:
+        run.finish()  # waits until the client has written or sent everything
+
+
+class _PicturesTracker(_ProjectTracker):
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
+        image = self.client().Image
+        self.run.log(
+            {name: [image(pixels) for pixels in images] for name, images in values.items()}, step=step, **kwargs
+        )
+
+
+class WandBTracker(_PicturesTracker):
+    """Writes to Weights & Biases; `tracker` is the `Run` that `wandb.init` returned.
+
+    `WANDB_MODE=offline` keeps the run on this machine; `wandb sync` sends it later.
+
+    Args:
+        run_name: The project.
+        kwargs: Arguments of `wandb.init`, such as `name`, `mode`, `tags`.
+    """
+
+    name = module = distribution = "wandb"
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log a table, given as columns and rows or as a frame of pandas."""
+        table = self.client().Table(columns=columns, data=data, dataframe=dataframe)
+        self.run.log({table_name: table}, step=step, **kwargs)
+
+
+class SwanLabTracker(_PicturesTracker):
+    """Writes to SwanLab; `tracker` is the run that `swanlab.init` returned.
+
+    Args:
+        run_name: The project.
+        kwargs: Arguments of `swanlab.init`, such as `mode="offline"` or `logdir`.
+    """
+
+    name = module = distribution = "swanlab"
+
+
+class TrackioTracker(_ProjectTracker):
+    """Writes to Trackio, which keeps its data on this machine; `tracker` is the run that `trackio.init` returned.
+
+    Args:
+        run_name: The project.
+        kwargs: Arguments of `trackio.init`, such as `name` or `space_id`.
+    """
+
+    name = module = distribution = "trackio"
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters as the run's config."""
+        self.run.config.update(values)

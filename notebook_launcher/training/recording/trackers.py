@@ -8,24 +8,26 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher import context, reporting
-from notebook_launcher.training.recording.experiment_trackers import (
-    AimTracker,
-    ClearMLTracker,
-    CometMLTracker,
-    DVCLiveTracker,
-)
 from notebook_launcher.training.recording.logged_table import Table
-from notebook_launcher.training.recording.mlflow_tracker import MLflowTracker
-from notebook_launcher.training.recording.project_trackers import SwanLabTracker, TrackioTracker, WandBTracker
 from notebook_launcher.training.recording.tracker_classes import (
     BlankTracker,
     GeneralTracker,
     JSONLinesTracker,
+    SwanLabTracker,
     TensorBoardTracker,
+    TrackioTracker,
+    WandBTracker,
     as_number,
 )
+from notebook_launcher.training.recording.tracker_clients import (
+    AimTracker,
+    ClearMLTracker,
+    CometMLTracker,
+    DVCLiveTracker,
+    MLflowTracker,
+)
 from notebook_launcher.training.user_warnings import warn_user
-from notebook_launcher.wording.choices import unknown
+from notebook_launcher.wording import unknown
 
 if TYPE_CHECKING:
     import os

@@ -19,10 +19,10 @@ import torch
 from notebook_launcher import Results, launch, notebook_launch, open_run, report
 from notebook_launcher.drawing.run_picture import static_html, static_text
 from notebook_launcher.history.curves import Curves
-from notebook_launcher.kernel.calls.argument_text import MAX_ARGUMENTS, describe_arguments
+from notebook_launcher.kernel.calls.checks import MAX_ARGUMENTS, describe_arguments
 from notebook_launcher.widgets import compare
 from notebook_launcher.widgets.monitor.feed import Feed
-from notebook_launcher.wording.value_text import MAX_TEXT, describe_value
+from notebook_launcher.wording import MAX_VALUE, describe_value
 from tests.support.drawn_runs import Balanced, words_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def test_descriptions_are_limited_in_length() -> None:
     deep: Any = 1
     for _ in range(100):
         deep = [deep, "x" * 1000]
-    assert all(len(describe_value(value)) <= MAX_TEXT for value in (deep, "x" * 10**6, [Options(1, "", deep)] * 9))
+    assert all(len(describe_value(value)) <= MAX_VALUE for value in (deep, "x" * 10**6, [Options(1, "", deep)] * 9))
     assert len(describe_arguments(train, (), {f"x{number}": 1 for number in range(1000)})) == MAX_ARGUMENTS
 
 

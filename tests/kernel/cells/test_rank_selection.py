@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notebook_launcher import ConfigError, NoSuchRankError
-from notebook_launcher.kernel.cells.rank_selection import selected_ranks
+from notebook_launcher.kernel.cells.session_cells import selected_ranks
 
 
 @pytest.mark.parametrize(

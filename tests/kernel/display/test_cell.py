@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.kernel.display.asking import ask
+from notebook_launcher.kernel.display.questions import ask
 from notebook_launcher.kernel.display.sink import make_sink
 from tests.support.kernels import ROOT, Kernel
 
@@ -117,15 +117,14 @@ def test_ask_gets_the_answer(kernel):
         asked.append((prompt, password))
         return "yes"
 
-    code = (
-        "from notebook_launcher.kernel.display.asking import ask\nask('[rank 1] sure? ') + ask('key: ', password=True)"
-    )
+    asking = "ask('[rank 1] sure? ') + ask('key: ', password=True)"
+    code = f"from notebook_launcher.kernel.display.questions import ask\n{asking}"
     assert kernel.execute(code, answer_input=answer).result == "'yesyes'"
     assert asked == [("[rank 1] sure? ", False), ("key: ", True)]
 
 
 def test_ask_explains_that_the_front_end_cannot_be_asked(kernel):
-    outcome = kernel.execute("from notebook_launcher.kernel.display.asking import ask\nask('[rank 1] sure? ')")
+    outcome = kernel.execute("from notebook_launcher.kernel.display.questions import ask\nask('[rank 1] sure? ')")
     assert outcome.error.startswith("EOFError: no answer to '[rank 1] sure? ': this front end cannot ask for input")
 
 

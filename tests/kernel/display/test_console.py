@@ -7,9 +7,8 @@ import random
 import pytest
 
 from notebook_launcher.kernel.display import console
-from notebook_launcher.kernel.display.console import Console, Text
-from notebook_launcher.kernel.display.folding import label
-from notebook_launcher.wording.counts import rank_list
+from notebook_launcher.kernel.display.console import Console, Text, label
+from notebook_launcher.wording import rank_list
 from tests.support.console_cell import Cell
 
 

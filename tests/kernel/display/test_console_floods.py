@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from notebook_launcher.kernel.display import backlog, console, screen, text_block
-from notebook_launcher.kernel.display.console import Console, RankLog, Status, Text
-from notebook_launcher.kernel.display.screen import Screen
+from notebook_launcher.kernel.display import console, kept_lines
+from notebook_launcher.kernel.display.console import Console, Screen, Status, Text
+from notebook_launcher.kernel.display.kept_lines import RankLog
 from tests.support.console_cell import Cell
 
 
@@ -31,7 +31,7 @@ def test_lasting_flood_stays_below_the_rate_that_jupyter_allows():
     for _ in range(80):  # 20 s of 4 MB/s
         cell.feed("0123456789abcde\n" * 62_500)
         cell.tick()
-        sizes.append(sum(text_block.num_bytes(message.text) for message in cell.batches[-1]))
+        sizes.append(sum(kept_lines.num_bytes(message.text) for message in cell.batches[-1]))
         cell.now += 0.001
     assert cell.now == pytest.approx(20, rel=0.05)
     window = int(3 / console.TICK) + 1
@@ -53,25 +53,25 @@ def test_very_long_line_is_cut_and_takes_no_memory():
     cell = Cell()
     for _ in range(160):
         cell.feed("x" * 65_536)
-    assert sum(map(len, cell.console._sources[0, "stdout"].screen._rows)) == screen.LINE_LIMIT
+    assert sum(map(len, cell.console._sources[0, "stdout"].screen._rows)) == console.LINE_LIMIT
     cell.feed("\nnext\n")
     shown = cell.finish()
     assert shown.endswith(" ... [10,452,992 more characters in this line]\nnext\n")
-    assert len(shown) < screen.LINE_LIMIT + 100
+    assert len(shown) < console.LINE_LIMIT + 100
     assert len(cell.console.logs[0].text()) == 160 * 65_536 + 6
 
 
 def test_long_line_that_arrives_whole_is_cut():
     cell = Cell()
     cell.feed("a\n" + "x" * 100_000 + "\nb\n")
-    assert cell.finish() == f"a\n{'x' * screen.LINE_LIMIT} ... [67,232 more characters in this line]\nb\n"
+    assert cell.finish() == f"a\n{'x' * console.LINE_LIMIT} ... [67,232 more characters in this line]\nb\n"
 
 
 @pytest.mark.parametrize("output", ["all", "none"])
 def test_flood_costs_no_work_per_line(output, monkeypatch):
     """A million lines, counted in calls of our own functions: some per chunk, few per shown line."""
     calls = []
-    for cls in (Screen, RankLog, backlog.Backlog, Console):
+    for cls in (Screen, RankLog, kept_lines.Backlog, Console):
         for name, function in vars(cls).items():
             if callable(function) and not name.startswith("__"):
 
@@ -95,7 +95,7 @@ def test_flood_costs_no_work_per_line(output, monkeypatch):
 def kept(cell: Cell) -> list[str]:
     lines = cell.finish().splitlines()
     assert len(lines) <= 10_000
-    assert sum(text_block.num_bytes(line + "\n") for line in lines) <= 1_000_000
+    assert sum(kept_lines.num_bytes(line + "\n") for line in lines) <= 1_000_000
     return lines
 
 

@@ -7,8 +7,8 @@ import tempfile
 
 import pytest
 
-from notebook_launcher.kernel.display import log_order, ranklog
-from notebook_launcher.kernel.display.console import RankLog
+from notebook_launcher.kernel.display import kept_lines
+from notebook_launcher.kernel.display.kept_lines import RankLog
 from tests.support.console_cell import Cell
 
 
@@ -23,15 +23,15 @@ def test_log_keeps_both_streams_in_order_of_arrival():
 def test_order_of_arrival_is_known_for_the_newest_output():
     cell = Cell(num_processes=3, output="rank0")
     cell.feed("old\n", rank=2)
-    for number in range(2 * log_order.MAX_PIECES):
+    for number in range(2 * kept_lines.MAX_PIECES):
         cell.feed(f"é {number}\n", rank=number % 2)
     cell.feed("")
     cell.feed("a", rank=1)
     cell.feed("b\n", rank=1, stream="stderr")
     ends = [len(log.text().encode()) for log in cell.console.logs]
-    before = ends[1] - len("ab\n") - len(f"é {2 * log_order.MAX_PIECES - 1}\n".encode())
+    before = ends[1] - len("ab\n") - len(f"é {2 * kept_lines.MAX_PIECES - 1}\n".encode())
     assert cell.console.order.pieces(3) == [(1, before), (0, ends[0]), (1, ends[1])]
-    assert len(cell.console.order.pieces(10**9)) == log_order.MAX_PIECES
+    assert len(cell.console.order.pieces(10**9)) == kept_lines.MAX_PIECES
 
 
 @pytest.mark.parametrize("num_lines", [0, 1, 3, 5000, 10**6])
@@ -55,7 +55,7 @@ def test_log_leaves_memory_and_no_file_with_a_name(tmp_path, monkeypatch):
     log = RankLog()
     for _ in range(50):
         log.write("é" * 50_000)
-    assert len(log._memory) <= ranklog.SPOOL_LIMIT
+    assert len(log._memory) <= kept_lines.SPOOL_LIMIT
     assert os.listdir(tmp_path) == []  # noqa: PTH208
     assert log.text() == "é" * 2_500_000
 

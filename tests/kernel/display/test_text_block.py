@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_launcher.kernel.display.text_block import TextBlock, num_bytes
+from notebook_launcher.kernel.display.kept_lines import TextBlock, num_bytes
 
 lines = st.lists(st.text(alphabet="a\té\U0001f600", max_size=5), min_size=1, max_size=6)
 limits = st.integers(0, 40)

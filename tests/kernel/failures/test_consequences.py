@@ -99,6 +99,6 @@ def test_the_same_words_outside_of_a_collective_are_the_ranks_own(message: str, 
 
 
 def test_error_of_a_checkpoint_that_another_rank_reports_is_a_consequence() -> None:
-    type_name = "notebook_launcher.training.checkpoints.checkpoint_error.CheckpointError"
+    type_name = "notebook_launcher.training.checkpoints.folders.CheckpointError"
     assert is_victim(report(type_name, "rank 1 could not write the checkpoint: OSError: no space left on device"))
     assert not is_victim(report(type_name, "model.safetensors is damaged"))

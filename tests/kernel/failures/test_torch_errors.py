@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator, notebook_launch
-from notebook_launcher.kernel.failures.torch_errors import advice_on
+from notebook_launcher.kernel.failures.failure_display import advice_on
 from tests.support.toy_training import shards_on_cpus
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import Session, launch, notebook_launch, report
-from notebook_launcher.engines.gauges import Pulse
+from notebook_launcher.engines.board import Pulse
 from notebook_launcher.kernel.inspection.hangs import HangWatch
 from tests.support.waiting import until
 

@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from notebook_launcher import RankFailedError, RunTimeoutError, launch, notebook_launch
-from notebook_launcher.kernel.inspection.mismatches import (
-    FLIGHT_RECORDER,
-    SUGGESTION,
-    collective_in,
-    suggestion,
-)
+from notebook_launcher.kernel.inspection.hangs import FLIGHT_RECORDER, SUGGESTION, collective_in, suggestion
 from notebook_launcher.kernel.inspection.stacks import Stacks
 from notebook_launcher.messaging.messages import ExceptionReport, Frame
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notebook_launcher import launch
-from notebook_launcher.drawing.flame import flame_svg
+from notebook_launcher.drawing.reported import flame_svg
 from notebook_launcher.errors import CallOrderError
-from notebook_launcher.history.flames import Flame, FlameFrame
-from notebook_launcher.kernel.inspection.samples import Samples, split_dumps
+from notebook_launcher.history.summaries import Flame, FlameFrame
+from notebook_launcher.kernel.inspection.stacks import Samples, split_dumps
 
 if TYPE_CHECKING:
     from pathlib import Path

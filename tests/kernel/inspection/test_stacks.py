@@ -21,7 +21,7 @@ import notebook_launcher
 from notebook_launcher import Session
 from notebook_launcher.kernel.inspection import stacks
 from notebook_launcher.kernel.inspection.stacks import RankStack, StackFrame, Stacks, ThreadStack, parse_stacks
-from notebook_launcher.processes.rank import cuda_work, rank
+from notebook_launcher.processes.rank import rank, user_function
 from notebook_launcher.travel import cells
 from tests.support.kernels import ROOT, Kernel
 
@@ -323,7 +323,7 @@ def test_functions_of_torch_that_wait_for_a_gpu_are_known(file: str, function: s
 
 def test_wait_for_the_gpu_at_the_end_of_a_call_is_one_and_no_other_frame_of_the_package_is_shown() -> None:
     dump = text_dump(
-        (cuda_work.__file__, 77, "run_apart"), (cuda_work.__file__, 50, "finish"), (rank.__file__, 222, "_call")
+        (user_function.__file__, 77, "run_apart"), (user_function.__file__, 50, "finish"), (rank.__file__, 222, "_call")
     )
     (stack,) = Stacks.parse({0: dump}, uses_gpu=True)
     assert stack.waiting_in == "CUDA synchronization"
@@ -333,7 +333,7 @@ def test_wait_for_the_gpu_at_the_end_of_a_call_is_one_and_no_other_frame_of_the_
 def test_fence_of_updates_is_a_wait_in_the_users_line() -> None:
     dump = text_dump(
         ("/x/site-packages/torch/cuda/streams.py", 7, "synchronize"),
-        (f"{PACKAGE}/training/requests/agreement.py", 9, "pass_update"),
+        (f"{PACKAGE}/training/requests.py", 9, "pass_update"),
         ("/home/u/train.py", 7, "train"),
     )
     (stack,) = Stacks.parse({0: dump})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.kernel.metering.gpu_meter import GpuMeter, GpuReading
+from notebook_launcher.kernel.metering import GpuMeter, GpuReading
 from tests.support.compiled_libraries import NVML, compile_library, needs_compiler
 from tests.support.kernels import ROOT
 
@@ -73,7 +73,7 @@ def test_without_gpus_there_is_nothing_to_read() -> None:
 
 def test_meter_reads_nothing_without_nvml(tmp_path: Path) -> None:
     program = (
-        "from notebook_launcher.kernel.metering.gpu_meter import GpuMeter; meter = GpuMeter((0,)); "
+        "from notebook_launcher.kernel.metering import GpuMeter; meter = GpuMeter((0,)); "
         "print(meter.read(0)); meter.close(); print(meter.read(0))"
     )
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")

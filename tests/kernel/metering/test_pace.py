@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from notebook_launcher import context, reporting
-from notebook_launcher.kernel.metering.sample_pace import SamplePace
+from notebook_launcher.kernel.metering import SamplePace
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.messaging import messages
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import launch, open_run
 from notebook_launcher.history.schema import RankUsage
-from notebook_launcher.kernel.metering.usage_meter import MAX_SAMPLES, MIN_SAMPLES, UsageMeter, halve
+from notebook_launcher.kernel.metering import MAX_SAMPLES, MIN_SAMPLES, UsageMeter, halve
 from notebook_launcher.widgets.monitor.feed import Feed
 
 if TYPE_CHECKING:

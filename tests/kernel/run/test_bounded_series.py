@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_launcher.kernel.run.bounded_series import BoundedSeries
+from notebook_launcher.kernel.run.live_values import BoundedSeries
 
 
 def test_reader_gets_what_is_new_to_it() -> None:

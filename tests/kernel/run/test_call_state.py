@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notebook_launcher.kernel.run.call_state import CallState
-from notebook_launcher.kernel.run.rank_outcome import RankOutcome
+from notebook_launcher.kernel.run.call_state import CallState, RankOutcome
 from notebook_launcher.messaging import messages
 from tests.support import outcomes
 from tests.support.outcomes import BOOM, LOST_PEER

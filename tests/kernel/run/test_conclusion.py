@@ -12,26 +12,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import LaunchConfig, RankFailedError, RunStoppedError, RunTimeoutError
-from notebook_launcher.engines.events import SupervisorLost
+from notebook_launcher.engines.engine import SupervisorLost
 from notebook_launcher.errors import InternalError, ResourceError
 from notebook_launcher.kernel.calls.call_scope import CallScope
-from notebook_launcher.kernel.display.stream_sink import StreamSink
+from notebook_launcher.kernel.display.sink import StreamSink
 from notebook_launcher.kernel.failures.failure_display import end_line
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.kernel.run.call_state import CallState
+from notebook_launcher.kernel.run.call_state import CallState, RankOutcome
 from notebook_launcher.kernel.run.commands import StopCommand
 from notebook_launcher.kernel.run.conclusion import conclude
 from notebook_launcher.kernel.run.data import RunData
 from notebook_launcher.kernel.run.ladder import Rung
-from notebook_launcher.kernel.run.rank_outcome import RankOutcome
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import anonymous_file
 from tests.support.outcomes import BOOM, LOST_PEER, PEAK, raised_record, returned_record
 
 if TYPE_CHECKING:
-    from notebook_launcher.kernel.run.outcome import RunOutcome
+    from notebook_launcher.kernel.run.conclusion import RunOutcome
 
 
 def returned(rank: int, *, unsent: str = "") -> RankOutcome:

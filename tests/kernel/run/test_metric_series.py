@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from notebook_launcher.history.schema import MetricPoint
-from notebook_launcher.kernel.run.metric_series import CHUNK, MetricSeries
+from notebook_launcher.kernel.run.live_values import CHUNK, MetricSeries
 
 
 def point(number: int) -> MetricPoint:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import ResourceError, Session
-from notebook_launcher.kernel.held_interrupts import can_hold_interrupts, held_interrupts
+from notebook_launcher.kernel.latch import can_hold_interrupts, held_interrupts
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

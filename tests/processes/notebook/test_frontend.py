@@ -327,7 +327,7 @@ FORK = """
 import os, socket, sys
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel, channel_pair
-from notebook_launcher.kernel.display.asking import ask
+from notebook_launcher.kernel.display.questions import ask
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.processes.notebook import frontend
 

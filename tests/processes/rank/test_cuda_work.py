@@ -19,7 +19,7 @@ import torch
 
 from notebook_launcher import LaunchConfig, Session, launch, notebook_launch
 from notebook_launcher.kernel.plan import make_plan
-from notebook_launcher.processes.rank import cores_and_gpu, cuda_work, rank
+from notebook_launcher.processes.rank import rank, rank_process, user_function
 from notebook_launcher.processes.rank.rendezvous import torchrun_environment
 from tests.support.kernels import ROOT
 
@@ -31,10 +31,10 @@ def test_rank_whose_gpu_is_lost_is_replaced_after_its_failure() -> None:
     def fail_on_rank_1() -> None:
         import torch.distributed as dist
 
-        from notebook_launcher.processes.rank import cuda_work
+        from notebook_launcher.processes.rank import user_function
 
         if dist.get_rank() == 1:
-            cuda_work.is_broken = lambda: True  # What it asks CUDA is not tried here, only what follows from a yes.
+            user_function.is_broken = lambda: True  # What it asks CUDA is not tried here, only what follows from a yes.
             raise ValueError("device-side assert triggered")
 
     with Session(2, output="none") as session:
@@ -56,7 +56,7 @@ def test_watchdog_of_nccl_leaves_cuda_errors_to_python(users: dict[str, str], ex
 
 
 def test_rank_that_sees_no_gpu_names_the_variable_to_check() -> None:
-    program = "from notebook_launcher.processes.rank.cores_and_gpu import choose_gpu; choose_gpu(3, 3)"
+    program = "from notebook_launcher.processes.rank.rank_process import choose_gpu; choose_gpu(3, 3)"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "5,5"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert "RuntimeError: rank 3 sees no GPU, though the driver names some to the kernel" in done.stderr
@@ -71,7 +71,7 @@ def test_gpu_is_chosen_before_the_call_is_unpacked(monkeypatch: pytest.MonkeyPat
         done.append("unpack")
         raise InterruptedError
 
-    monkeypatch.setattr(cores_and_gpu, "choose_gpu", lambda *numbers: done.append(numbers))
+    monkeypatch.setattr(rank_process, "choose_gpu", lambda *numbers: done.append(numbers))
     place = SimpleNamespace(local_rank=lambda rank: rank - 4)
     one: Any = SimpleNamespace(_setup=SimpleNamespace(use_gpu=True, place=place), _number=5, _take_call=unpack)
     with pytest.raises(InterruptedError):
@@ -123,7 +123,7 @@ class Devices:
 
 def test_all_devices_in_use_are_waited_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Devices(monkeypatch)
-    cuda_work.finish()
+    user_function.finish()
     assert devices.log == ["event of 0", "event of 2", "event", "device 0", "event", "device 2"]
 
 
@@ -131,19 +131,19 @@ def test_all_devices_in_use_are_waited_for_whole(monkeypatch: pytest.MonkeyPatch
 def test_failure_on_any_stream_of_any_device_is_the_functions(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Devices(monkeypatch, fails=fails)
     with pytest.raises(RuntimeError, match="device-side assert triggered"):
-        cuda_work.finish()
+        user_function.finish()
 
 
 def test_loss_of_any_device_is_found_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     Devices(monkeypatch, fails="stream of 2")
-    assert cuda_work.is_broken()
+    assert user_function.is_broken()
     devices = Devices(monkeypatch, looks=2)  # A kernel that was still queued when the function failed may fail yet.
-    assert not cuda_work.is_broken()
+    assert not user_function.is_broken()
     assert devices.log == ["stream of 0"] * 3 + ["stream of 2"]
     began = time.monotonic()
     Devices(monkeypatch, looks=1_000_000)  # A collective without a peer is never done.
-    assert not cuda_work.is_broken()
-    assert time.monotonic() - began < 5 * cuda_work.LAST_KERNELS
+    assert not user_function.is_broken()
+    assert time.monotonic() - began < 5 * user_function.LAST_KERNELS
 
 
 def test_wait_for_a_device_ends_with_an_interrupt() -> None:
@@ -153,7 +153,7 @@ def test_wait_for_a_device_ends_with_an_interrupt() -> None:
     try:
         interrupt.start()
         with pytest.raises(KeyboardInterrupt):
-            cuda_work.run_apart(lambda: is_done.wait(60))
+            user_function.run_apart(lambda: is_done.wait(60))
     finally:
         signal.signal(signal.SIGINT, before)
         is_done.set()

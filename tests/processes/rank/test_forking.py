@@ -11,7 +11,7 @@ import time
 import pytest
 
 from notebook_launcher import launch, notebook_launch
-from notebook_launcher.processes.rank import forking
+from notebook_launcher.processes.rank import rank_process
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from notebook_launcher.processes.rank import forking
     ],
 )
 def test_defect_is_known_by_python_version(version, defect):
-    assert forking.has_the_defect(version) is defect
+    assert rank_process.has_the_defect(version) is defect
 
 
 def test_fork_waits_for_a_thread_that_is_about_to_rest():
@@ -44,7 +44,7 @@ def test_fork_waits_for_a_thread_that_is_about_to_rest():
     thread.start()
     try:
         started.wait()
-        forking.let_threads_settle()
+        rank_process.let_threads_settle()
         assert finished
     finally:
         go_home.set()
@@ -61,14 +61,14 @@ def test_fork_does_not_wait_for_a_thread_that_never_rests():
     thread.start()
     try:
         before = time.monotonic()
-        forking.let_threads_settle()
-        assert forking.PATIENCE_S <= time.monotonic() - before < 100 * forking.PATIENCE_S
+        rank_process.let_threads_settle()
+        assert rank_process.PATIENCE_S <= time.monotonic() - before < 100 * rank_process.PATIENCE_S
     finally:
         stop.set()
         thread.join()
 
 
-@pytest.mark.skipif(not forking.has_the_defect(sys.version_info[:3]), reason="this Python's fork is safe")
+@pytest.mark.skipif(not rank_process.has_the_defect(sys.version_info[:3]), reason="this Python's fork is safe")
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_ranks_look_before_they_fork(start_method):
     def fork_under_a_profile() -> list[str]:

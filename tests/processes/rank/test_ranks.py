@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from notebook_launcher import Accelerator, notebook_launch
-from notebook_launcher.processes.rank.edited_modules import LocalModules
+from notebook_launcher.processes.rank.user_function import LocalModules
 from tests.support.first_cell import START_METHODS
 from tests.support.kernels import ROOT
 from tests.support.warm_kernels import warm_kernel

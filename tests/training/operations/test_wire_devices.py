@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.training.operations.wire_devices import collective_device, sending_device
+from notebook_launcher.training.operations.checking import collective_device, sending_device
 
 
 @pytest.mark.parametrize(

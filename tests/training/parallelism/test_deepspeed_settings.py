@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import context
-from notebook_launcher.training.accelerator_arguments import AcceleratorArguments
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
-from notebook_launcher.training.parallelism.deepspeed_call import apply_deepspeed
-from notebook_launcher.training.parallelism.zero import GivenSetting, ZeroSettings, resolve_zero
+from notebook_launcher.training.parallelism.zero import GivenSetting, ZeroSettings, apply_deepspeed, resolve_zero
 from notebook_launcher.training.plugins import GradientAccumulationPlugin, GradScalerKwargs
+from notebook_launcher.training.resolving import AcceleratorArguments
 
 if TYPE_CHECKING:
     from pathlib import Path

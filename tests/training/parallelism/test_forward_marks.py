@@ -12,9 +12,8 @@ import pytest
 
 from notebook_launcher import LaunchConfig
 from notebook_launcher.context import RankContext, begin_call, enter
-from notebook_launcher.messaging.board_layout import BOARD_SIZE, STEPS
-from notebook_launcher.training.parallelism.board_numbers import NUMBERS
-from notebook_launcher.training.parallelism.forward_marks import (
+from notebook_launcher.messaging.messages import BOARD_SIZE, STEPS
+from notebook_launcher.training.parallelism.forward_check import (
     IN_WRITING,
     MAX_AHEAD,
     Drift,
@@ -22,6 +21,7 @@ from notebook_launcher.training.parallelism.forward_marks import (
     ForwardMarks,
     PassedForwards,
 )
+from notebook_launcher.training.parallelism.unit_order import NUMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from notebook_launcher import FullyShardedDataParallelPlugin, Session, notebook_launch
-from notebook_launcher.training.rank_check.bulletin import Bulletin
+from notebook_launcher.training.rank_check.check import Bulletin
 from tests.support.toy_training import session_fixture, shards_on_cpus
 
 pytestmark = shards_on_cpus

@@ -21,8 +21,7 @@ from notebook_launcher import notebook_launch
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.training.plugins import DistributedType
 from notebook_launcher.training.process.environment import ProcessPlace, flag, read_place
-from notebook_launcher.training.process.process_state import ProcessState
-from notebook_launcher.training.process.splitting import split
+from notebook_launcher.training.process.process_state import ProcessState, split
 from tests.support.toy_training import session_fixture
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import launch
-from notebook_launcher.training.recording.client_trackers import ClientTracker, is_installed
-from notebook_launcher.training.recording.experiment_trackers import ClearMLTracker, CometMLTracker, DVCLiveTracker
-from notebook_launcher.training.recording.mlflow_tracker import MLflowTracker
+from notebook_launcher.training.recording.tracker_classes import ClientTracker, is_installed
+from notebook_launcher.training.recording.tracker_clients import (
+    ClearMLTracker,
+    CometMLTracker,
+    DVCLiveTracker,
+    MLflowTracker,
+)
 from notebook_launcher.training.recording.trackers import filter_trackers
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from notebook_launcher import Accelerator, launch, report, tunable
 from notebook_launcher.errors import CallOrderError, NoSuchRankError
 from notebook_launcher.kernel.inspection.profiles import Profile
 from notebook_launcher.messaging import messages
-from notebook_launcher.training.recording import update_profile
-from notebook_launcher.training.recording.update_profile import UpdateProfile
+from notebook_launcher.training.recording import profiling
+from notebook_launcher.training.recording.profiling import UpdateProfile
 from tests.support.run_state import data_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def test_trace_is_bounded_and_needs_a_folder(tmp_path: Path, monkeypatch: pytest
     record = profile_here(None)
     assert (record.trace, record.problem) == ("", "no trace was written: the run keeps no folder (runs_folder=None)")
     assert "aten::mm" in [row[0] for row in record.operators]
-    monkeypatch.setattr(update_profile, "MAX_TRACE", 10)
+    monkeypatch.setattr(profiling, "MAX_TRACE", 10)
     record = profile_here(tmp_path)
     assert "was not kept" in record.problem
     assert list(tmp_path.iterdir()) == []

@@ -20,10 +20,8 @@ from hypothesis import strategies as st
 
 from notebook_launcher import LaunchConfig
 from notebook_launcher.context import RankContext, RunStopped
-from notebook_launcher.messaging import board_layout
-from notebook_launcher.training.requests.agreement import UpdateFence
-from notebook_launcher.training.requests.safepoint import Safepoint
-from notebook_launcher.training.requests.steering import Steering
+from notebook_launcher.messaging import messages
+from notebook_launcher.training.requests import Safepoint, Steering, UpdateFence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +116,7 @@ class World:
         """Begin before the first update; with several nodes, each rank has a node and a board of its own."""
         self.pid = os.getpid()
         self.num_nodes = num_nodes
-        boards = [bytearray(board_layout.BOARD_SIZE) for _ in range(num_nodes)]
+        boards = [bytearray(messages.BOARD_SIZE) for _ in range(num_nodes)]
         self.boards = boards if num_nodes > 1 else boards * len(fences)
         self.on_its_way: list[Callable[[], None]] = []
         """Requests that have not arrived on a board yet, in the order of their arrival."""
@@ -173,9 +171,9 @@ class World:
 
 def write(board: bytearray, request: str) -> None:
     if request == SAVE:
-        board[board_layout.SAVES_ASKED] = (board[board_layout.SAVES_ASKED] + 1) % 256
+        board[messages.SAVES_ASKED] = (board[messages.SAVES_ASKED] + 1) % 256
     else:
-        board[board_layout.STOP_FLAG] = board_layout.STOP_TOGETHER
+        board[messages.STOP_FLAG] = messages.STOP_TOGETHER
 
 
 def fenced(rank: Rank) -> UpdateFence:

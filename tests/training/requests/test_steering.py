@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from notebook_launcher import Accelerator, launch, notebook_launch, open_run, report, tunable
 from notebook_launcher.errors import CallOrderError, RunStoppedError
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_change, check_change, read_wanted
-from notebook_launcher.training.requests.steering import scale_rates
+from notebook_launcher.training.requests import scale_rates
 from notebook_launcher.widgets.monitor.feed import Feed
 from notebook_launcher.widgets.monitor.page_requests import PageRequests
 from tests.support.run_state import data_of

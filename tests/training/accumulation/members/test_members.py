@@ -9,21 +9,17 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.training.accumulation.members.ddp import SyncedModel
-from notebook_launcher.training.accumulation.members.member import Member, SwitchOff
-from notebook_launcher.training.accumulation.members.member_kinds import (
+from notebook_launcher.training.accumulation.ddp import SyncedModel
+from notebook_launcher.training.accumulation.member_kinds import (
     LeafTensor,
+    Member,
     PlainModel,
     ShardedModel,
     StrayParameters,
+    SwitchOff,
     member_of,
 )
-from notebook_launcher.training.accumulation.members.synchronisation import (
-    ends_window,
-    switch_back,
-    switch_off,
-    without_sync,
-)
+from notebook_launcher.training.accumulation.members import ends_window, switch_back, switch_off, without_sync
 
 
 class FakeSharded(torch.nn.Linear):

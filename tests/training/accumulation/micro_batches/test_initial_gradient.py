@@ -7,8 +7,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.accumulation.micro_batches import gradients
-from notebook_launcher.training.accumulation.micro_batches.gradients import InitialGradient
+from notebook_launcher.training.accumulation import micro_batches
+from notebook_launcher.training.accumulation.micro_batches import InitialGradient
 
 
 class Noting(TorchFunctionMode):
@@ -42,7 +42,7 @@ def test_gradient_is_that_of_torch(shape, dtype):
     for factor in (1.0, 0.25, 1 / 3, 0.25):
         weight = torch.linspace(-1, 1, 7, dtype=dtype, requires_grad=True)
         loss = loss_of(weight, shape)
-        gradients.backward(loss, initial.of(loss, factor), {})
+        micro_batches.backward(loss, initial.of(loss, factor), {})
         assert weight.grad is not None
         assert torch.equal(weight.grad, gradient_by_hand(factor, dtype))
 
@@ -50,17 +50,17 @@ def test_gradient_is_that_of_torch(shape, dtype):
 def test_arguments_of_torchs_backward_keep_their_meaning():
     weight = torch.ones(3, requires_grad=True)
     loss = loss_of(weight)
-    gradients.backward(loss, torch.tensor(1.0), {"retain_graph": True})
-    gradients.backward(loss, torch.tensor(1.0), {})
+    micro_batches.backward(loss, torch.tensor(1.0), {"retain_graph": True})
+    micro_batches.backward(loss, torch.tensor(1.0), {})
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        gradients.backward(loss, torch.tensor(1.0), {})
+        micro_batches.backward(loss, torch.tensor(1.0), {})
 
 
 def test_modes_see_the_backward():
     weight = torch.ones(3, requires_grad=True)
     loss = loss_of(weight)
     with Noting() as mode:
-        gradients.backward(loss, torch.tensor(1.0), {})
+        micro_batches.backward(loss, torch.tensor(1.0), {})
     assert "backward" in mode.names
     assert weight.grad is not None
 
@@ -71,7 +71,7 @@ def test_torch_without_the_engines_name_runs_its_own_backward(monkeypatch):
     loss = loss_of(weight).mul(torch.ones(()))
     called = []
     monkeypatch.setattr(torch.Tensor, "backward", lambda loss, gradient: called.append((loss, float(gradient))))
-    gradients.backward(loss, torch.tensor(0.5), {})
+    micro_batches.backward(loss, torch.tensor(0.5), {})
     assert called == [(loss, 0.5)]
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from notebook_launcher import Accelerator, notebook_launch
-from notebook_launcher.training.requests.agreement import UpdateFence
+from notebook_launcher.training.requests import UpdateFence
 from tests.support.late_group import join_late_group
 
 if TYPE_CHECKING:

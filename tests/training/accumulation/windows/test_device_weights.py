@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.accumulation.windows import given_weights
-from notebook_launcher.training.accumulation.windows.given_weights import checked_weight, stays_on_device
+from notebook_launcher.training.accumulation import weighing
+from notebook_launcher.training.accumulation.weighing import checked_weight, stays_on_device
 from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ COUNTS = ([3.0, 1.0, 0.0, 5.0, 2.0, 0.0], [4.0, 0.0, 0.0, 1.0, 7.0, 2.0])
 
 def train(*, keeps: bool, reduction: str, state_after: int | None = None) -> list[list[float]]:
     """Return the gradients of all updates; `keeps`: weights stay tensors, as those of a GPU do."""
-    before = given_weights.stays_on_device
-    given_weights.stays_on_device = lambda weight, device: keeps and isinstance(weight, torch.Tensor)
+    before = weighing.stays_on_device
+    weighing.stays_on_device = lambda weight, device: keeps and isinstance(weight, torch.Tensor)
     try:
         return _train(reduction, state_after)
     finally:
-        given_weights.stays_on_device = before
+        weighing.stays_on_device = before
 
 
 def _train(reduction: str, state_after: int | None) -> list[list[float]]:
@@ -79,7 +79,7 @@ def test_weight_that_cannot_be_is_an_error_as_a_number_and_nan_on_a_device(
 ) -> None:
     with pytest.raises(ValueError, match=r"weight=.* must be 0 or more: the number of samples or tokens"):
         checked_weight(torch.tensor(weight), torch.device("cpu"))
-    monkeypatch.setattr(given_weights, "stays_on_device", lambda *_: True)
+    monkeypatch.setattr(weighing, "stays_on_device", lambda *_: True)
     kept = checked_weight(torch.tensor(weight), torch.device("cpu"))
     assert isinstance(kept, torch.Tensor)
     assert kept.isnan()
@@ -89,9 +89,9 @@ def test_weights_of_sparse_gradients_are_numbers() -> None:
     """Rows of a micro-batch of weight 0 are left out of sparse gradients, which takes the number."""
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(torch.nn.Linear(1, 1), torch.ones(1, requires_grad=True))
-    assert not given_weights.has_sparse_gradients(accelerator._prepared.members.models_and_leaves)
+    assert not weighing.has_sparse_gradients(accelerator._prepared.members.models_and_leaves)
     accelerator.prepare(torch.nn.Sequential(torch.nn.Embedding(2, 2, sparse=True)))
-    assert given_weights.has_sparse_gradients(accelerator._prepared.members.models_and_leaves)
+    assert weighing.has_sparse_gradients(accelerator._prepared.members.models_and_leaves)
     meta = torch.empty((), device="meta")
     assert stays_on_device(meta, torch.device("meta"))
     with pytest.raises(TypeError, match="is not a number"):

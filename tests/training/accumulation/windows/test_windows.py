@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import notebook_launcher
 from notebook_launcher import GradientAccumulationPlugin
-from notebook_launcher.training.accumulation.windows.windows import Window
+from notebook_launcher.training.accumulation.windows import Window
 from tests.support.toy_training import full_gradient, make_model
 from tests.support.toy_windows import Training, mse
 

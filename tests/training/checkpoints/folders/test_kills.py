@@ -16,8 +16,8 @@ import torch
 
 from notebook_launcher.training import checkpoints
 from notebook_launcher.training.accelerator import Accelerator
-from notebook_launcher.training.checkpoints.folders import staging
-from notebook_launcher.training.checkpoints.folders.durable_files import write_text
+from notebook_launcher.training.checkpoints import folders as staging
+from notebook_launcher.training.checkpoints.folders import write_text
 from notebook_launcher.training.plugins import ProjectConfiguration
 from tests.support.killing import check, start_killed, survey, were_killed
 

@@ -20,7 +20,7 @@ from accelerate.utils import load_checkpoint_in_model
 
 from notebook_launcher import notebook_launch
 from notebook_launcher.training import checkpoints
-from notebook_launcher.training.checkpoints.models.packing import compact, find_tied, parse_size
+from notebook_launcher.training.checkpoints.models import compact, find_tied, parse_size
 from tests.support.checkpoints import same
 
 if TYPE_CHECKING:

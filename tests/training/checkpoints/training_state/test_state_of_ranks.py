@@ -18,7 +18,7 @@ from notebook_launcher import RankFailedError, notebook_launch
 from notebook_launcher.training import checkpoints
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError
-from notebook_launcher.training.checkpoints.training_state.window import merge_windows
+from notebook_launcher.training.checkpoints.saving import merge_windows
 from notebook_launcher.training.random import set_seed
 from tests.support.checkpoints import files
 from tests.support.toy_training import session_fixture, shards_on_cpus

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from notebook_launcher import Accelerator
 from notebook_launcher.training.data import Round
-from notebook_launcher.training.data.dispatching.counted import CountedBatch, CountingCollate
-from notebook_launcher.training.data.dispatching.portions import Portions
+from notebook_launcher.training.data.dispatching import Portions
+from notebook_launcher.training.data.rows import CountedBatch, CountingCollate
 from tests.support.toy_training import Sessions, sessions_fixture
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.training.data import Round, gather_for_metrics, prepare_data_loader, skip_first_batches
-from notebook_launcher.training.data.dispatching.portions import Portions
+from notebook_launcher.training.data.dispatching import Portions
 from notebook_launcher.training.data.rows import count_rows, join_batches, take_rows
 from tests.support.toy_training import sessions_fixture
 

@@ -25,7 +25,7 @@ from notebook_launcher.training.data import (
     get_sampler,
     prepare_data_loader,
 )
-from notebook_launcher.training.data.loaders.lookahead import look_ahead
+from notebook_launcher.training.data.loader import look_ahead
 from tests.support.toy_loaders import LOADERS, Rows, Stream, make, plain
 
 

@@ -20,11 +20,10 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.data import BatchSamplerShard, SeedableRandomSampler, SkipBatchSampler
-from notebook_launcher.training.data.loaders.transfer import move, without_label
-from notebook_launcher.training.data.sampling import permutation
-from notebook_launcher.training.data.sampling.indices import indices_of
-from notebook_launcher.training.data.sampling.shares import shares_of
+from notebook_launcher.training.data import BatchSamplerShard, SeedableRandomSampler, SkipBatchSampler, samplers
+from notebook_launcher.training.data.loader import move, without_label
+from notebook_launcher.training.data.samplers import indices_of
+from notebook_launcher.training.data.sharding import shares_of
 
 LENGTHS = [1, 2, 3, 33, 2047, 2048, 2049, 2050, 7000]
 
@@ -32,7 +31,7 @@ LENGTHS = [1, 2, 3, 33, 2047, 2048, 2049, 2050, 7000]
 @pytest.fixture
 def gradual(monkeypatch):
     """Let every permutation come in pieces."""
-    monkeypatch.setattr(permutation, "GRADUAL_FROM", 2)
+    monkeypatch.setattr(samplers, "GRADUAL_FROM", 2)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -40,13 +39,13 @@ def gradual(monkeypatch):
 def test_permutation_in_pieces_is_torchs(gradual, length, shared):
     theirs, ours, advanced = (torch.Generator().manual_seed(length) for _ in range(3))
     expected = torch.randperm(length, generator=theirs)
-    pieces = permutation.permutation(length, ours, shared=shared)
+    pieces = samplers.permutation(length, ours, shared=shared)
     first = next(pieces)
     if shared:
         assert torch.equal(ours.get_state(), theirs.get_state())
     assert torch.cat([first, *pieces]).tolist() == expected.tolist()
     assert torch.equal(ours.get_state(), theirs.get_state())
-    permutation.advance(advanced, length)
+    samplers.advance(advanced, length)
     assert torch.equal(advanced.get_state(), theirs.get_state())
 
 
@@ -54,7 +53,7 @@ def test_permutation_draws_from_torchs_generator(gradual):
     torch.manual_seed(4)
     expected = torch.randperm(5000), torch.get_rng_state()
     torch.manual_seed(4)
-    assert torch.cat(list(permutation.permutation(5000, None))).tolist() == expected[0].tolist()
+    assert torch.cat(list(samplers.permutation(5000, None))).tolist() == expected[0].tolist()
     assert torch.equal(torch.get_rng_state(), expected[1])
 
 

@@ -17,8 +17,8 @@ from notebook_launcher.training.data import (
     SeedableRandomSampler,
     SkipBatchSampler,
 )
-from notebook_launcher.training.data.sampling.samplers import links_of
-from notebook_launcher.training.data.sampling.shares import shares_of
+from notebook_launcher.training.data.samplers import links_of
+from notebook_launcher.training.data.sharding import shares_of
 
 SIZES = range(30)
 POLICIES = [(True, "leave"), (False, "weigh"), (False, "stop"), (False, "leave")]

@@ -1,1 +1,0 @@
-"""The use of memory, processors and GPUs by the ranks, and the pace of training."""

@@ -1,1 +1,0 @@
-"""The code of a notebook: the definitions that a function uses, and their sources."""

@@ -1,1 +1,0 @@
-"""Failures in a rank: their reports, and their frames, kept for a debugger."""

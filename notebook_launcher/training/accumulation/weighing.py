@@ -1,0 +1,507 @@
+"""Exact accumulation: the factor of each micro-batch's loss, and the correction where a window ends.
+
+In a window of micro-batches i with weights w_i, on all ranks together, the gradient of the mean loss is
+sum(w_i * g_i) / sum(w_i). The sum of the weights is known only when the window ends. So each backward
+is scaled as if the window were going to be full, by w_i / (num_steps * unit), and if it was not,
+the gradients are corrected once, where the window ends. A full window of equal micro-batches needs no
+correction, and its numbers equal `loss / num_steps`.
+
+The weight of a micro-batch is the number of samples or tokens that its mean loss is over. The user gives the number, a
+prepared loader counts it, or all micro-batches weigh the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from notebook_launcher.training import operations
+from notebook_launcher.training.accumulation.windows import has_values, keep_old_gradients, keep_or_read, ratio, rescale
+from notebook_launcher.training.data.active_loaders import full_rows_of, relative_weights
+from notebook_launcher.training.spread_tensors import is_spread
+from notebook_launcher.training.user_warnings import users_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.member_kinds import Member
+    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.optimizer import LiveOptimizers
+    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.data.active_loaders import ActiveLoader
+    from notebook_launcher.training.data.rows import Round
+    from notebook_launcher.training.parallelism.mesh import Layout
+    from notebook_launcher.training.plugins import Rules
+    from notebook_launcher.training.process.process_state import ProcessState
+    from notebook_launcher.training.user_warnings import Warner
+
+
+_ZIPPED = (
+    "two prepared loaders are read side by side, and one of them has a batch that is not full where the other's is, "
+    "such as its last one. A micro-batch weighs as many samples as the loader counted that was read last. Pass "
+    "weight=, the number of samples that the loss is a mean over, to every backward."
+)
+
+
+class PendingSum(NamedTuple):
+    """The sum of the ranks' weights, while its all-reduce runs beside a backward."""
+
+    total: torch.Tensor
+    """The sum, once the work is done."""
+    work: dist.Work
+
+
+class CountedRound(NamedTuple):
+    """A round of a loader, by which its micro-batches are weighed."""
+
+    round: Round
+    """The counts of all ranks."""
+    mine: int
+    """This rank's weight."""
+    total: int
+    """All ranks' weights."""
+    full: float
+    """The weight of a full micro-batch."""
+
+
+class Weighing:
+    """Weighs the micro-batches of an Accelerator, on all ranks together.
+
+    Args:
+        gradient_state: The state of accumulation.
+        members: Models and tensors that are trained.
+        rules: The differences from Accelerate.
+        process: This process among its peers.
+        layout: The ranks that read different data: their weights are added up.
+        optimizers: The prepared optimizers.
+        scaler: Scales fp16 losses; None in other precisions.
+        warn_once: Gives each warning once for each Accelerator.
+    """
+
+    def __init__(
+        self,
+        gradient_state: GradientState,
+        members: Members,
+        rules: Rules,
+        process: ProcessState,
+        layout: Layout,
+        optimizers: LiveOptimizers,
+        *,
+        scaler: torch.amp.GradScaler | None,
+        warn_once: Warner,
+    ) -> None:
+        self._is_in_closure = False
+        """True while an optimizer calls its closure, which may compute the gradients several times."""
+        self._is_local = False
+        """True if every rank trains by itself (`LocalSGD`), so that its windows are means over its own samples."""
+        self._newest_round: CountedRound | None = None
+        """The round of the last micro-batch: neighbouring batches share one, so it is seldom another."""
+        self._gradient_state = gradient_state
+        self._members = members
+        self._rules = rules
+        self._optimizers = optimizers
+        self._scaler = scaler
+        self._warn_once = warn_once
+        self._device = process.device
+        self._num_data_ranks = layout.num_data_ranks
+        self._data_rank = layout.data_rank
+        self._data_group = layout.data_group
+
+    @contextlib.contextmanager
+    def in_closure(self) -> Iterator[None]:
+        """Expect several backwards of one micro-batch inside the block, in which an optimizer calls its closure."""
+        self._is_in_closure = True
+        try:
+            yield
+        finally:
+            self._is_in_closure = False
+
+    def note_local_training(self) -> None:
+        """Note if all members train alone now: `LocalSGD` has begun or ended that for some of them."""
+        self._is_local = all(
+            member.notes is not None and member.notes.trains_alone for member in self._members.models_and_leaves
+        )
+        self._newest_round = None
+
+    def factor_outside_blocks(self, weight: Any, reduction: str) -> float | torch.Tensor:
+        """Return the factor of a loss outside any block."""
+        num_steps = self._gradient_state.num_steps
+        if self._rules.nominal_divisor:
+            return 1.0 / num_steps
+        loader = self._gradient_state.active_loaders.active
+        if weight is None and loader is not None and num_steps == 1:
+            weight = loader.current_rows  # of a ready batch, which this rank alone knows
+        if weight is not None:
+            if num_steps > 1:
+                raise ValueError(
+                    f"backward(loss, weight={weight!r}) outside of accumulate() with gradient_accumulation_steps="
+                    f"{num_steps}: the end of the window is unknown. Write `with accelerator.accumulate(model):` "
+                    "around forward, backward and step."
+                )
+            mine = self._given_weight(weight)
+            total = self._total(mine)
+            return ratio(self._num_data_ranks * (mine if reduction == "mean" else one_if_used(mine)), total, 0.0)
+        weights = self._use_round_weights()
+        if weights is None or num_steps > 1:
+            return 1.0 / num_steps
+        return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
+
+    def count_and_weigh(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
+        """Count the micro-batch in its window, and return the factor of its loss."""
+        if self._rules.nominal_divisor:
+            window.count_backward()
+            return 1.0 / self._gradient_state.num_steps
+        is_last, loader = self._gradient_state.sync_gradients, self._gradient_state.active_loaders.active
+        if weight is None and loader is not None:
+            weight = loader.current_rows  # of a ready batch, which this rank alone knows
+        # An earlier backward of this block has ended the window.
+        is_corrected = is_last and window.backwards_in_block > 0
+        if window.num_backwards == 0 and not window.was_clear and self._rules.guards:
+            self._check_trained()
+        if window.num_backwards == 0 and (window.num_steps > 1 or weight is not None):
+            keep_old_gradients(window, self._members, self._optimizers)
+        if window.num_steps > 1 or window.backwards_in_block:
+            self._check_gradients(window)
+        mine = self._weigh_counted(window, loader) if weight is None else self._weigh_given(window, weight, reduction)
+        if is_last and window.knows_its_weight:
+            # No gradient needs the correction yet, but a second backward of this block will.
+            window.close(self._num_data_ranks)
+            return self._num_data_ranks * mine / (window.world_weight or 1.0)
+        factor = mine / (window.num_steps * window.unit)
+        return factor * window.correction if is_corrected else factor
+
+    def _check_gradients(self, window: Window) -> None:
+        """Warn before a backward if gradients are there that it must not be added to.
+
+        Raises:
+            RuntimeError: The gradients of the window's earlier micro-batches were cleared.
+        """
+        if window.gathered is not None and not window.check_gathered() and self._rules.guards:
+            self._warn_of_changed_gradients()
+        if window.old_gradients and window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
+            self._warn_of_old_gradients()
+        if window.backwards_in_block > 0:
+            self._warn_of_second_backward(window)
+
+    def _weigh_given(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
+        """Count a backward and its weight in its window; return the weight by which the loss is multiplied."""
+        mine = self._given_weight(weight)
+        window.weigh("given", mine, 0.0, self._unit_of_given(mine))
+        return mine if reduction == "mean" else one_if_used(mine)
+
+    def _weigh_counted(self, window: Window, loader: ActiveLoader | None) -> float:
+        """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
+        counted = None if loader is None else self._newest_round
+        # Each iteration of a loader makes rounds of its own, so the round shows if it is another one.
+        if loader is not None and (counted is None or counted.round is not loader.current_round):
+            counted = self._newest_round = self._count(loader)
+        if loader is None or counted is None:
+            mine = window.unit if window.kind == "counted" else 1.0
+            window.weigh("equal", mine, mine * self._num_data_ranks, mine)
+            return mine
+        if loader.counts_otherwise or self._gradient_state.active_loaders.are_several:
+            self._check_counts(window, loader)
+        unit = window.unit if window.kind == "counted" else counted.full
+        per_weight = counted.full if window.kind == "equal" else 1.0
+        mine = counted.mine / per_weight
+        window.weigh("counted", mine, counted.total / per_weight, unit)
+        return mine
+
+    def _count(self, loader: ActiveLoader) -> CountedRound | None:
+        """Return the present round of a loader; None if it is unknown, or of other ranks."""
+        current, weights = loader.current_round, self._weights_of_round(loader, loader.current_round)
+        if current is None or weights is None:
+            return None
+        full = float(full_rows_of(loader))
+        return CountedRound(current, weights[self._data_rank], sum(weights), full)
+
+    def _check_counts(self, window: Window, loader: ActiveLoader) -> None:
+        """Warn if the samples that the loader counts may not be the weight of the loss."""
+        if not self._rules.guards:
+            return
+        if loader.counts_otherwise and (window.num_steps > 1 or self._num_data_ranks > 1):
+            self._warn_once("counts otherwise", loader.counts_otherwise)
+        expected = relative_weights(loader)
+        if any(relative_weights(other) != expected for other in self._gradient_state.active_loaders.in_step(loader)):
+            self._warn_once("zipped", _ZIPPED)
+
+    def _given_weight(self, weight: Any) -> float | torch.Tensor:
+        """Return the weight that the user gave; 0 for a repeated batch with which a rank only keeps step."""
+        looked_up = self._members.looked_up
+        if looked_up.has_sparse_gradients is None:
+            looked_up.has_sparse_gradients = has_sparse_gradients(self._members.models_and_leaves)
+        # A weight of 0 leaves the rows of sparse gradients out, so it must be known to be 0.
+        value = checked_weight(weight, self._device, reads=looked_up.has_sparse_gradients)
+        weights = self._use_round_weights()
+        repeats = weights is not None and not weights[self._data_rank] and (self._is_local or any(weights))
+        return 0.0 if repeats else value
+
+    def _use_round_weights(self) -> tuple[int, ...] | None:
+        """Return the weights of all ranks' present batches, for a backward that weighs by them; None: unknown."""
+        loaders = self._gradient_state.active_loaders
+        if loaders.keeps_rounds and self._gradient_state.block is not None:
+            return self._weights_of_round(loaders.active, loaders.micro_batch_round)
+        return self._weights_of_round(loaders.active, None if loaders.active is None else loaders.active.current_round)
+
+    def _weights_of_round(self, loader: ActiveLoader | None, current: Round | None) -> tuple[int, ...] | None:
+        if current is None or len(current.weights) != self._num_data_ranks:
+            return None
+        weights: tuple[int, ...] = current.weights
+        if self._is_local:
+            weights = (weights[self._data_rank],) * self._num_data_ranks
+        if 0 in weights and loader is not None:
+            loader.note_repeat()
+        return weights
+
+    def _unit_of_given(self, weight: float | torch.Tensor) -> float:
+        # In fp16 a loss that is weighed with thousands of tokens overflows, so weights are taken
+        # in multiples of the first, which all ranks agree on once.
+        if self._scaler is None:
+            return 1.0
+        return self._gradient_state.given_unit_by(
+            lambda: float(self._total(max(float(weight), 1.0))) / self._num_data_ranks
+        )
+
+    def _total(self, weight: float | torch.Tensor) -> float | torch.Tensor:
+        if self._num_data_ranks == 1 or self._is_local:
+            return self._num_data_ranks * weight
+        total = as_total(weight, self._device)
+        dist.all_reduce(total, group=self._data_group)
+        return keep_or_read(total)
+
+    def sum_weights(self, window: Window) -> PendingSum | None:
+        """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
+        if window.kind != "given" or self._num_data_ranks == 1 or self._is_local or window.backwards_in_block > 1:
+            return None
+        total = as_total(window.weight, self._device)
+        return PendingSum(total, dist.all_reduce(total, group=self._data_group, async_op=True))
+
+    def correct(self, window: Window, pending: PendingSum | None) -> None:
+        """Rescale the gradients to the mean over the micro-batches that the window really held.
+
+        A window that `knows_its_weight` needs no correction: the factor of its loss was the final one.
+        """
+        if self._rules.nominal_divisor or window.backwards_in_block > 1 or window.num_backwards == 0:
+            return
+        if pending is not None:
+            pending.work.wait()
+            window.close(self._num_data_ranks, keep_or_read(pending.total))
+        elif window.kind == "given":
+            window.close(self._num_data_ranks, self._num_data_ranks * window.weight)
+        else:
+            window.close(self._num_data_ranks)
+        block = self._gradient_state.block
+        assert block is not None  # Every window here belongs to a block.
+        named: Iterable[torch.Tensor] = (parameter for member in block.members for parameter in member.parameters())
+        if window.joined:
+            named = [*named, *window.outside(window.joined)]
+        rescale(named, window.correction, window.old_gradients)
+
+    def correct_joined(self, window: Window, members: Iterable[Member]) -> None:
+        """Rescale the gradients of models that have joined the window after its last backward."""
+        if not window.knows_its_weight:
+            rescale(window.outside(members), window.correction, window.old_gradients)
+
+    def _check_trained(self) -> None:
+        """Warn if gradients are left of a sharded model that no prepared optimizer trains."""
+        block = self._gradient_state.block
+        if block is None or len(self._optimizers):
+            return
+        if any(probe is not None and is_spread(probe) and has_values(probe.grad) for probe in block.probes):
+            self._warn_once(
+                "untrained",
+                "a sharded model has gradients that no optimizer has used or cleared. An optimizer that was made "
+                "before prepare() sharded the model has the whole parameters, and trains nothing. Prepare it, too: "
+                "`model, optimizer = accelerator.prepare(model, optimizer)`.",
+            )
+
+    def _warn_of_old_gradients(self) -> None:
+        block = self._gradient_state.block
+        if block is None or self._warn_once.has_warned("not fresh"):
+            return
+        if any(probe is not None and has_values(probe.grad) for probe in block.probes):
+            self._warn_once(
+                "not fresh",
+                "a window began with gradients that its models had already, from an update without zero_grad() or from "
+                "another model's loss: the window's are added to them. If they are not meant to be there, call "
+                "optimizer.zero_grad() before the backward, or freeze the model where another model's loss passes "
+                f"through it: {self._freezing()}.",
+            )
+
+    def _freezing(self) -> str:
+        """Return the call that freezes the first model of this block that has gradients, by the user's name for it."""
+        block = self._gradient_state.block
+        for member in () if block is None else block.members:
+            module = getattr(member, "module", None)
+            if module is not None and any(has_values(parameter.grad) for parameter in member.parameters()):
+                name = users_name(module, getattr(module, "module", module)) or f"<the {member.describe()}>"
+                return f"{name}.requires_grad_(False)"
+        return "model.requires_grad_(False)"
+
+    def _warn_of_changed_gradients(self) -> None:
+        if self._warn_once.has_warned("changed"):
+            return
+        self._warn_once(
+            "changed",
+            "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
+            "the update uses the changed gradients. If a loss passes through a model that it does not train, freeze "
+            f"that model for this loss: {self._freezing()}, and True again before the model's own backward. Change "
+            "gradients where accelerator.sync_gradients is True.",
+        )
+
+    def _warn_of_second_backward(self, window: Window) -> None:
+        block = self._gradient_state.block
+        num_members = 1 if block is None else max(1, len(block.members))
+        if self._rules.guards and not self._is_in_closure and window.backwards_in_block >= num_members:
+            self._warn_once(
+                "two backwards",
+                "two backwards in one accumulate(): the block is one micro-batch, so their losses add up, and at the "
+                "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
+                "micro-batch.",
+            )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The weights that `backward` is given: numbers, and tensors that stay on their GPU.
+#
+# A weight that a GPU has computed, such as the number of tokens that are not padding, is not read there: that would
+# have the program wait for all that is queued, once for each micro-batch.
+
+
+def stays_on_device(weight: Any, device: torch.device) -> bool:
+    """Return True for a tensor of one element on the device, unless the device is the CPU, where a read is free."""
+    return isinstance(weight, torch.Tensor) and weight.device.type == device.type != "cpu" and weight.numel() == 1
+
+
+def checked_weight(weight: Any, device: torch.device, *, reads: bool = False) -> float | torch.Tensor:
+    """Return a weight as a number, or as a tensor without dimensions where it stays on its device.
+
+    On its device an invalid weight turns into NaN, and so do the gradients: an error would need a wait.
+
+    Args:
+        weight: The weight that the user gave.
+        device: Device of this rank.
+        reads: True if the result must be a number.
+
+    Raises:
+        TypeError: The weight is not a number.
+        ValueError: The weight is negative, infinite or NaN.
+    """
+    if not reads and stays_on_device(weight, device):
+        kept = weight.detach().reshape(()).double()
+        return torch.where((kept >= 0.0) & (kept < math.inf), kept, math.nan)
+    try:
+        value = None if isinstance(weight, (str, bytes, bool)) else float(weight)
+    except (TypeError, ValueError, RuntimeError):
+        value = None
+    if value is None:
+        raise TypeError(
+            f"weight={weight!r} is not a number. Pass the number of samples or tokens that the loss averages over."
+        )
+    if not 0.0 <= value < math.inf:
+        raise ValueError(
+            f"weight={weight!r} must be 0 or more: the number of samples or tokens that the loss averages over."
+        )
+    return value
+
+
+def one_if_used(weight: float | torch.Tensor) -> float | torch.Tensor:
+    """Return 1 for a weight above 0, and 0 for 0."""
+    return (weight > 0).double() if isinstance(weight, torch.Tensor) else float(weight > 0)
+
+
+def as_total(weight: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy of a weight, to which an all-reduce can add the weights of the other ranks."""
+    if isinstance(weight, torch.Tensor):
+        return weight.reshape(1).clone()
+    return torch.full((1,), weight, dtype=torch.float64, device=device)  # `torch.tensor` waits for the GPU.
+
+
+def has_sparse_gradients(members: Iterable[Member]) -> bool:
+    """Return True if a layer of these members names rows in its gradients, as `Embedding(sparse=True)` does."""
+    modules = (module for member in members for module in getattr(member, "module", torch.nn.Module()).modules())
+    return any(getattr(module, "sparse", False) is True for module in modules)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Check that a loss is the mean over its micro-batch, in the units in which micro-batches are weighed.
+#
+# Accumulation adds up gradients of means. A loss that is divided by something else, such as the number of tokens of
+# the whole window, is not a mean over its micro-batch: if a window is cut short, its gradient is too large.
+
+
+class LossOfTwo:
+    """The losses of two micro-batches, and the loss of both joined into one.
+
+    The joined loss is compared with the mean and the sum of the two.
+
+    Args:
+        first: Loss and weight of a micro-batch.
+        second: Loss and weight of another.
+        joined: Loss of the samples of both.
+    """
+
+    def __init__(self, first: tuple[float, float], second: tuple[float, float], joined: float) -> None:
+        (loss_a, weight_a), (loss_b, weight_b) = first, second
+        self.mean = (loss_a * weight_a + loss_b * weight_b) / (weight_a + weight_b)
+        self.total = loss_a + loss_b
+        self.joined = joined
+
+    @property
+    def difference(self) -> float:
+        """Distance of the joined loss from the weighted mean of the two, relative to the larger."""
+        return _relative(self.joined, self.mean)
+
+    @property
+    def adds_up(self) -> bool:
+        """True if the joined loss is the sum of the two, so that the loss is not a mean over its micro-batch."""
+        return _relative(self.joined, self.total) < self.difference / 10
+
+    def __str__(self) -> str:
+        found = f"the loss of two micro-batches joined is {self.joined:.4g}, their weighted mean {self.mean:.4g}"
+        if self.adds_up:
+            return (
+                f"{found}, and their sum {self.total:.4g}. The loss is not divided by what its own micro-batch holds. "
+                'Return the sum and pass it as backward(loss, weight=num_tokens, reduction="sum"), or divide by the '
+                "micro-batch's own number and pass that as weight=."
+            )
+        return f"{found}. Pass as weight= what the loss is the mean over, such as the tokens that are not padding."
+
+
+def compare_losses(
+    model: torch.nn.Module,
+    batches: Sequence[tuple[Any, float]],
+    loss_function: Callable[[Any, Any], torch.Tensor],
+    device: torch.device,
+) -> LossOfTwo | None:
+    """Return the losses of the first two micro-batches that have a weight; None if they cannot be joined.
+
+    Args:
+        model: Called as it is, without gradients.
+        batches: Micro-batches with their weights.
+        loss_function: `loss_function(model, batch)`.
+        device: Device on which the batches are needed.
+    """
+    chosen = [(batch, weight) for batch, weight in batches if weight > 0][:2]
+    if len(chosen) < 2:
+        return None
+
+    def loss_of(batch: Any) -> float:
+        return float(loss_function(model, operations.send_to_device(batch, device)))
+
+    with torch.no_grad():
+        first, second = ((loss_of(batch), weight) for batch, weight in chosen)
+        try:
+            joined = loss_of(operations.concatenate([batch for batch, _ in chosen]))
+        except (TypeError, ValueError, RuntimeError, IndexError):
+            return None  # sequences of different lengths, or a function for one size of batch
+    return LossOfTwo(first, second, joined)
+
+
+def _relative(a: float, b: float) -> float:
+    return abs(a - b) / (max(abs(a), abs(b)) or 1.0)

@@ -1,0 +1,659 @@
+"""Folders of checkpoints: names, files that are on the disk when a call returns, and their replacement as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from notebook_launcher.installed import version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from notebook_launcher.training.plugins import ProjectConfiguration
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The folder of a checkpoint: the one to save to, the one to load from, and the ones that go to make room.
+
+
+NUMBERED = re.compile(r"checkpoint_(\d+)")
+
+
+def folder_to_save(config: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the folder for the next checkpoint.
+
+    Raises:
+        ValueError: None was given and naming is not automatic, or the automatic name is taken.
+    """
+    if output_dir is not None:
+        return _real(output_dir)
+    directory = _checkpoints(config, "save_state")
+    target = directory / f"checkpoint_{config.iteration}"
+    if target.exists():
+        newest = _numbered(directory)[-1][0]
+        raise ValueError(
+            f"{target} exists already, and automatic naming never overwrites a checkpoint. To continue after the "
+            f"newest: ProjectConfiguration(..., iteration={newest + 1}), or call load_state() first."
+        )
+    return target
+
+
+def folder_to_load(config: ProjectConfiguration, input_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the folder of the checkpoint to load, after moving a complete save of a killed process to its place.
+
+    Raises:
+        ValueError: None was given and naming is not automatic.
+        CheckpointError: No checkpoint was found.
+    """
+    if input_dir is not None:
+        folder = _real(input_dir)
+        settle(folder)
+        if not folder.is_dir():
+            raise CheckpointError(f"load_state({os.fspath(input_dir)!r}): there is no folder {folder}. Check the path.")
+        return folder
+    directory = _checkpoints(config, "load_state")
+    found = _numbered(directory)
+    if not found:
+        raise CheckpointError(f"load_state(): {directory} holds no folder checkpoint_N yet. Call save_state() first.")
+    return found[-1][1]
+
+
+def newest_of(saved: Sequence[str]) -> Path | None:
+    """Return the last of a run's checkpoints that still exists, which is the newest; None without any."""
+    for folder in map(Path, reversed(saved)):
+        settle(folder)
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def continue_after(config: ProjectConfiguration, folder: Path) -> None:
+    """Let automatic naming continue after the checkpoint that was loaded, if it named that checkpoint."""
+    if _is_numbered(config, folder):
+        config.iteration = max(config.iteration, int(folder.name.rpartition("_")[2]) + 1)
+
+
+def keep_newest(config: ProjectConfiguration, newest: Path) -> None:
+    """Remove the oldest automatically named checkpoints, now that a new one is whole.
+
+    Numbers count up, so a checkpoint with a higher number than the new one is of an earlier run, and older than all of
+    this run: a run that loads nothing begins at 0 again.
+    """
+    if config.total_limit is None or not _is_numbered(config, newest):
+        return
+    directory = newest.parent
+    for leftover in directory.glob(".checkpoint_*.partial-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    others = [(number, folder) for number, folder in _numbered(directory) if folder != newest]
+    mine = int(newest.name.rpartition("_")[2])
+    oldest_first = sorted(others, key=lambda other: (other[0] < mine, other[0]))
+    for _, folder in oldest_first[: max(0, len(others) + 1 - config.total_limit)]:
+        # Renamed first, so that no half removed checkpoint looks whole.
+        doomed = directory / f".{folder.name}.partial-{secrets.token_hex(4)}"
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def _is_numbered(config: ProjectConfiguration, folder: Path) -> bool:
+    """Return True if automatic naming made the folder's name."""
+    if not config.automatic_checkpoint_naming or config.project_dir is None:
+        return False
+    home = _real(Path(config.project_dir) / "checkpoints")
+    return folder.parent == home and NUMBERED.fullmatch(folder.name) is not None
+
+
+def _checkpoints(config: ProjectConfiguration, function: str) -> Path:
+    if not config.automatic_checkpoint_naming:
+        raise ValueError(
+            f"{function}() needs a folder: pass one, or have folders named automatically: ProjectConfiguration("
+            "project_dir=..., automatic_checkpoint_naming=True)."
+            + (
+                ' A launch with resume="checkpoint" needs none: after a failure it loads the newest that it has saved.'
+                if function == "load_state"
+                else ""
+            )
+        )
+    if config.project_dir is None:
+        raise ValueError(f"{function}() without a folder needs a project: pass Accelerator(project_dir=...).")
+    return _real(Path(config.project_dir) / "checkpoints")
+
+
+def _numbered(directory: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints by number, the oldest first."""
+    if not directory.is_dir():
+        return []
+    matches = ((NUMBERED.fullmatch(path.name), path) for path in directory.iterdir() if path.is_dir())
+    return sorted((int(match[1]), path) for match, path in matches if match is not None)
+
+
+def _real(folder: str | os.PathLike[str]) -> Path:
+    return Path(os.path.realpath(Path(folder).expanduser()))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Writes files that are on the disk when the call returns, and returns their digests.
+
+
+CHUNK = 2**20
+"""Bytes read at a time; larger reads make a digest no faster."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileDigest:
+    """Size and digest of a file of a whole checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
+class _DigestingFile:
+    """A file that digests what `torch.save` writes, and keeps the error that torch would hide.
+
+    Where writing fails, torch raises "unexpected pos" from its archive writer and not the OSError.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.error: OSError | None = None
+        self.size = 0
+        self.digest = hashlib.sha256()
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.digest.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: the file is synchronised once, when it is complete."""
+
+
+def write_object(path: Path, obj: Any) -> FileDigest:
+    """Write an object with `torch.save`; raise OSError if the disk is full or fails."""
+    with path.open("wb") as file:
+        digesting = _DigestingFile(file)
+        try:
+            torch.save(obj, digesting)  # type: ignore[arg-type] # it needs write() and flush() alone
+        except Exception:
+            if digesting.error is not None:
+                raise digesting.error from None
+            raise
+        _sync(file)
+    return FileDigest(digesting.size, digesting.digest.hexdigest())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text; raise OSError if the disk is full or fails."""
+    with path.open("wb") as file:
+        file.write(text.encode())
+        _sync(file)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> FileDigest:
+    """Write tensors as safetensors; raise OSError if the disk is full or fails."""
+    # safetensors (0.8) makes a file for its owner alone and ignores the umask.
+    with path.open("wb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    try:
+        safetensors.torch.save_file(dict(tensors), path, metadata=dict(metadata))
+    except safetensors.SafetensorError as error:
+        if (number := re.search(r"os error (\d+)", str(error))) is not None:
+            code = int(number[1])
+            raise OSError(code, os.strerror(code), str(path)) from error
+        raise
+    path.chmod(mode)
+    return measure(path, sync=True)
+
+
+def measure(path: Path, *, sync: bool = False) -> FileDigest:
+    """Return size and digest of a file; with `sync`, once the file is on the disk."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        if sync:
+            os.fsync(file.fileno())
+        buffer = memoryview(bytearray(CHUNK))
+        while read := file.readinto(buffer):
+            digest.update(buffer[:read])
+            size += read
+    return FileDigest(size, digest.hexdigest())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot synchronise a folder, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Names of the files in a checkpoint, which are Accelerate's wherever Accelerate has one.
+
+
+METADATA = ".metadata"
+"""The file with which a reader of a folder of shards begins."""
+SCALER = "scaler.pt"
+LEAVES = "leaves.bin"
+MODEL = r"(?:model|pytorch_model)(?:_\d+)?\.(?:safetensors|bin)"
+OPTIMIZER = r"optimizer(?:_\d+)?\.bin"
+SCHEDULER = r"scheduler(?:_\d+)?\.bin"
+CUSTOM = r"custom_checkpoint_\d+\.pkl"
+FORMS = (
+    MODEL,
+    OPTIMIZER,
+    SCHEDULER,
+    CUSTOM,
+    r"dataloader(?:_\d+)?\.bin",
+    r"scheduler(?:_\d+)?_rank_\d+\.bin",
+    r"custom_checkpoint_\d+_rank_\d+\.pkl",
+    r"random_states_\d+\.pkl",
+    r"window_\d+\.bin",
+    r"sampler(?:_\d+)?\.bin",
+    r"dl_state_dict(?:_\d+)?\.bin",
+    r"scaler\.pt",
+    r"leaves\.bin",
+)
+"""Names of all files of a checkpoint without manifest: Accelerate's, or this package's with the manifest lost."""
+
+
+def leaves_folder(name: object) -> bool:
+    """Return True for what a list of a folder's files may not name: a path that leads out of the folder, or no text."""
+    return not isinstance(name, str) or name.startswith("/") or ".." in name.split("/") or "\0" in name
+
+
+def model(index: int, *, safe: bool) -> str:
+    """Return `model.safetensors`, `model_1.safetensors` and so on, or `pytorch_model.bin`."""
+    return _file_name("model", index, "safetensors") if safe else _file_name("pytorch_model", index, "bin")
+
+
+def optimizer(index: int) -> str:
+    """Return `optimizer.bin`, `optimizer_1.bin` and so on."""
+    return _file_name("optimizer", index, "bin")
+
+
+def model_shards(index: int) -> str:
+    """Return the folder of a model in the sharded layout."""
+    return f"pytorch_model_fsdp_{index}"
+
+
+def optimizer_shards(index: int) -> str:
+    """Return the folder of an optimizer's spread tensors in the sharded layout; its file has the rest."""
+    return f"optimizer_{index}"
+
+
+def scheduler(index: int) -> str:
+    """Return `scheduler.bin`, `scheduler_1.bin` and so on."""
+    return _file_name("scheduler", index, "bin")
+
+
+def loader(index: int) -> str:
+    """Return the file with a loader's position; Accelerate has no such file."""
+    return _file_name("dataloader", index, "bin")
+
+
+def custom_object(index: int) -> str:
+    """Return the file with the state of an object that was registered."""
+    return f"custom_checkpoint_{index}.pkl"
+
+
+def of_rank(name: str, process_index: int) -> str:
+    """Return the file with what a rank has in the place of the file of this name, which has the first rank's."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}_rank_{process_index}.{suffix}"
+
+
+def random_states(process_index: int) -> str:
+    """Return the file with a rank's random number generators."""
+    return f"random_states_{process_index}.pkl"
+
+
+def window(process_index: int) -> str:
+    """Return the file with the gradients that a rank has gathered in an open window."""
+    return f"window_{process_index}.bin"
+
+
+def count_objects(files: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of models, optimizers and so on whose files are in a folder."""
+    kinds = {"models": MODEL, "optimizers": OPTIMIZER, "schedulers": SCHEDULER, "custom_objects": CUSTOM}
+    files = list(files)
+    return {kind: sum(re.fullmatch(form, name) is not None for name in files) for kind, form in kinds.items()}
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Return True if `save_state` or Accelerate may have written a file of this name."""
+    return any(re.fullmatch(form, name) for form in FORMS)
+
+
+def _file_name(stem: str, index: int, suffix: str) -> str:
+    return f"{stem}_{index}.{suffix}" if index else f"{stem}.{suffix}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The manifest: the files of a checkpoint, with their sizes and digests.
+
+
+MANIFEST = "checkpoint_manifest.json"
+FORMAT = 3
+"""The newest format: 2 has the sharded layout, and 3 states of objects by rank. A checkpoint without either is still
+written as format 1."""
+ADVICE = "Load another checkpoint; this one cannot be trusted."
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The contents of a manifest."""
+
+    num_processes: int
+    """Number of ranks that saved the checkpoint."""
+    objects: dict[str, int]
+    """Number of prepared `models`, `leaves`, `optimizers`, `schedulers`, `dataloaders` and `custom_objects`."""
+    files: dict[str, FileDigest]
+    """Size and digest of each file, by path relative to the folder."""
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    time: str = ""
+    """The time of the save, in UTC."""
+    format: int = 1
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, with versions and time."""
+    versions = {
+        "notebook-launcher": version_of("notebook-launcher") or "not installed",
+        "torch": str(torch.__version__),
+    }
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    filled = dataclasses.replace(manifest, versions=versions, time=now)
+    write_text(folder / MANIFEST, json.dumps(dataclasses.asdict(filled), indent=2, sort_keys=True) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest, or None if the folder has none.
+
+    Raises:
+        CheckpointError: It cannot be read, or is of a format that this version does not know.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is damaged: {error}. {ADVICE}") from error
+    try:
+        values = json.loads(text)
+        is_newer = values["format"] > FORMAT
+        manifest = None if is_newer else _parse(values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: it does not parse ({error!r}). {ADVICE}") from error
+    if is_newer:
+        raise CheckpointError(
+            f"{path} has format {values['format']}, and this version reads up to {FORMAT}. It was written by "
+            f"{values.get('versions')}: install that version or a later one."
+        )
+    return manifest
+
+
+def _parse(values: dict[str, Any]) -> Manifest:
+    files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
+    if outside := [name for name in files if leaves_folder(name)]:
+        raise ValueError(f"{outside[0]!r} is outside the folder")
+    objects = {str(what): int(number) for what, number in values["objects"].items()}
+    return Manifest(**{**values, "num_processes": int(values["num_processes"]), "files": files, "objects": objects})
+
+
+def check_file(folder: Path, name: str, expected: FileDigest) -> None:
+    """Raise CheckpointError unless the file has the size and digest of its entry."""
+    path = folder / name
+    try:
+        size = path.stat().st_size
+        if size != expected.bytes:
+            raise CheckpointError(f"{path} is damaged: {size} bytes, where {expected.bytes} were written. {ADVICE}")
+        found = measure(path)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is missing, and {expected.bytes} bytes with sha256 {expected.sha256} were written. {ADVICE}"
+        ) from None
+    if found != expected:
+        raise CheckpointError(
+            f"{path} is damaged: its sha256 is {found.sha256}, and {expected.sha256} was written. {ADVICE}"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Stages: folders that are written aside, then put in place, so that a target is whole at any moment.
+#
+# A save is written to `.<name>.partial-<token>` beside its target. Once it is complete and on the disk, it gets its
+# place in one of two ways:
+#
+# * By one rename or, if the target holds an earlier save and nothing else, by exchanging the two folders (Linux'
+#   renameat2). At every moment, both are whole.
+# * File by file, if the target holds files of the user, is where this process works, or lies on a file system of its
+#   own. First the folder is renamed to `.<name>.ready-<token>`; from then on the save counts. If the process is killed,
+#   the next one that calls `settle` moves the remaining files.
+#
+# The next save of the same target removes what a killed save has left.
+
+
+MOVES = ".moves.json"
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+
+
+def open_stage(target: Path) -> Path:
+    """Return a new empty folder for the files of the next save, after removing what killed saves left.
+
+    Args:
+        target: The folder that is to hold them, a real path; it may exist.
+
+    Raises:
+        NotADirectoryError: `target` is a file.
+    """
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(f"{target} is a file; a checkpoint is a folder. Choose another name.")
+    settle(target)
+    for leftover in _siblings(target, "partial"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return _make_stage(target)
+
+
+def _make_stage(target: Path) -> Path:
+    name = _sibling_name(target, "partial") + secrets.token_hex(4)
+    # Files can be renamed within a file system only, and a mount point's parent is on another.
+    if not target.exists() or target.stat().st_dev == target.parent.stat().st_dev:
+        stage = target.parent / name
+        try:
+            stage.mkdir()
+        except PermissionError:
+            if not target.exists():
+                raise
+        else:
+            return stage
+    stage = target / name
+    stage.mkdir()
+    return stage
+
+
+def publish(stage: Path, target: Path, *, last: str, stale: Collection[str], replaceable: bool) -> None:
+    """Put a complete save in its place; afterwards it is on the disk.
+
+    Args:
+        stage: From `open_stage`, with all files synchronised.
+        target: As for `open_stage`.
+        last: The file that a reader looks for first, so that it comes last where files are moved one by one.
+        stale: Files of the earlier save that this one does not replace.
+        replaceable: True if the target, if it exists, holds nothing but an earlier save.
+    """
+    for folder in [stage, *(path for path in stage.rglob("*") if path.is_dir())]:
+        sync_folder(folder)
+    beside = stage.parent == target.parent
+    if beside and not target.exists():
+        stage.rename(target)
+        sync_folder(target.parent)
+    elif beside and replaceable and not _is_workplace(target) and _exchange(stage, target):
+        sync_folder(target.parent)
+        shutil.rmtree(stage)
+    else:
+        names = sorted(contents(stage) - {last})
+        write_text(stage / MOVES, json.dumps({"files": [*names, last], "stale": sorted(stale)}))
+        ready = stage.with_name(stage.name.replace(".partial-", ".ready-"))
+        stage.rename(ready)
+        sync_folder(ready.parent)
+        _move_in(ready, target)
+
+
+def settle(target: Path) -> None:
+    """Finish the save that a killed process had completed but not moved to `target`."""
+    for ready in _siblings(target, "ready"):
+        _move_in(ready, target)
+
+
+def discard(stage: Path) -> None:
+    """Remove a save that did not become complete."""
+    shutil.rmtree(stage, ignore_errors=True)
+
+
+def contents(folder: Path) -> set[str]:
+    """Return the relative paths of all files in a folder and its folders, without the files of saves under way."""
+    found = set()
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if not path.is_dir() and not _is_stage(name.parts[0]):
+            found.add(name.as_posix())
+    return found
+
+
+def replace_file(target: Path, write: Callable[[Path], object]) -> None:
+    """Let `write(path)` write a file aside, then rename the file to `target`."""
+    target = Path(os.path.realpath(target))
+    for leftover in _siblings(target, "partial"):
+        leftover.unlink(missing_ok=True)
+    stage = target.with_name(_sibling_name(target, "partial") + secrets.token_hex(4))
+    try:
+        write(stage)
+        stage.replace(target)
+    except BaseException:
+        stage.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
+
+
+def _sibling_name(target: Path, state: str) -> str:
+    return f".{target.name}.{state}-"
+
+
+def _siblings(target: Path, state: str) -> list[Path]:
+    """Return the stages of a target, beside it and in it."""
+    prefix = _sibling_name(target, state)
+    found = []
+    for folder in (target.parent, target):
+        with contextlib.suppress(OSError):
+            found += [path for path in folder.iterdir() if path.name.startswith(prefix)]
+    return sorted(found)
+
+
+def _is_stage(name: str) -> bool:
+    return name.startswith(".") and (".partial-" in name or ".ready-" in name)
+
+
+def _is_workplace(target: Path) -> bool:
+    """Return True if this process works in the folder or below: after an exchange its folder would be removed."""
+    try:
+        return Path.cwd().is_relative_to(target)
+    except FileNotFoundError:  # it was removed
+        return False
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders in one step; return False if the system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    return bool(renameat2(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0)
+
+
+def _move_in(ready: Path, target: Path) -> None:
+    """Move the files of a complete save into their folder, continuing where another process was killed."""
+    with _locked(ready):
+        try:
+            moves = json.loads((ready / MOVES).read_text())
+        except FileNotFoundError:
+            return  # another process was quicker
+        *_, last = moves["files"]
+        if len(moves["files"]) > 1 and (ready / last).exists():
+            # Without the file that they look for first, readers fail, and do not mix old and new.
+            (target / last).unlink(missing_ok=True)
+        folders = {target}
+        for name in moves["files"]:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            folders.add((target / name).parent)
+            with contextlib.suppress(FileNotFoundError):  # moved before
+                (ready / name).replace(target / name)
+        for folder in folders:
+            sync_folder(folder)
+        for name in moves["stale"]:
+            (target / name).unlink(missing_ok=True)
+        finished = ready.with_name(ready.name.replace(".ready-", ".partial-"))
+        ready.rename(finished)
+        shutil.rmtree(finished)
+        sync_folder(target)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from moving the same save."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        # File systems without locks are left to chance: two would have to load just after a crash.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The error of checkpoints that cannot be written or read.
+
+
+class CheckpointError(RuntimeError, ValueError):
+    """A checkpoint that is damaged, does not fit the objects here, or could not be written by another rank.
+
+    Accelerate raises RuntimeError or ValueError in these cases; this is both.
+    """

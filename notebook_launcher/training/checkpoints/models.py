@@ -1,0 +1,604 @@
+"""A model's weights in files, as Hugging Face's libraries name and read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from notebook_launcher.training.checkpoints import folders
+from notebook_launcher.training.checkpoints.folders import (
+    ADVICE,
+    METADATA,
+    CheckpointError,
+    FileDigest,
+    leaves_folder,
+    write_object,
+    write_tensors,
+)
+from notebook_launcher.training.checkpoints.objects import read_object
+from notebook_launcher.training.checkpoints.sharded import (
+    gather_tree,
+    has_spread,
+    local_part,
+    read_outline,
+    read_shards,
+    share_out,
+    stream_object,
+    stream_tensors,
+)
+from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
+from notebook_launcher.training.process.arrivals import meet
+from notebook_launcher.training.unwrapping import unwrap_model
+from notebook_launcher.wording import type_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `save_model` and `load_model`: a model's weights as Hugging Face's libraries read them.
+
+
+WEIGHT_FILES = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+"""Names of all files that a save of a model may consist of."""
+CANDIDATES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def save_model(
+    model: torch.nn.Module,
+    save_directory: str | os.PathLike[str],
+    max_shard_size: int | str = "10GB",
+    safe_serialization: bool = True,
+) -> None:
+    """Write a model's weights under Hugging Face's file names; on rank 0, and the others return at once.
+
+    All ranks have to call it only if `fully_shard` spreads the model over them.
+
+    `model.safetensors`, or `model-00001-of-0000N.safetensors` with an index if they are more than
+    `max_shard_size`. A process that is killed meanwhile leaves the previous save whole. Once the new one
+    is in place, weights of an earlier save are removed, whatever their format; other files stay.
+
+    Args:
+        model: Any module; DDP and `torch.compile` are seen through.
+        save_directory: Made if it does not exist.
+        max_shard_size: Bytes of tensors in a file, or a text such as `"200MB"`; a larger tensor has a file of its own.
+        safe_serialization: safetensors; False: `pytorch_model.bin`, by `torch.save`.
+
+    Raises:
+        ValueError: `max_shard_size` is not a size.
+        NotADirectoryError: `save_directory` is a file.
+        CheckpointError: The model has something that cannot be written.
+        OSError: The disk is full or fails; what was there before is untouched.
+    """
+    max_size = parse_size(max_shard_size)
+    target = Path(os.path.realpath(Path(save_directory).expanduser()))
+    state = unwrap_model(model, keep_torch_compile=False).state_dict()
+    if has_spread(state):
+        meet("save_model")
+        _save_spread(state, target, max_size, safe=safe_serialization)
+        return
+    if not writes_here():
+        return
+    check_tensors(state, safe=safe_serialization)
+    stage = folders.open_stage(target)
+    try:
+        plan = _plan_files(compact(state), max_size, safe=safe_serialization)
+        for step in _writes(stage, state, plan, safe=safe_serialization):
+            step()
+        _publish(stage, target, plan)
+    except BaseException:
+        folders.discard(stage)
+        raise
+
+
+def _save_spread(state: Mapping[str, Any], target: Path, max_size: int, *, safe: bool) -> None:
+    """Write a model that is spread over ranks; all ranks gather one tensor at a time."""
+    leads = writes_here()
+    check_tensors(state, safe=safe)
+    # Rank 0 plans, because another rank's part of a tensor may be empty, which hides that it is tied.
+    plan = gather_outcomes("plan the files", lambda: _plan_files(state, max_size, safe=safe) if leads else None)[0]
+    stage = on_all_ranks("begin the files", lambda: folders.open_stage(target) if leads else None)
+    assert plan is not None
+
+    def place() -> None:
+        if stage is not None:
+            _publish(stage, target, plan)
+
+    try:
+        steps = _writes(stage, state, plan, safe=safe)
+        on_all_ranks("write the model", lambda: run_each(steps))
+        on_all_ranks("put the model in place", place)
+    except BaseException:
+        if stage is not None:
+            folders.discard(stage)
+        raise
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _FilePlan:
+    """The files of a model."""
+
+    shards: Shards
+    """The names of the tensors in each file."""
+    tied: dict[str, str]
+    """Second names of tied tensors, which stand in the metadata of a safetensors file alone."""
+    last: str
+    """The file that readers begin with."""
+
+
+def _plan_files(state: Mapping[str, Any], max_size: int, *, safe: bool) -> _FilePlan:
+    tied = find_tied(state) if safe else {}
+    kept = {name: tensor for name, tensor in state.items() if name not in tied}
+    shards = shard(kept, max_size, "model{}.safetensors" if safe else "pytorch_model{}.bin")
+    if shards.index is None:
+        return _FilePlan(shards, tied, next(iter(shards.files)))
+    return _FilePlan(shards, tied, "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json")
+
+
+def _writes(stage: Path | None, state: Mapping[str, Any], plan: _FilePlan, *, safe: bool) -> list[Callable[[], Any]]:
+    """Return a step for each file."""
+    steps: list[Callable[[], Any]] = []
+    for file, names in plan.shards.files.items():
+        # With their other names, which go into the file's metadata.
+        in_file = {*names, *(name for name, first in plan.tied.items() if first in names)}
+        part = {name: state[name] for name in state if name in in_file}
+        path = None if stage is None else stage / file
+        steps.append(lambda path=path, part=part: write_weights(path, part, safe=safe))  # type: ignore[misc]
+    if plan.shards.index is not None and stage is not None:
+        text = json.dumps(plan.shards.index, indent=2, sort_keys=True) + "\n"
+        steps.append(lambda: folders.write_text(stage / plan.last, text))
+    return steps
+
+
+def _publish(stage: Path, target: Path, plan: _FilePlan) -> None:
+    before = folders.contents(target) if target.exists() else set()
+    earlier = {name for name in before if WEIGHT_FILES.fullmatch(name)}
+    folders.publish(
+        stage, target, last=plan.last, stale=earlier - folders.contents(stage), replaceable=before == earlier
+    )
+
+
+def gather_state_dict(model: torch.nn.Module) -> dict[str, Any]:
+    """Return a model's state dict; of a sharded one, on rank 0 whole and on the CPU, and on the others empty.
+
+    Raises:
+        TypeError: The object has no state dict.
+    """
+    if not hasattr(model, "state_dict"):
+        raise TypeError(f"get_state_dict({type(model).__name__}): pass a model.")
+    state: dict[str, Any] = model.state_dict()
+    if not has_spread(state):
+        return state
+    meet("get_state_dict")
+    whole = gather_tree(state, keep=writes_here())
+    return dict(whole) if writes_here() else {}
+
+
+def load_model(
+    model: torch.nn.Module,
+    directory: str | os.PathLike[str],
+    strict: bool = True,
+) -> Any:
+    """Load weights that `save_model`, `save_state` or a Hugging Face library wrote.
+
+    Args:
+        model: Any module; DDP and `torch.compile` are seen through.
+        directory: The folder.
+        strict: True if the names must be the model's, all of them.
+
+    Returns:
+        What `load_state_dict` returns: the names that were missing, and those that were not expected.
+
+    Raises:
+        CheckpointError: Weights are missing, cannot be read, or do not fit; nothing was loaded then.
+    """
+    target = Path(os.path.realpath(Path(directory).expanduser()))
+    folders.settle(target)
+    first = next((target / name for name in CANDIDATES if (target / name).exists()), None)
+    bare = unwrap_model(model, keep_torch_compile=False)
+    shards = target / folders.model_shards(0)
+    if first is None and (shards / METADATA).exists():
+        return load_shards(bare, shards, strict=strict)
+    if first is None:
+        raise CheckpointError(f"{target} holds no weights: none of {', '.join(CANDIDATES)} is there. Check the path.")
+    paths = read_index(first) if first.suffix == ".json" else [first]
+    weights = read_weights(paths)
+    tensors = fill_in(bare, weights)
+    check_names_and_shapes(bare, tensors, weights.source, strict=strict)
+    return bare.load_state_dict(share_out(tensors, bare.state_dict()), strict=strict)
+
+
+def save(
+    obj: Any,
+    f: Any,
+    save_on_each_node: bool = False,
+    safe_serialization: bool = False,
+) -> None:
+    """Write an object to a file, once and whole; on rank 0, and the others return at once.
+
+    Args:
+        obj: Anything that `torch.save` takes; with `safe_serialization` a dict of tensors.
+        f: A path, where the earlier file stays until the new one is complete, or a file that is open for bytes.
+        save_on_each_node: True if the first rank of each machine writes.
+        safe_serialization: safetensors, with tied tensors under their first name; False: `torch.save`.
+
+    Raises:
+        CheckpointError: `safe_serialization`, and `obj` is not a dict of tensors; or `obj` holds sharded tensors.
+        OSError: The disk is full or fails.
+    """
+    if has_spread(obj):
+        raise CheckpointError(
+            "save() got tensors of which each rank has a part, and would write this rank's part alone. Pass "
+            "accelerator.get_state_dict(model), called on every rank, or use save_model or save_state."
+        )
+    if not writes_here(on_each_node=save_on_each_node):
+        return
+    if safe_serialization and not isinstance(obj, dict):
+        raise CheckpointError(
+            f"save() got {type_of(obj)}, and safetensors holds a dict of tensors. Pass a dict of tensors, or "
+            "safe_serialization=False."
+        )
+    if not hasattr(f, "write"):
+        write = (lambda path: write_weights(path, obj, safe=True)) if safe_serialization else None
+        folders.replace_file(Path(f), write or (lambda path: folders.write_object(path, obj)))
+    elif safe_serialization:
+        check_tensors(obj, safe=True)
+        f.write(safetensors.torch.save(*split_tied(obj)))
+    else:
+        torch.save(obj, f)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Packs state dicts into files: each tensor once, and no file larger than asked for.
+
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+BINARY_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the second names of tied tensors, each with the tensor's first name.
+
+    Two tensors are one if they show the same memory in the same way. Views of different parts of one
+    storage are different tensors.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    tied = {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            continue
+        tensor = local_part(tensor)  # noqa: PLW2901 - a spread tensor has no memory of its own
+        if tensor.is_meta or tensor.numel() == 0:
+            continue
+        view = tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride()
+        kept = first.setdefault(view, name)
+        if kept != name:
+            tied[name] = kept
+    return tied
+
+
+def spread_ties(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return `find_tied` of rank 0 on all ranks, which call it together: a rank's part of a tensor may be empty."""
+    import torch.distributed as dist
+
+    found = [find_tied(state)]
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast_object_list(found)
+    return found[0]
+
+
+def compact(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state with every tensor contiguous and in a storage of its own size; tied tensors stay tied.
+
+    `torch.save` writes a view's whole storage, and safetensors refuses tensors that overlap.
+    """
+    tied = find_tied(state)
+    compacted: dict[str, Any] = {}
+    for name, value in state.items():
+        if name in tied:
+            compacted[name] = compacted[tied[name]]
+        elif isinstance(value, torch.Tensor):
+            compacted[name] = _alone(value.detach())
+        else:
+            compacted[name] = value
+    return compacted
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        return tensor
+    if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.contiguous()
+
+
+def parse_size(size: int | str) -> int:
+    """Return a size in bytes: `5_000_000`, `"5MB"` (5 * 10**6) or `"5MiB"` (5 * 2**20).
+
+    Raises:
+        ValueError: The size is neither a number nor such a text, or not above zero.
+    """
+    number = 0
+    if isinstance(size, int) and not isinstance(size, bool):
+        number = size
+    elif isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B\s*", size.upper())
+        if match is not None:
+            units = BINARY_UNITS if match[3] else UNITS
+            number = int(float(match[1]) * units[match[2]])
+    if number < 1:
+        raise ValueError(
+            f"max_shard_size={size!r} is not a size. It can be a number of bytes, or text such as '200MB' or '10GB'."
+        )
+    return number
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """The distribution of tensors over files."""
+
+    files: dict[str, list[str]]
+    """The names of the tensors in each file."""
+    total_size: int
+    """Bytes of all tensors, counting tied tensors once."""
+
+    @property
+    def index(self) -> dict[str, Any] | None:
+        """The index of several files, in Hugging Face's form; None for a single file."""
+        if len(self.files) == 1:
+            return None
+        weight_map = {name: file for file, names in self.files.items() for name in names}
+        return {"metadata": {"total_size": self.total_size}, "weight_map": weight_map}
+
+
+def shard(state: Mapping[str, Any], max_size: int, pattern: str) -> Shards:
+    """Spread tensors over files, in their order.
+
+    A tensor that is larger than a file may be gets a file of its own. Tied tensors share a file.
+
+    Args:
+        state: Tensors, each in a storage of its own size, and what else is in a state dict.
+        max_size: Bytes of tensors in a file.
+        pattern: The files' name, with `{}` where `-00001-of-00003` goes.
+    """
+    tied = find_tied(state)
+    groups: list[list[str]] = []
+    open_group: list[str] | None = None
+    filled = total = 0
+    for name in (name for name in state if name not in tied):
+        value = state[name]
+        size = value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+        total += size
+        if size > max_size:
+            groups.append([name])
+        elif open_group is None or filled + size > max_size:
+            open_group, filled = [name], size
+            groups.append(open_group)
+        else:
+            open_group.append(name)
+            filled += size
+    for name, first in tied.items():
+        next(group for group in groups if first in group).append(name)
+    return Shards(files=_named(groups or [[]], pattern), total_size=total)
+
+
+def _named(groups: list[list[str]], pattern: str) -> dict[str, list[str]]:
+    if len(groups) == 1:
+        return {pattern.format(""): groups[0]}
+    return {pattern.format(f"-{at:05d}-of-{len(groups):05d}"): names for at, names in enumerate(groups, 1)}
+
+
+def check_tensors(state: Mapping[str, Any], *, safe: bool) -> None:
+    """Raise CheckpointError if something in a model's state cannot be written."""
+    absent = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
+    if absent:
+        raise CheckpointError(
+            f"{_some(absent)} on the meta device, which holds no data. Load the weights before saving them."
+        )
+    others = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+    if safe and others:
+        kind = type(state[others[0]]).__name__
+        raise CheckpointError(
+            f"{_some(others)} no tensor but {kind}, and safetensors holds only tensors. Pass safe_serialization=False."
+        )
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *more = names
+    return f"{first!r} and {len(more)} more are" if more else f"{first!r} is"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A model's weights in files, by Hugging Face's names, and back into a model.
+
+
+@dataclasses.dataclass(slots=True)
+class Weights:
+    """The tensors of a model that its files hold."""
+
+    tensors: dict[str, Any]
+    aliases: dict[str, str]
+    """Second names that tensors had when they were saved, each with the name that the tensor is stored under."""
+    source: str
+    """File or folder of the tensors, for messages."""
+
+
+def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file for a state; it holds each tensor once.
+
+    A tied tensor stands under its first name; the metadata have the others, each with the first.
+    """
+    state = compact(state)
+    tied = find_tied(state)
+    metadata = {**tied, "format": "pt"}
+    return {name: tensor for name, tensor in state.items() if name not in tied}, metadata
+
+
+def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileDigest | None:
+    """Write a model's state, `safe` as safetensors; with spread tensors all ranks call it together.
+
+    Args:
+        path: The file; None on ranks that do not write.
+        state: Of the same names on all ranks.
+        safe: safetensors; False: `torch.save`.
+
+    Raises:
+        CheckpointError: The state holds something that cannot be written.
+        OSError: The disk is full or fails.
+    """
+    check_tensors(state, safe=safe)
+    if has_spread(state):
+        return _stream_weights(path, state, safe=safe)
+    if path is None:
+        return None
+    if not safe:
+        return write_object(path, compact(state))
+    try:
+        return write_tensors(path, *split_tied(state))
+    except (KeyError, ValueError) as error:
+        # A dtype that it does not know is a KeyError; a sparse tensor a ValueError.
+        raise CheckpointError(
+            f"safetensors cannot hold the weights ({error}). Pass safe_serialization=False, or convert them."
+        ) from error
+
+
+def _stream_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileDigest | None:
+    if not safe:
+        return stream_object(path, dict(state))
+    tied = spread_ties(state)
+    kept = {name: tensor for name, tensor in state.items() if name not in tied}
+    return stream_tensors(path, kept, {**tied, "format": "pt"})
+
+
+def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs: Any) -> Weights:
+    """Return the tensors of all files together.
+
+    Raises:
+        CheckpointError: A file is missing or cannot be read.
+    """
+    paths = list(paths)
+    weights = Weights({}, {}, f"{paths[0]}" if len(paths) == 1 else f"{paths[0].parent}")
+    for path in paths:
+        if path.suffix == ".safetensors":
+            _read_safetensors(path, map_location, weights)
+        else:
+            weights.tensors.update(read_object(path, map_location, **load_kwargs))
+    return weights
+
+
+def _read_safetensors(path: Path, map_location: Any, weights: Weights) -> None:
+    try:
+        weights.tensors.update(safetensors.torch.load_file(path, device=str(map_location)))
+        with safetensors.safe_open(path, framework="pt") as file:
+            weights.aliases.update(file.metadata() or {})
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is missing: it was never saved, or was removed since. Save the model again."
+        ) from None
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. {ADVICE}") from error
+
+
+def read_index(path: Path) -> list[Path]:
+    """Return the files that an index names.
+
+    Raises:
+        CheckpointError: The index does not parse, or names a file outside its folder.
+    """
+    try:
+        names = set(json.loads(path.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: it does not parse ({error!r}). Save the model again.") from error
+    if outside := [name for name in names if leaves_folder(name)]:
+        raise CheckpointError(f"{path} is damaged: {outside[0]!r} is outside the folder. Save the model again.")
+    return [path.parent / name for name in sorted(names)]
+
+
+def fill_in(model: torch.nn.Module, weights: Weights) -> dict[str, Any]:
+    """Return the tensors by name, tied tensors also by their other names in the model or the file."""
+    state = model.state_dict()
+    tied = find_tied(state)
+    filled = dict(weights.tensors)
+    for name in state:
+        if name not in filled:
+            first = tied.get(name, name)
+            mates = [weights.aliases.get(name), first, *(other for other, owner in tied.items() if owner == first)]
+            known = next((mate for mate in mates if mate in weights.tensors), None)
+            if known is not None:
+                filled[name] = weights.tensors[known]
+    return filled
+
+
+def check_names_and_shapes(
+    model: torch.nn.Module, tensors: Mapping[str, Any], source: str, *, strict: bool = True, always: bool = False
+) -> None:
+    """Raise CheckpointError, before anything is loaded, if names or shapes are not the model's.
+
+    Args:
+        model: Not wrapped.
+        tensors: From `fill_in`.
+        source: Origin of the weights, in words.
+        strict: True if names must agree; shapes always must.
+        always: True if the tensors do not pass the hooks of `load_state_dict`.
+    """
+    hooks = [hook for module in model.modules() for hook in module._load_state_dict_pre_hooks.values()]  # noqa: SLF001 - no public name
+    # `fully_shard` registers a hook, and it renames nothing.
+    if not always and any("_fully_shard" not in getattr(hook, "__module__", "") for hook in hooks):
+        return  # such a module may rename or reshape tensors while it loads them
+    state = model.state_dict()
+    lines = []
+    if strict:
+        lines += [_listed("Missing", set(state) - set(tensors)), _listed("Unexpected", set(tensors) - set(state))]
+    for name in sorted(set(state) & set(tensors)):
+        mine, theirs = _shape(state[name]), _shape(tensors[name])
+        if mine != theirs and mine is not None:
+            lines.append(f"\n\tsize mismatch for {name}: {theirs} in the file, {mine} in the model.")
+    if any(lines):
+        raise CheckpointError(
+            f"{source} does not fit {type(model).__name__}; nothing was loaded:{''.join(lines)}\nBuild the model as it "
+            "was when it was saved."
+        )
+
+
+def load_shards(model: torch.nn.Module, folder: Path, *, strict: bool = True) -> Any:
+    """Load a model from a folder of the sharded layout; return the missing and the unexpected names.
+
+    Raises:
+        CheckpointError: The folder does not fit the model or cannot be read; nothing was loaded if it does not fit.
+    """
+    outline = find_shards(model, folder, strict=strict)
+    state = model.state_dict()
+    with torch.no_grad():
+        read_shards(folder, {f"model.{name}": tensor for name, tensor in state.items() if name in outline})
+    missing, unexpected = sorted(set(state) - set(outline)), sorted(set(outline) - set(state))
+    return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)  # noqa: SLF001 - what load_state_dict returns
+
+
+def find_shards(model: torch.nn.Module, folder: Path, *, strict: bool) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder of the sharded layout, on the meta device, after checking that they fit."""
+    outline = read_outline(folder, "model")
+    check_names_and_shapes(model, outline, f"{folder}", strict=strict, always=True)
+    return outline
+
+
+def _listed(what: str, names: set[str]) -> str:
+    return f"\n\t{what} key(s) in state_dict: {', '.join(map(repr, sorted(names)))}." if names else ""
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, torch.Tensor) or torch.nn.parameter.is_lazy(value):
+        return None
+    return tuple(value.shape)

@@ -1,0 +1,564 @@
+"""Shares of iterable data sets, which have no indices: ranks read streams and keep in step."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
+
+from notebook_launcher.training.data.position import Position
+from notebook_launcher.training.data.rows import Round, check_split, uneven_error
+from notebook_launcher.training.data.samplers import length_of
+from notebook_launcher.training.operations import broadcast_object_list, find_batch_size
+from notebook_launcher.training.operations.checking import gather_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# One rank's share of an iterable data set that every rank reads.
+
+
+class StreamRound(NamedTuple):
+    """One rank's elements of a round."""
+
+    elements: list[Any]
+    round: Round | None
+    """The counts of the round; None: every rank has a full batch."""
+    consumed: int
+    """Elements of the stream that all ranks together have had, with this round."""
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """The elements that one rank gets of an iterable data set.
+
+    A round is `batch_size` elements for every rank, or with `split_batches` for all of them together; rank r
+    gets the r-th part of it. Where the last round is not full:
+
+    - `drop_last`: it is left out;
+    - `even_batches`: it is filled with elements from the start, for all ranks;
+    - otherwise `uneven` decides what ranks get that have no element left: `"weigh"` (the first rank's, with
+      weight 0), `"stop"` (the round is left out) or `"error"` (ValueError). `"leave"` is as `even_batches`, since
+      Accelerate always fills it.
+
+    Args:
+        dataset: Stream that is shared out. Its `set_epoch`, or else a `generator` that it has, gets the epoch.
+        batch_size: None: each element is a batch, and a round is one of them for every rank.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        *,
+        even_batches: bool = True,
+        uneven: str = "leave",
+    ) -> None:
+        if split_batches:
+            check_split(batch_size, num_processes, "batch_size is None")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
+        self.uneven = uneven
+        self.epoch = 0
+
+    @property
+    def per_rank(self) -> int:
+        """Elements of a full round for one rank."""
+        if self.batch_size is None:
+            return 1
+        return self.batch_size // self.num_processes if self.split_batches else self.batch_size
+
+    @property
+    def per_round(self) -> int:
+        """Elements of a full round for all ranks."""
+        return self.per_rank * self.num_processes
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration, if the data set has several."""
+        self.epoch = epoch
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        rounds, left = divmod(len(self.dataset), self.per_round)
+        complete = left and not self.drop_last and not (self._stops() and left <= self.per_round - self.per_rank)
+        return (rounds + bool(complete)) * self.per_rank
+
+    def check(self) -> None:
+        """Raise ValueError if `uneven="error"` and it is known that the last round is not for all ranks."""
+        length = length_of(self.dataset)
+        if length is not None and self._refuses() and not self.drop_last:
+            left = length % self.per_round
+            if 0 < left <= self.per_round - self.per_rank:
+                raise uneven_error(f"{left} of {self.per_round} samples are left for the last round")
+
+    def __iter__(self) -> Iterator[Any]:
+        for part in self.rounds():
+            yield from part.elements
+
+    def rounds(self, skip: int = 0) -> Iterator[StreamRound]:
+        """Yield this rank's elements, round by round, beginning with a round without elements.
+
+        Args:
+            skip: Number of consumed elements of the stream; they are read when the empty round is asked for.
+
+        Raises:
+            ValueError: With `uneven="error"`, where the data set ends with some ranks' elements only.
+        """
+        generator = getattr(self.dataset, "generator", None)
+        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
+            generator.manual_seed(self.epoch)
+        stream = iter(self.dataset)
+        start = list(itertools.islice(stream, min(skip, self.per_round)))
+        skip = len(start) + sum(1 for _ in itertools.islice(stream, skip - len(start)))
+        yield StreamRound([], None, skip)
+        while current := list(itertools.islice(stream, self.per_round)):
+            start += current[: self.per_round - len(start)]
+            skip += len(current)
+            if len(current) == self.per_round:
+                parts = self._cut(current)
+                drawn = self._count(parts, parts, parts) if self.batch_size is None else None
+                yield StreamRound(parts[self.process_index], drawn, skip)
+            elif not self.drop_last:
+                yield from self._tail(current, start, skip)
+
+    def _tail(self, current: list[Any], start: list[Any], skip: int) -> Iterator[StreamRound]:
+        real = self._cut(current)
+        if self.even_batches or self.uneven == "leave":
+            missing = self.per_round - len(current)
+            parts = self._cut([*current, *itertools.islice(itertools.cycle(start), missing)])
+            weighed = parts
+        else:
+            if self._stops() and not real[-1]:
+                return
+            if self._refuses() and not real[-1]:
+                raise uneven_error(f"{len(current)} of {self.per_round} samples are left for the last round")
+            parts = [part or real[0] for part in real]
+            weighed = real
+        yield StreamRound(parts[self.process_index], self._count(parts, real, weighed), skip)
+
+    def _cut(self, elements: list[Any]) -> list[list[Any]]:
+        size = self.per_rank
+        return [elements[rank * size : (rank + 1) * size] for rank in range(self.num_processes)]
+
+    def _count(self, rows: list[list[Any]], real: list[list[Any]], weighed: list[list[Any]]) -> Round:
+        return Round(self._counts(rows), self._counts(real), self._counts(weighed))
+
+    def _counts(self, parts: list[list[Any]]) -> tuple[int, ...]:
+        if self.batch_size is None:
+            return tuple(sum(find_batch_size(batch) or 1 for batch in part) for part in parts)
+        return tuple(map(len, parts))
+
+    def _refuses(self) -> bool:
+        return not self.even_batches and self.uneven == "error"
+
+    def _stops(self) -> bool:
+        return not self.even_batches and self.uneven == "stop"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Steps of ranks that read different streams: before each round they exchange the counts of their batches.
+
+
+OWN_SHARDS = -1
+"""The value of `Position.stream` where every rank reads streams of its own."""
+
+
+class Common(NamedTuple):
+    """A round in which all ranks take part."""
+
+    batch: Any
+    round: Round
+    is_last: bool
+    read: list[tuple[int, int] | None]
+    """For each rank: the stream of its batch, and the samples of that stream so far; None without a batch."""
+
+
+class _Report(NamedTuple):
+    """A rank's report of the batch that it has read; all zero at its end."""
+
+    rows: int
+    """Samples of the batch."""
+    real: int
+    """Samples that no rank has had before."""
+    weight: int
+    """The batch's weight in a window's mean."""
+    stream: int
+    """The stream that the batch comes from."""
+    consumed: int
+    """Samples of that stream so far."""
+
+
+NOTHING = _Report(0, 0, 0, 0, 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class InStep:
+    """Yields batches that ranks read for themselves, equally many on every rank.
+
+    Ranks that have read everything before the others repeat their first batch: with `even_batches` it counts, with
+    `uneven="weigh"` it has weight 0. With `drop_last` and `uneven="stop"` the first round that lacks a batch is left
+    out, and ends the epoch. Every rank must ask for each round.
+    """
+
+    process_index: int
+    """This rank."""
+    drop_last: bool
+    """True if the first round that lacks a batch is left out."""
+    even_batches: bool
+    """True if a repeated batch counts."""
+    uneven: str
+    """Without `even_batches`, the conduct of a rank that has read everything."""
+
+    def rounds(self, batches: Iterable[tuple[Any, Receipt]]) -> Iterator[Common]:
+        """Yield this rank's batches with the rounds of all ranks.
+
+        Raises:
+            ValueError: With `uneven="error"`, on every rank, where some ranks have a batch and others have none.
+        """
+        own = iter(batches)
+        batch, reports = self._read(own)
+        first, rows_of_first = self._example(batch, reports)
+        while not self._is_over(reports):
+            following, reports_of_following = self._read(own)
+            missing = [not report.rows for report in reports]
+            if any(missing) and self.uneven == "error" and not self.even_batches:
+                lacking = ", ".join(str(rank) for rank, lacks in enumerate(missing) if lacks)
+                raise uneven_error(f"rank {lacking} has read everything, others have more")
+            yield Common(
+                first if missing[self.process_index] else batch,
+                self._round(reports, rows_of_first),
+                self._is_over(reports_of_following),
+                [(report.stream, report.consumed) if report.rows else None for report in reports],
+            )
+            batch, reports = following, reports_of_following
+
+    def _read(self, own: Iterator[tuple[Any, Receipt]]) -> tuple[Any, list[_Report]]:
+        """Read this rank's next batch, and exchange its counts."""
+        batch, mine = None, NOTHING
+        if (found := next(own, None)) is not None:
+            batch, receipt = found
+            assert receipt.round is not None
+            counts = receipt.round
+            mine = _Report(counts.rows[0], counts.real[0], counts.weights[0], receipt.stream, receipt.consumed)
+        return batch, [_Report(*numbers) for numbers in gather_numbers(mine)]
+
+    def _example(self, batch: Any, reports: list[_Report]) -> tuple[Any, list[int]]:
+        """Return this rank's first batch, or another rank's if it has none, and the rows of all first batches."""
+        rows = [report.rows for report in reports]
+        owner = next((rank for rank, count in enumerate(rows) if count), None)
+        if owner is None or all(rows):
+            return batch, rows
+        example = [batch if self.process_index == owner else None]
+        broadcast_object_list(example, from_process=owner)
+        return batch if rows[self.process_index] else example[0], [count or rows[owner] for count in rows]
+
+    def _is_over(self, reports: list[_Report]) -> bool:
+        have = [report.rows > 0 for report in reports]
+        stops = self.drop_last or (self.uneven == "stop" and not self.even_batches)
+        return not any(have) or (stops and not all(have))
+
+    def _round(self, reports: list[_Report], rows_of_first: list[int]) -> Round:
+        rows = tuple(report.rows or first for report, first in zip(reports, rows_of_first, strict=True))
+        repeated = rows if self.even_batches else (0,) * len(rows)
+        weights = tuple(
+            report.weight if report.rows else again for report, again in zip(reports, repeated, strict=True)
+        )
+        return Round(rows, tuple(report.real for report in reports), weights)
+
+
+class Readings:
+    """The position of every rank in its own streams.
+
+    The streams begin at `start`.
+
+    Raises:
+        ValueError: Other ranks or workers read when `start` was saved.
+    """
+
+    def __init__(self, start: Position, num_processes: int, num_streams: int) -> None:
+        numbers, width = start.streams or (0,) * (num_processes * (1 + num_streams)), 1 + num_streams
+        if start and (start.stream != OWN_SHARDS or len(numbers) != num_processes * width):
+            raise wrong_readers(len(numbers), f"{num_processes} ranks read shards with {num_streams} streams each")
+        # By rank: the stream of its last batch, and the samples that it has consumed of each of its streams.
+        self._ranks = [list(numbers[rank * width : (rank + 1) * width]) for rank in range(num_processes)]
+
+    def of_rank(self, rank: int) -> list[int]:
+        """Return the stream of a rank's last batch, and the samples that the rank has consumed of each stream."""
+        return list(self._ranks[rank])
+
+    def note(self, read: list[tuple[int, int] | None]) -> None:
+        """Count one round."""
+        for numbers, reading in zip(self._ranks, read, strict=True):
+            if reading is not None:
+                numbers[0], numbers[1 + reading[0]] = reading
+
+    def position(self, epoch: int) -> Position:
+        """Return the position of all ranks."""
+        samples = sum(sum(numbers[1:]) for numbers in self._ranks)
+        return Position(epoch, samples, tuple(number for numbers in self._ranks for number in numbers), OWN_SHARDS)
+
+
+def wrong_readers(num_numbers: int, now: str) -> ValueError:
+    """Return the error for a position at which other ranks or workers read; `now` names the readers."""
+    return ValueError(
+        f"This position was saved where data were read by other ranks or workers ({num_numbers} numbers), and here "
+        f"{now}. Load it with the same number of ranks and num_workers, or restart the epoch with set_epoch()."
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Streams of which every rank reads its own shards, and streams that would leave out others' shards.
+#
+# Hugging Face's `datasets`, and data sets that were made for one rank, are read by every rank. Others find out the
+# rank when they are read, as WebDataset's `split_by_node` does. Where a rank reads for all, such a data set is told
+# that there is but one rank: it gives all samples, and the loader shares them out.
+
+
+NAMES = (
+    ("rank", "world_size"),
+    ("rank", "num_replicas"),
+    ("global_rank", "world_size"),
+    ("process_index", "num_processes"),
+    ("dp_rank", "dp_world_size"),
+)
+"""Attributes by which a data set shows that it was made for one of several ranks."""
+ONLY_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+def shards_of_rank(dataset: Any, num_processes: int, process_index: int) -> Any:
+    """Return the part of a streamed data set that this rank reads; None if every rank must read everything.
+
+    Raises:
+        ValueError: The data set was split by the user, and not for this rank of these ranks.
+    """
+    if (split := _split_of(dataset)) is not None:
+        if split != (process_index, num_processes):
+            raise ValueError(
+                f"prepare() got a data set that was split for rank {split[0]} of {split[1]}, and this is "
+                f"rank {process_index} of {num_processes}: a share of a share would miss samples. Leave out "
+                "split_dataset_by_node, or whatever splits it; prepare() shares out."
+            )
+        return dataset
+    if not _is_stream(dataset) or not hasattr(dataset, "shard") or dataset.n_shards < num_processes:
+        return None
+    return dataset.shard(num_shards=num_processes, index=process_index)
+
+
+def is_share(dataset: Any) -> bool:
+    """Return True for a stream that was made for one rank: by `split_dataset_by_node`, or with a `rank` of its own."""
+    return _split_of(dataset) is not None
+
+
+def _split_of(dataset: Any) -> tuple[int, int] | None:
+    """Return the rank, and the number of ranks, for which a stream was made; None if it was made for all."""
+    if _is_stream(dataset):
+        split = getattr(dataset, "_distributed", None)
+        return None if split is None else (split.rank, split.world_size)
+    held = {name.lstrip("_"): value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) is int}
+    pairs = ((held[rank], held[size]) for rank, size in NAMES if rank in held and size in held)
+    return next(((rank, size) for rank, size in pairs if 0 <= rank < size > 1), None)
+
+
+def open_as_only_rank(open_loader: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Open a loader without workers, and return what it fetches; whatever asks meanwhile is told: rank 0 of 1 reads."""
+    restore = _pose_as_only_rank()
+    try:
+        fetched = open_loader()
+    finally:
+        restore()
+    return _read_as_only_rank(fetched)
+
+
+def _read_as_only_rank(fetched: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        restore = _pose_as_only_rank()
+        try:
+            batch = next(fetched)
+        except StopIteration:
+            return
+        finally:
+            restore()
+        yield batch
+
+
+class OnlyRankInWorker:
+    """A `worker_init_fn` for a worker that reads for all ranks: whatever asks there is told that rank 0 of 1 reads."""
+
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker_id: int) -> None:
+        """Prepare this worker, for as long as it lives."""
+        _pose_as_only_rank()
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker_id)
+
+
+def _pose_as_only_rank() -> Callable[[], None]:
+    """Tell whatever asks in this thread that rank 0 of 1 reads, and return the function that ends that."""
+    thread = threading.get_ident()
+
+    def replaced(ask: Callable[..., int], answer: int) -> Callable[..., int]:
+        def answered(group: Any = None) -> int:
+            is_meant = threading.get_ident() == thread and (group is None or group is dist.group.WORLD)
+            return answer if is_meant else ask(group)
+
+        return answered
+
+    def restore() -> None:
+        os.environ.update(variables)
+        for name, ask in functions.items():
+            setattr(dist, name, ask)
+
+    variables = {name: os.environ[name] for name in ONLY_RANK if name in os.environ}
+    functions = {name: getattr(dist, name) for name in ("get_rank", "get_world_size")}
+    os.environ.update({name: ONLY_RANK[name] for name in variables})
+    for (name, ask), answer in zip(functions.items(), (0, 1), strict=True):
+        setattr(dist, name, replaced(ask, answer))
+    return restore
+
+
+def _is_stream(dataset: Any) -> bool:
+    kind = getattr(sys.modules.get("datasets"), "IterableDataset", None)
+    return kind is not None and isinstance(dataset, kind)
+
+
+class OwnShards(IterableDatasetShard):
+    """The elements that one rank reads of a data set, while other ranks read others.
+
+    A rank that reads cannot know what the others have; see `InStep`. With `even_batches` its own last batch is filled
+    with elements from its start.
+    """
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "len(): the number of elements in a rank's shards is known only at their end. Count the batches in the "
+            "loop, or give a progress bar the number yourself: tqdm(loader, total=...)."
+        )
+
+    def check(self) -> None:
+        """Do nothing, because lengths are not known."""
+
+    def rounds(self, skip: int = 0) -> Iterator[StreamRound]:
+        """Yield this rank's elements, batch by batch; first of all an empty batch. Rounds count this rank alone.
+
+        Args:
+            skip: Number of consumed elements; they are read when the empty batch is asked for.
+        """
+        stream, size = iter(self.dataset), self.per_rank
+        start = list(itertools.islice(stream, min(skip, size)))
+        skip = len(start) + sum(1 for _ in itertools.islice(stream, skip - len(start)))
+        yield StreamRound([], None, skip)
+        while current := list(itertools.islice(stream, size)):
+            missing = size - len(current)
+            if missing and self.drop_last:
+                return
+            skip += len(current)
+            start = start or current
+            real = self._counts([current])
+            if missing and self.even_batches:
+                current += itertools.islice(itertools.cycle(start), missing)
+            rows = self._counts([current])
+            yield StreamRound(current, Round(rows, real, rows if self.even_batches else real), skip)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Streams of an iterable data set: batches with the place in the stream that they come from.
+#
+# A stream is read in worker processes, where its end is seen first. So each element carries a receipt of its round
+# there, and the batch that is made of them brings the receipt to the process that trains.
+
+
+class Receipt(NamedTuple):
+    """The origin of a batch."""
+
+    round: Round | None
+    """The round; None: every rank has a full batch."""
+    stream: int
+    """The worker whose stream the batch comes from; 0 without workers."""
+    consumed: int
+    """Number of elements of that stream up to and including the batch."""
+
+
+class StreamWithReceipts(IterableDataset[Any]):
+    """Yields `(element, Receipt)`; `(None, None)` for the elements of a batch to be dropped."""
+
+    def __init__(self, shard: IterableDatasetShard, num_workers: int, *, persistent: bool) -> None:
+        self.shard = shard
+        # The epoch, the stream that was read last, and the number of samples read of each stream.
+        self._orders = torch.zeros(2 + max(1, num_workers), dtype=torch.int64)
+        if persistent:
+            # Such workers get the data set once, and orders at every epoch.
+            self._orders.share_memory_()  # type: ignore[no-untyped-call]
+
+    def order(self, epoch: int, last_stream: int, consumed: Sequence[int]) -> None:
+        """Set the place at which the next iteration begins."""
+        wanted = [epoch, last_stream, *consumed]
+        self._orders.zero_()
+        self._orders[: len(wanted)] = torch.tensor(wanted)
+
+    def __iter__(self) -> Iterator[tuple[Any, Receipt | None]]:
+        worker = get_worker_info()
+        stream = 0 if worker is None else worker.id
+        epoch, last_stream, *consumed = self._orders.tolist()
+        if worker is not None:
+            self.shard.set_epoch(epoch)
+        skip = consumed[stream]
+        rounds = self.shard.rounds(skip)
+        next(rounds)
+        if skip and stream <= last_stream:
+            # torch begins with worker 0. Workers before the one whose turn it is pass.
+            yield from [(None, None)] * self.shard.per_rank
+        for part in rounds:
+            receipt = Receipt(part.round, stream, part.consumed)
+            for element in part.elements:
+                yield element, receipt
+
+
+class CollateWithReceipt:
+    """Collates elements that carry receipts into `(batch, Receipt)`; `(None, None)` passes through."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], *, batched: bool) -> None:
+        self._collate_fn = collate_fn
+        self._batched = batched
+
+    def __call__(self, items: Any) -> tuple[Any, Receipt | None]:
+        """Collate one batch; in a loader without `batch_size`, one element."""
+        receipt = items[0][1] if self._batched else items[1]
+        if receipt is None:
+            return None, None
+        elements = [element for element, _ in items] if self._batched else items[0]
+        return self._collate_fn(elements), receipt
+
+
+class StartWorker:
+    """Calls the user's `worker_init_fn` in a worker that shows the user's data set as its own."""
+
+    def __init__(self, worker_init_fn: Callable[[int], Any]) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker_id: int) -> None:
+        """Prepare this worker."""
+        info = get_worker_info()
+        assert info is not None
+        # torch documents functions that change `get_worker_info().dataset`; that object itself refuses assignment.
+        object.__setattr__(info, "dataset", info.dataset.shard.dataset)  # type: ignore[attr-defined]
+        self._worker_init_fn(worker_id)

@@ -1,0 +1,395 @@
+"""The loader of a rank that reads its own share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
+
+from notebook_launcher.context import current, notify
+from notebook_launcher.training.data.iterables import (
+    OWN_SHARDS,
+    CollateWithReceipt,
+    InStep,
+    IterableDatasetShard,
+    OnlyRankInWorker,
+    OwnShards,
+    Readings,
+    StartWorker,
+    StreamWithReceipts,
+    open_as_only_rank,
+    wrong_readers,
+)
+from notebook_launcher.training.data.loader import Delivery, LoaderSettings, PreparedLoader, data_arguments, look_ahead
+from notebook_launcher.training.data.position import LoaderProgress, Order, Position
+from notebook_launcher.training.data.rows import Round
+from notebook_launcher.training.data.samplers import SeedableRandomSampler, length_of, sampler_chain
+from notebook_launcher.training.data.sharding import BatchSamplerShard
+from notebook_launcher.training.operations.checking import gather_numbers
+from notebook_launcher.training.operations.collectives import world_size
+from notebook_launcher.training.process.arrivals import meet
+from notebook_launcher.training.random import synchronize_rng_states
+from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.wording import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from notebook_launcher.training.data.active_loaders import ActiveLoaders
+    from notebook_launcher.training.data.iterables import Receipt
+
+
+class DataLoaderShard(PreparedLoader):
+    """A `DataLoader` that yields one rank's batches.
+
+    A `BatchSamplerShard`, an `IterableDatasetShard` or an `OwnShards` decides which samples are the rank's share;
+    without one, the share is everything.
+
+    Args:
+        dataset: As `DataLoader`'s.
+        device: Device that batches are moved to; None: they are not moved.
+        rng_types: Generators that every rank takes from rank 0 before each epoch (`synchronize_rng_states`).
+        synchronized_generator: The generator that `"generator"` means.
+        skip_batches: Number of batches that are left out at the start of each epoch.
+        use_stateful_dataloader: Accepted; these loaders always know their position.
+        iteration: The first epoch's number.
+        check_ranks: True if ranks compare their epoch plans before each epoch. If so, all of them must begin each
+            loop.
+        stack: Loaders that are being iterated; the loader is among them while it is iterated.
+        progress: Progress of the loader whose rest this loader reads; None: a new one.
+        kwargs: As `DataLoader`'s.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | str | int | None = None,
+        rng_types: Sequence[str] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        iteration: int = 0,
+        *,
+        check_ranks: bool = True,
+        stack: ActiveLoaders | None = None,
+        progress: LoaderProgress | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+        self.check_ranks = check_ranks
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self._has_told_of_orders = False
+        """True once the user was told that ranks draw different orders."""
+        self._stream: StreamWithReceipts | None = None
+        """The iterable data set as `base_dataloader` reads it; None for a map-style data set."""
+        super().__init__(
+            dataset,
+            LoaderSettings(
+                device=device,
+                skip_batches=skip_batches,
+                drop_last=_drop_last,
+                non_blocking=_non_blocking,
+                iteration=iteration,
+                active_loaders=stack,
+                progress=progress,
+            ),
+            **kwargs,
+        )
+
+    @functools.cached_property  # torch's loaders refuse another data set or batch sampler once they are made
+    def shard(self) -> BatchSamplerShard | IterableDatasetShard | None:
+        """The object that cuts this rank's share out; None: the rank has everything."""
+        if isinstance(self.dataset, IterableDatasetShard):
+            return self.dataset
+        return next((link for link in sampler_chain(self) if isinstance(link, BatchSamplerShard)), None)
+
+    @property
+    def num_processes(self) -> int:
+        """Number of ranks that the data are shared out among."""
+        return 1 if self.shard is None else self.shard.num_processes
+
+    @property
+    def _place(self) -> int:
+        return 0 if self.shard is None else self.shard.process_index
+
+    @property
+    def split_batches(self) -> bool:
+        """True if `batch_size` counts all ranks together."""
+        return self.shard is not None and self.shard.split_batches
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of the whole data set; a TypeError is raised if it has no length."""
+        if isinstance(self.dataset, IterableDatasetShard):
+            return len(self.dataset.dataset)
+        return super().total_dataset_length
+
+    def _nominal_batch_size(self) -> int | None:
+        shard = self.shard
+        return shard.batch_size if isinstance(shard, IterableDatasetShard) else super()._nominal_batch_size()
+
+    def _prepare_epoch(self, start: Position) -> None:
+        shard = self.shard
+        if self.check_ranks and shard is not None and 1 < shard.num_processes == world_size():
+            sampler = self.get_sampler()
+            seedable = sampler if isinstance(sampler, SeedableRandomSampler) else None
+            plan = agree_on_plan(self._plan(start, 0 if seedable is None else seedable.initial_seed))
+            if seedable is not None:
+                seedable.initial_seed = plan.seed
+        if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
+            # If workers cut a stream, its length does not show where their parts end.
+            shard.check()
+        types = [str(getattr(kind, "value", kind)) for kind in self.rng_types or ()]
+        if self.synchronized_generator is None:
+            types = [kind for kind in types if kind != "generator"]
+        synchronize_rng_states(types, self.synchronized_generator)
+
+    def _plan(self, start: Position, seed: int) -> EpochPlan:
+        shard = self.shard
+        if isinstance(shard, BatchSamplerShard):
+            lengths = length_of(self.dataset), length_of(shard.batch_sampler)
+        else:
+            assert shard is not None
+            lengths = None if isinstance(shard, OwnShards) else length_of(shard.dataset), None
+        return EpochPlan(
+            *lengths, start.epoch, start.samples, self.skip_batches, rows_of(self.dataset, self.get_sampler()), seed
+        )
+
+    @property
+    def _reads_for_all(self) -> bool:
+        """True if this rank reads a stream of which other ranks take parts."""
+        return isinstance(self.shard, IterableDatasetShard) and not isinstance(self.shard, OwnShards)
+
+    def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
+        shard = self.shard
+        if not isinstance(shard, IterableDatasetShard):
+            shard = IterableDatasetShard(
+                self.dataset, self.batch_size, self.drop_last, even_batches=False, uneven="weigh"
+            )
+        self._stream = StreamWithReceipts(shard, self.num_workers, persistent=self.persistent_workers)
+        arguments["collate_fn"] = CollateWithReceipt(self.collate_fn, batched=self.batch_size is not None)
+        if self.worker_init_fn is not None:
+            arguments["worker_init_fn"] = StartWorker(self.worker_init_fn)
+        if self._reads_for_all:
+            arguments["worker_init_fn"] = OnlyRankInWorker(arguments.get("worker_init_fn"))
+        return DataLoader(self._stream, **data_arguments(self, None), **arguments)
+
+    def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
+        if self._stream is None:
+            walked = self._walk(start, order)
+            return self._compare_orders(walked) if self._may_differ() else walked
+        read = self._read_in_step if isinstance(self._stream.shard, OwnShards) else self._read
+        return read(self._stream, start, order)
+
+    def _may_differ(self) -> bool:
+        """Return True if each rank draws its own indices from a sampler that is not one of torch's."""
+        shard = self.shard
+        return self.check_ranks and isinstance(shard, BatchSamplerShard) and 1 < shard.num_processes == world_size()
+
+    def _compare_orders(self, deliveries: Iterator[Delivery]) -> Iterator[Delivery]:
+        """Yield what the loop draws, after a comparison of the indices with which it begins on each rank."""
+        first = next(deliveries, None)
+        assert isinstance(self.shard, BatchSamplerShard)
+        drawn = self.shard.first_round
+        if drawn is not None:
+            mine = hashlib.blake2b(repr(drawn).encode(), digest_size=7).digest()
+            by_rank = [number for (number,) in gather_numbers([int.from_bytes(mine, "little")])]
+            others = [rank for rank, number in enumerate(by_rank) if number != by_rank[0]]
+            if others and not self._has_told_of_orders:
+                self._has_told_of_orders = True
+                tell_of_orders(others)
+        if first is not None:
+            yield first
+            yield from deliveries
+
+    def _read(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield the batches of an iterable data set that every rank reads as a whole."""
+        consumed = self._consumed_streams(start)
+        full = (stream.shard.per_rank,) * stream.shard.num_processes
+        full_round = Round(full, full, full)
+        fetched = self._fetch(stream, start.epoch, [start.stream, *consumed], order)
+        skip = 0 if start else self.skip_batches
+        for (batch, receipt), is_last in look_ahead(fetched):
+            consumed[receipt.stream] = receipt.consumed
+            if skip:
+                skip -= 1
+                continue
+            position = Position(start.epoch, sum(consumed), tuple(consumed), receipt.stream)
+            yield Delivery(batch, receipt.round or full_round, is_last, position)
+
+    def _read_in_step(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
+        """Yield the batches of an iterable data set whose shards are shared out: every rank reads its own."""
+        shard = stream.shard
+        readings = Readings(start, shard.num_processes, max(1, self.num_workers))
+        fetched = self._fetch(stream, start.epoch, readings.of_rank(shard.process_index), order)
+        rule = InStep(
+            process_index=shard.process_index,
+            drop_last=shard.drop_last,
+            even_batches=shard.even_batches,
+            uneven=shard.uneven,
+        )
+        skip = 0 if start else self.skip_batches
+        for number, (batch, counts, is_last, read) in enumerate(rule.rounds(fetched)):
+            readings.note(read)
+            if number >= skip:
+                self.remainder = sum(counts.real) if is_last else -1
+                yield Delivery(batch, counts, is_last, readings.position(start.epoch))
+
+    def _fetch(
+        self, stream: StreamWithReceipts, epoch: int, reading: list[int], order: Order | None
+    ) -> Iterator[tuple[Any, Receipt]]:
+        """Yield this rank's batches from the position `reading` on: the stream read last, and the samples of each."""
+        last_stream, *consumed = reading
+        stream.order(epoch, last_stream, consumed)
+        owners = self._owners()
+        self._progress.order = order or Order.capture(owners)
+        with contextlib.nullcontext() if order is None else order.replayed(owners):
+            poses = self._reads_for_all and not self.num_workers
+            fetched = open_as_only_rank(self._open_base) if poses else self._open_base()
+            if any(consumed) and not self.num_workers:
+                # Dropped: asking for this batch makes the data set read the consumed samples.
+                next(fetched, None)
+        yield from (pair for pair in fetched if pair[1] is not None)
+
+    def _consumed_streams(self, start: Position) -> list[int]:
+        num_streams = max(1, self.num_workers)
+        if not start:
+            return [0] * num_streams
+        streams = start.streams or (start.samples,)
+        if start.stream == OWN_SHARDS:
+            raise wrong_readers(len(start.streams), "every rank, or rank 0 alone, reads the data set as a whole")
+        if len(streams) != num_streams:
+            raise ValueError(
+                f"This position was saved where {len(streams)} streams of an iterable data set were read, and with "
+                f"num_workers={self.num_workers} there are {num_streams}: each worker reads its own. Set "
+                f"num_workers={len(streams)} until the end of the epoch, or restart it with set_epoch()."
+            )
+        return list(streams)
+
+    def without_first(self, num_batches: int) -> DataLoaderShard:
+        """Return a loader of the same kind that begins `num_batches` later."""
+        return DataLoaderShard(
+            self.dataset,
+            self.device,
+            self.rng_types,
+            self.synchronized_generator,
+            self.skip_batches + num_batches,
+            self.use_stateful_dataloader,
+            self._drop_last,
+            self._non_blocking,
+            self.iteration,
+            check_ranks=self.check_ranks,
+            stack=self.active_loaders,
+            progress=self._progress,
+            **self._arguments(),
+        )
+
+
+def tell_of_orders(ranks: Sequence[int]) -> None:
+    """Show a line: these ranks draw another order than rank 0. Without a launcher, warn."""
+    text = (
+        f"the sampler draws another order on {rank_list(ranks)} than on rank 0. Each rank walks through the whole "
+        "order and takes its share, so some samples are read by several ranks and others by none, in training as in "
+        "evaluation. Draw the order from a generator that has the same seed on every rank, such as "
+        "numpy.random.default_rng(epoch)."
+    )
+    if current() is None:
+        warn_user(text)
+    else:
+        notify(text)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Epoch plans, which ranks compare before an epoch, so that they fail at once and not in step 12.
+
+
+UNKNOWN = -1
+
+
+class EpochPlan(NamedTuple):
+    """The data that a rank will read in an epoch."""
+
+    num_samples: int | None
+    """Samples of the data set; None if it has no length."""
+    num_batches: int | None
+    """Batches of all ranks; None if unknown."""
+    epoch: int
+    begins_at: int
+    """The sample of the epoch at which the rank begins."""
+    skip_batches: int
+    """Number of its own batches that the rank skips."""
+    rows: int
+    """Fingerprint of the rows that a `Subset` or a `SubsetRandomSampler` takes; 0 without either."""
+    seed: int
+    """Seed of a seedable sampler; any number otherwise."""
+
+
+def agree_on_plan(mine: EpochPlan) -> EpochPlan:
+    """Exchange plans, and return the plan with rank 0's seed; every rank must call this.
+
+    Raises:
+        RuntimeError: On every rank, if the plans differ in anything but the seed.
+    """
+    meet("iter(loader)")
+    numbers = [UNKNOWN if number is None else number for number in mine]
+    # A seed may have 64 bits without a sign.
+    numbers[-1] = mine.seed % 2**64 - 2**63
+    by_rank = gather_numbers(numbers)
+    first = by_rank[0]
+    for rank, plan in enumerate(by_rank):
+        for at, explanation in enumerate(EXPLANATIONS):
+            if plan[at] != first[at]:
+                raise RuntimeError(explanation.format(rank=rank, mine=_text(plan[at]), first=_text(first[at])))
+    return mine._replace(seed=first[-1] + 2**63)
+
+
+EXPLANATIONS = (
+    (
+        "rank {rank}'s data set has {mine} samples, rank 0's {first}: the ranks would see different data and wait "
+        "for each other at the end. Give every rank the same data set; prepare() shares it out."
+    ),
+    (
+        "rank {rank}'s loader has {mine} batches, rank 0's {first}: the ranks would wait for each other at the end. "
+        "Give every rank a loader of the same batch_size and drop_last."
+    ),
+    (
+        "rank {rank} begins epoch {mine}, rank 0 epoch {first}: the ranks would see different orders. Call "
+        "set_epoch(), and leave loops early, on every rank or on none."
+    ),
+    "rank {rank} begins at sample {mine} of the epoch, rank 0 at {first}: load the same state on every rank.",
+    (
+        "rank {rank} skips its first {mine} batches, rank 0 {first}: call skip_first_batches() with the same number "
+        "on every rank."
+    ),
+    (
+        "rank {rank}'s subset of the data has other rows than rank 0's: rows that one rank holds back for validation "
+        "would be trained on by another. Ranks draw random numbers of their own from prepare() on. Split the data "
+        "before it, or with a generator: random_split(..., generator=torch.Generator().manual_seed(0))."
+    ),
+)
+
+
+def rows_of(dataset: Any, sampler: Any = None) -> int:
+    """Return a fingerprint of the rows that a `Subset` or a `SubsetRandomSampler` takes; 0 without either."""
+    total = 0
+    takers: list[Any] = [sampler] if isinstance(sampler, SubsetRandomSampler) else []
+    while isinstance(dataset, Subset):
+        takers.append(dataset)
+        dataset = dataset.dataset
+    for taker in takers:
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # A user's own kind of indices.
+            rows = torch.as_tensor(taker.indices, dtype=torch.int64, device="cpu").flatten()
+            # The sum may run over; what is left of it still depends on each row and its place.
+            total += int((rows * torch.arange(1, len(rows) + 1, device="cpu")).sum())
+    return total % 2**63
+
+
+def _text(number: int) -> str:
+    return "an unknown number of" if number == UNKNOWN else str(number)

@@ -1,1 +1,0 @@
-"""The wording of what people read: texts, numbers and values."""
