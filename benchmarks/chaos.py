@@ -28,7 +28,7 @@ import torch.distributed as dist
 from support.report import table
 
 from notebook_launcher import Commands, launch
-from notebook_launcher.engines.process_tree import cool_down
+from notebook_launcher.engines.this_machine import cool_down
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.facade import LazyNames
 
 if TYPE_CHECKING:
-    from notebook_launcher.archive.listing import open_run as open_run
+    from notebook_launcher.archive.opening import open_run as open_run
     from notebook_launcher.archive.recorded import RecordedRun as RecordedRun
     from notebook_launcher.config import LaunchConfig as LaunchConfig
     from notebook_launcher.detached.attached_run import AttachedRun as AttachedRun
     from notebook_launcher.detached.attached_session import AttachedSession as AttachedSession
     from notebook_launcher.detached.attaching import attach as attach
     from notebook_launcher.detached.attaching import attach_session as attach_session
-    from notebook_launcher.detached.session_folders import runs as runs
+    from notebook_launcher.detached.run_listing import runs as runs
     from notebook_launcher.diagnosis.doctor import doctor as doctor
     from notebook_launcher.diagnosis.finding import Diagnosis as Diagnosis
     from notebook_launcher.diagnosis.finding import Finding as Finding

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notebook_launcher.messaging.messages import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
+from notebook_launcher.messaging.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
 
 if TYPE_CHECKING:
     import mmap

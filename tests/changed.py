@@ -61,9 +61,10 @@ def folders_for(file: Path) -> list[Path]:
             return []
         case ("benchmarks", *_):
             return []
-        case ("notebook_launcher", _):
+        case ("notebook_launcher", _) if not (ROOT / "tests" / file.stem).is_dir():
             names: tuple[str, ...] = ("foundations", "settings")
         case ("notebook_launcher", package, *_) | ("widgets" as package, *_):
+            package = package.removesuffix(".py")
             names = FOLDERS.get(package, (package,))
         case _:
             names = ("project",)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.archive.listing import LAST, open_run
+from notebook_launcher.archive.opening import LAST, open_run
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.attached_session import AttachedSession
-from notebook_launcher.detached.session_folders import live_sessions, runs
+from notebook_launcher.detached.run_listing import runs
+from notebook_launcher.detached.session_folders import live_sessions
 from notebook_launcher.history.run_folders import is_hosted, is_session
 from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.tracebacks import for_caller

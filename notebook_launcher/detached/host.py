@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.detached.hosted_run import HostedRun, on_preemption
 from notebook_launcher.detached.requests import HostOrder, HostReady, HostWaits, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_host import SessionHost
-from notebook_launcher.engines.process_tree import cool_down, take_over_server
+from notebook_launcher.engines.this_machine import cool_down, take_over_server
 from notebook_launcher.kernel.calls.call_scope import CallScope
 from notebook_launcher.kernel.ranks import Ranks
 from notebook_launcher.messaging.channel import AnonymousFile, Channel

@@ -13,7 +13,7 @@ from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_folders import check_name_is_free
-from notebook_launcher.engines.process_tree import start_host
+from notebook_launcher.engines.this_machine import start_host
 from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.calls.checks import check_call, describe_arguments

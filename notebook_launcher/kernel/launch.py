@@ -9,8 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.kernel.calls.checks import arguments_by_name, check_not_in_rank
-from notebook_launcher.kernel.run.handle import Run
-from notebook_launcher.kernel.run.thread import live_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.attached_run import AttachedRun
     from notebook_launcher.kernel.results import Results
+    from notebook_launcher.kernel.run.handle import Run
     from notebook_launcher.messaging.messages import ImageMade
 
 
@@ -121,7 +120,7 @@ def launch(
 def prewarm() -> None:
     """Start the fork server in the background, so that the first launch does not wait for the import of torch."""
     check_not_in_rank("prewarm")
-    from notebook_launcher.engines.process_tree import warm_up
+    from notebook_launcher.engines.this_machine import warm_up
 
     warm_up()
 
@@ -179,6 +178,9 @@ def live_runs() -> list[Run]:
     Detached runs are not, because hosts conduct them: `attach()` returns their handles.
     """
     check_not_in_rank("live_runs")
+    from notebook_launcher.kernel.run.handle import Run
+    from notebook_launcher.kernel.run.thread import live_threads
+
     threads = [
         thread for thread in live_threads() if not thread.data.over.is_set and not thread.data.scope.is_widget_call
     ]

@@ -7,7 +7,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.messaging.messages import MAX_RANKS
+from notebook_launcher.messaging.board_layout import MAX_RANKS
 from notebook_launcher.wording import plural, plural_verb
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from notebook_launcher.context import COMPUTING, WAITING, RunStopped, current, notify
-from notebook_launcher.messaging import messages
+from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS, apply_change
 from notebook_launcher.training.queued_work import work_recorder
 from notebook_launcher.training.recording.profiling import UpdateProfile
@@ -60,15 +60,15 @@ class Safepoint:
         self._fence = fence
         """Keeps this rank from running ahead of its peers' view of the board."""
         options: dict[str, Any] = {"chooses": context.rank == 0, "lead": fence.lead if context.num_processes > 1 else 0}
-        self._saves_agreed = Agreement(_slot(context, "save", messages.SAVE_CHOICE), **options)
-        self._stop_agreed = Agreement(_slot(context, "stop", messages.STOP_CHOICE), **options)
+        self._saves_agreed = Agreement(_slot(context, "save", board_layout.SAVE_CHOICE), **options)
+        self._stop_agreed = Agreement(_slot(context, "stop", board_layout.STOP_CHOICE), **options)
         self._seen = 0
         """The last request for a checkpoint that was carried out."""
         self._saves = False
         """True if a checkpoint is due."""
         self._stop_at: int | None = None
         """Number of the update after which all ranks stop; None: no stop was requested."""
-        self._changes_agreed = Agreement(_slot(context, "change", messages.CHANGE_CHOICE), **options)
+        self._changes_agreed = Agreement(_slot(context, "change", board_layout.CHANGE_CHOICE), **options)
         self._num_changes = 0
         """Number of the last change that was carried out."""
         self._carried_out: bytes | bytearray = b""
@@ -99,16 +99,16 @@ class Safepoint:
         context = self._context
         if context.safepoint is not self and not self._claim(context):
             return
-        asked = context.board[messages.ASKED]
+        asked = context.board[board_layout.ASKED]
         if asked != self._carried_out:
             self._agree(asked)
 
     def _agree(self, asked: bytes | bytearray) -> None:
         """Agree with the other ranks on what the kernel has asked for."""
-        saves, num_new = asked[messages.SAVES_ASKED], asked[messages.CHANGES_ASKED] - self._num_changes
+        saves, num_new = asked[board_layout.SAVES_ASKED], asked[board_layout.CHANGES_ASKED] - self._num_changes
         num_new %= 256
         must_save, must_change = saves != self._seen, 0 < num_new < MAX_NEW_CHANGES
-        must_stop = asked[messages.STOP_FLAG] == messages.STOP_TOGETHER
+        must_stop = asked[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER
         self._carried_out = b"" if must_save or must_stop or must_change else asked
         if must_save:
             self._agree_to_save(saves)
@@ -125,7 +125,7 @@ class Safepoint:
         self._seen, self._saves, self._stop_at, self.is_due = 0, False, None, False
         self._num_changes = self._changes_due = 0
         self._carried_out = b""
-        context.board[messages.HAS_SAFEPOINT] = 1
+        context.board[board_layout.HAS_SAFEPOINT] = 1
         return True
 
     def _agree_to_save(self, asked: int) -> None:

@@ -163,7 +163,7 @@ RULES = [
         who=(f"{PACKAGE}.machine",),
         only=(
             *STANDARD_LIBRARY,
-            *(f"{PACKAGE}.{name}" for name in ("errors", "machine", "messaging.messages", "wording")),
+            *(f"{PACKAGE}.{name}" for name in ("errors", "machine", "messaging.board_layout", "wording")),
         ),
         reason="what a machine has is known without a launch",
     ),
@@ -295,6 +295,16 @@ RULES = [
 
 
 CIRCLES: dict[frozenset[str], str] = {
+    frozenset(
+        {
+            "archive.listing",
+            "archive.opening",
+            "archive.table_view",
+            "widgets.runs.comparison",
+            "widgets.runs.readers",
+            "widgets.runs.runs_table",
+        }
+    ): "a list of runs shows itself as a table, whose comparison opens runs of the list",
     frozenset({"training.recording.device_phases", "training.recording.phases"}): (
         "a clock that is pickled arrives as the clock of its new process, which may be that of a GPU"
     ),
@@ -486,7 +496,7 @@ def _facade_order(name: str) -> tuple[bool, bool, str]:
 
 def test_public_names_are_sorted_and_exist():
     modules = [importlib.import_module(name) for name, path in MODULES.items() if "__all__" in path.read_text("utf-8")]
-    assert len(modules) > 200
+    assert len(modules) > 100
     unsorted = [
         module.__name__ for module in modules if [*module.__all__] != sorted(set(module.__all__), key=_facade_order)
     ]

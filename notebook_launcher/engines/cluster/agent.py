@@ -33,7 +33,7 @@ from notebook_launcher.engines.engine import FromRank, RankLost, SupervisorLost
 from notebook_launcher.engines.fork_server_handle import fork_server, start_by_spawn
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.errors import ResourceError
-from notebook_launcher.messaging import messages
+from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import AnonymousFile
 from notebook_launcher.messaging.links import Link, LinkError
 from notebook_launcher.processes.libraries import signal_at_parents_death
@@ -249,9 +249,9 @@ class Agent:
         memory, first, num = tree.board.memory, ranks[0], len(ranks)
         return node_records.NodeState(
             self._epoch,
-            bool(memory[messages.HAS_SAFEPOINT]),
-            bytes(memory[messages.COOPERATIVE + first : messages.COOPERATIVE + first + num]),
-            bytes(memory[messages.ACTIVITY + first : messages.ACTIVITY + first + num]),
+            bool(memory[board_layout.HAS_SAFEPOINT]),
+            bytes(memory[board_layout.COOPERATIVE + first : board_layout.COOPERATIVE + first + num]),
+            bytes(memory[board_layout.ACTIVITY + first : board_layout.ACTIVITY + first + num]),
             {rank: size for rank in ranks if (size := tree.memory(rank)) is not None},
             {rank: dataclasses.astuple(pulse) for rank, pulse in tree.pulses(ranks).items()},
         )

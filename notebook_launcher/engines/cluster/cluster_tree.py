@@ -26,7 +26,7 @@ from notebook_launcher.engines.cluster.connections import in_time_of_kernel
 from notebook_launcher.engines.cluster.node_records import unpack_event
 from notebook_launcher.engines.engine import FromRank, NodeLost, RankLost, SupervisorLost, Woken
 from notebook_launcher.machine.allocation import ranks_by_node
-from notebook_launcher.messaging import messages
+from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import anonymous_file
 from notebook_launcher.travel.changed_modules import is_local
 
@@ -340,7 +340,7 @@ class RelayedMemory:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
-        self._memory = bytearray(messages.BOARD_SIZE)
+        self._memory = bytearray(board_layout.BOARD_SIZE)
         self._epoch = 0
         self._numbers = itertools.count(1)
         self._held: collections.deque[_HeldWrite] = collections.deque()
@@ -385,8 +385,8 @@ class RelayedMemory:
         """Take over what ranks of one node have written, unless the board was cleared since."""
         if state.epoch != self._epoch:
             return
-        self._memory[messages.HAS_SAFEPOINT] |= state.has_safepoint
-        for first, values in ((messages.COOPERATIVE, state.cooperative), (messages.ACTIVITY, state.activities)):
+        self._memory[board_layout.HAS_SAFEPOINT] |= state.has_safepoint
+        for first, values in ((board_layout.COOPERATIVE, state.cooperative), (board_layout.ACTIVITY, state.activities)):
             self._memory[first + ranks[0] : first + ranks[0] + len(values)] = values
 
 

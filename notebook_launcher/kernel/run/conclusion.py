@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher.engines.process_tree import is_cold
+from notebook_launcher.engines.this_machine import is_cold
 from notebook_launcher.errors import (
     ConfigError,
     InternalError,

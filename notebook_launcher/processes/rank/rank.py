@@ -31,7 +31,7 @@ from notebook_launcher.context import (
     newest_seeding,
 )
 from notebook_launcher.errors import ResourceError, ReturnValueError
-from notebook_launcher.messaging import messages
+from notebook_launcher.messaging import board_layout, messages
 from notebook_launcher.messaging.channel import Channel, anonymous_file
 from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.afterimport import after_import
@@ -112,7 +112,7 @@ class _RankProcess:
         self._replacer = travel.Replacer(after_import)
         self._settings = travel.KernelSettings(travel.read_settings() if is_fork else None, after_import)
         os.environ.update(torchrun_environment(start.setup, start.rank))
-        board = mmap.mmap(start.board_fd, messages.BOARD_SIZE)
+        board = mmap.mmap(start.board_fd, board_layout.BOARD_SIZE)
         enter(
             RankContext(
                 rank=start.rank,

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.context import current
-from notebook_launcher.messaging.messages import FORWARDS, STEPS
+from notebook_launcher.messaging.board_layout import FORWARDS, STEPS
 from notebook_launcher.training.parallelism.unit_order import NUMBERS, distance, own_context
 from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
 from notebook_launcher.training.rank_check.check import Bulletin

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from notebook_launcher.context import RankContext, call_id, current
-from notebook_launcher.messaging.messages import COLLECTIVES, NUM_KEPT, ORDERS
+from notebook_launcher.messaging.board_layout import COLLECTIVES, NUM_KEPT, ORDERS
 from notebook_launcher.training.accumulation.member_kinds import (
     held_places,
     hold_zeros,

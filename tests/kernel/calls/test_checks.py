@@ -19,7 +19,7 @@ from notebook_launcher import (
     notebook_launch,
 )
 from notebook_launcher.kernel.calls.checks import check_call, check_not_in_rank
-from notebook_launcher.messaging import messages
+from notebook_launcher.messaging import board_layout
 from notebook_launcher.wording import name_of
 
 
@@ -206,7 +206,7 @@ def test_rank_cannot_launch() -> None:
         pid=0,
         settings=LaunchConfig().training_settings(),
         send=lambda _record: None,
-        board=bytearray(messages.BOARD_SIZE),
+        board=bytearray(board_layout.BOARD_SIZE),
         rendezvous=None,  # type: ignore[arg-type] # Nothing joins a group here.
     )
     context.enter(own)

@@ -23,7 +23,7 @@ from notebook_launcher.kernel.run.ladder import (
     Ladder,
     Rung,
 )
-from notebook_launcher.messaging import messages
+from notebook_launcher.messaging import board_layout, messages
 from tests.support.outcomes import BOOM, LOST_PEER, raised_record, returned_record
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Tree:
     def __init__(self, num_processes: int = 3, *, many_calls: bool = False) -> None:
         plan = make_plan(LaunchConfig(num_processes=num_processes, devices="cpu"))
         self.setup = plan.setup(many_calls=many_calls)
-        self.board = Board(bytearray(messages.BOARD_SIZE))
+        self.board = Board(bytearray(board_layout.BOARD_SIZE))
         self.pids = {rank: 100 + rank for rank in range(num_processes)}
         self.log: list[Any] = []
         self.sent: list[tuple[int, object]] = []
@@ -191,10 +191,10 @@ def test_stop_interrupts_ranks_that_read_no_board_and_asks_others_first(clock: C
     call.attempt.stop()
     assert call.act() == [((0, 1, 2), signal.SIGINT)]
     asked = Call(clock).start()
-    asked.tree.board.memory[messages.COOPERATIVE + 1] = 1
+    asked.tree.board.memory[board_layout.COOPERATIVE + 1] = 1
     asked.attempt.stop()
     assert asked.act() == []
-    assert asked.tree.board.memory[messages.STOP_FLAG] == messages.STOP_EACH
+    assert asked.tree.board.memory[board_layout.STOP_FLAG] == board_layout.STOP_EACH
     assert asked.attempt.rung is Rung.ASK
     assert asked.act(USER_BUDGETS[Rung.ASK]) == [((0, 1, 2), signal.SIGINT)]
     assert asked.act(USER_BUDGETS[Rung.INTERRUPT]) == [((0, 1, 2), signal.SIGTERM)]
@@ -264,9 +264,9 @@ def test_session_kills_one_rank_in_place_of_terminating_all(clock: Clock) -> Non
 def test_stop_after_the_step_sends_no_signal(clock: Clock) -> None:
     call = Call(clock).start()
     assert not call.attempt.requests.ask_to_stop(call.attempt.state.unsettled)
-    call.tree.board.memory[messages.COOPERATIVE] = 1
+    call.tree.board.memory[board_layout.COOPERATIVE] = 1
     assert call.attempt.requests.ask_to_stop(call.attempt.state.unsettled)
-    assert call.tree.board.memory[messages.STOP_FLAG] == messages.STOP_TOGETHER
+    assert call.tree.board.memory[board_layout.STOP_FLAG] == board_layout.STOP_TOGETHER
     assert (call.act(1000), call.attempt.rung) == ([], Rung.ASK)
     call.fail(0)
     assert call.attempt.state.outcomes[0].after_stop
@@ -387,12 +387,12 @@ def test_changes_reach_all_ranks_before_the_board_announces_them(clock: Clock) -
     call = Call(clock, Tree(2)).start()
     requests, memory = call.attempt.requests, call.tree.board.memory
     assert not requests.ask_to_change("pause")
-    memory[messages.HAS_SAFEPOINT] = 1
+    memory[board_layout.HAS_SAFEPOINT] = 1
     assert requests.ask_to_change("set", {"lr": 0.1})
     assert call.tree.sent == [(rank, messages.Change(number=1, action="set", values={"lr": 0.1})) for rank in range(2)]
-    assert memory[messages.CHANGES_ASKED] == 1
+    assert memory[board_layout.CHANGES_ASKED] == 1
     assert requests.ask_to_save()
-    assert memory[messages.SAVES_ASKED] == 1
+    assert memory[board_layout.SAVES_ASKED] == 1
     call.attempt.note_change(messages.Changed(time=clock.now, update=3, action="pause", values={}))
     assert requests.ask_to_save()  # Paused ranks read their channels, not the board.
-    assert (memory[messages.SAVES_ASKED], memory[messages.CHANGES_ASKED]) == (1, 2)
+    assert (memory[board_layout.SAVES_ASKED], memory[board_layout.CHANGES_ASKED]) == (1, 2)

@@ -12,7 +12,7 @@ import pytest
 
 from notebook_launcher import LaunchConfig
 from notebook_launcher.context import RankContext, begin_call, enter
-from notebook_launcher.messaging.messages import BOARD_SIZE, STEPS
+from notebook_launcher.messaging.board_layout import BOARD_SIZE, STEPS
 from notebook_launcher.training.parallelism.forward_check import (
     IN_WRITING,
     MAX_AHEAD,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from notebook_launcher import LaunchConfig
 from notebook_launcher.context import RankContext, RunStopped
-from notebook_launcher.messaging import messages
+from notebook_launcher.messaging import board_layout
 from notebook_launcher.training.requests import Safepoint, Steering, UpdateFence
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class World:
         """Begin before the first update; with several nodes, each rank has a node and a board of its own."""
         self.pid = os.getpid()
         self.num_nodes = num_nodes
-        boards = [bytearray(messages.BOARD_SIZE) for _ in range(num_nodes)]
+        boards = [bytearray(board_layout.BOARD_SIZE) for _ in range(num_nodes)]
         self.boards = boards if num_nodes > 1 else boards * len(fences)
         self.on_its_way: list[Callable[[], None]] = []
         """Requests that have not arrived on a board yet, in the order of their arrival."""
@@ -171,9 +171,9 @@ class World:
 
 def write(board: bytearray, request: str) -> None:
     if request == SAVE:
-        board[messages.SAVES_ASKED] = (board[messages.SAVES_ASKED] + 1) % 256
+        board[board_layout.SAVES_ASKED] = (board[board_layout.SAVES_ASKED] + 1) % 256
     else:
-        board[messages.STOP_FLAG] = messages.STOP_TOGETHER
+        board[board_layout.STOP_FLAG] = board_layout.STOP_TOGETHER
 
 
 def fenced(rank: Rank) -> UpdateFence:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, Session, launch, notebook_launch, report, track
 from notebook_launcher.errors import CallOrderError, RunStoppedError
-from notebook_launcher.messaging import messages
+from notebook_launcher.messaging import board_layout
 from tests.support.run_state import data_of
 from tests.support.waiting import until
 
@@ -275,7 +275,7 @@ class SlowMemory:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.memory[index] = value
-        if index == messages.STOP_FLAG:
+        if index == board_layout.STOP_FLAG:
             time.sleep(0.5)
 
     def __getattr__(self, name: str) -> Any:
