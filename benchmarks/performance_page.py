@@ -11,6 +11,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = RESULTS.parents[1] / "docs" / "performance.md"
 THEMES = (
     "launch",
+    "kernel_imports",
     "large",
     "cluster",
     "step_overhead",

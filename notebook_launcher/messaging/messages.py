@@ -162,6 +162,7 @@ class Setup:
     num_processes: int
     start_method: str
     environ: dict[str, str]
+    """The environment of the ranks; on another machine what is added to its own."""
     sys_path: list[str]
     argv: list[str]
     cwd: str

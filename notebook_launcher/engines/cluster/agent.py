@@ -303,7 +303,7 @@ def _carried(event: Event) -> Any:
 
 
 def _at_home(setup: messages.Setup, interface: str) -> messages.Setup:
-    """Return the settings for ranks of this node: its own environment and import path, with what the kernel adds."""
+    """Return the settings for ranks of this node: its own import path and environment, in which `env=` wins."""
     missing = [entry for entry in setup.sys_path if Path(entry).is_dir() and entry not in sys.path]
     return dataclasses.replace(
         setup,

@@ -172,6 +172,7 @@ class Weighing:
             # No gradient needs the correction yet, but a second backward of this block will.
             window.close(self._num_data_ranks)
             return self._num_data_ranks * mine / (window.world_weight or 1.0)
+        # What a full window would hold; `Window.close` corrects it by what the window held.
         factor = mine / (window.num_steps * window.unit)
         return factor * window.correction if is_corrected else factor
 

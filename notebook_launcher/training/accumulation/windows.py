@@ -280,6 +280,8 @@ class Window:
     def close(self, num_ranks: int, world_weight: float | torch.Tensor | None = None) -> None:
         """Set the correction of the window that ends: the weight of a full window by the weight that it held.
 
+        `Weighing.count_and_weigh` has divided each loss by the former, and `Weighing.correct` multiplies by this.
+
         Args:
             num_ranks: Ranks whose weights are summed.
             world_weight: The sum of all ranks' weights; None: `weigh` has summed it.
