@@ -15,7 +15,7 @@ function render({ model, el }) {
     if (data.isKnown) grid.paint(data);
   };
   const frames = new FrameLoop(() => readTheme(root), paint);
-  const grid = new CurveGrid(frames, new CurveOptions(), (message) => model.send(message));
+  const grid = new CurveGrid(frames, new CurveOptions(), (message) => model.send(message), false);
   const tables = h("div", {});
   // HTML of this package's own, in which every text is escaped.
   tables.innerHTML = model.get("tables");
