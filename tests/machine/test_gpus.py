@@ -78,7 +78,7 @@ def test_one_of_several_kinds_of_cards_is_chosen_by_its_uuid(library: Path) -> N
 
 @needs_compiler
 def test_slices_of_all_partitioned_gpus_are_listed(library: Path, tmp_path: Path) -> None:
-    program = "from notebook_launcher.machine import nvml; print(nvml.find_slices())"
+    program = "from notebook_launcher.machine import devices; print(devices.find_slices())"
     env = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "['MIG-cccc']\n"

@@ -22,15 +22,15 @@ int cuInit(unsigned flags) { if (!owner) owner = getpid(); return owner == getpi
 FORKS = """
 import ctypes, dataclasses, torch
 from notebook_launcher import ConfigError, LaunchConfig
-from notebook_launcher.kernel.calls import fork_check
+from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.plan import make_plan
 plan = dataclasses.replace(make_plan(LaunchConfig(start_method="fork", threads_per_process=1)), gpus=(0,))
-print(fork_check.adapt(plan) is plan)
+print(checks.adapt(plan) is plan)
 driver = ctypes.CDLL("libcuda.so.1")
-print(fork_check.adapt(plan) is plan)
+print(checks.adapt(plan) is plan)
 driver.cuInit(0)  # as CuPy or JAX would
 try:
-    fork_check.adapt(plan)
+    checks.adapt(plan)
 except ConfigError as error:
     print(error)
 """

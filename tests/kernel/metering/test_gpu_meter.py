@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 PROGRAM = """
 import ctypes, threading, time
 from notebook_launcher import launch
-from notebook_launcher.kernel.metering import gpu_meter
+from notebook_launcher.kernel import metering
 from notebook_launcher.machine import devices
 from notebook_launcher.widgets.monitor.feed import Feed
 left_open = ctypes.CDLL("libnvidia-ml.so.1").num_left_open
-gpu_meter.INTERVAL = 60
+metering.GPU_INTERVAL = 60
 
 gpus = devices.detect().gpus
 print([(gpu.index, gpu.name, gpu.total_memory, gpu.free_memory, gpu.capability) for gpu in gpus], left_open())
@@ -33,7 +33,7 @@ def wait():
     for _ in track(range(10**6)): time.sleep(0.01)
 
 run = launch(wait, 3, devices="cpu", output="none")
-run._data.gpus = gpu_meter.GpuMeter((1, 0))  # This torch may have no CUDA: then no rank gets one by itself.
+run._data.gpus = metering.GpuMeter((1, 0))  # This torch may have no CUDA: then no rank gets one by itself.
 first = run.snapshot().ranks
 again = run.snapshot().ranks
 run._data.gpus._looked_at -= 60

@@ -22,10 +22,10 @@ def keep_one_processor_busy(seconds: float) -> None:
 
 
 def test_memory_and_load_of_a_run_are_sampled_kept_and_sent_to_the_page(tmp_path: Path) -> None:
-    run = launch(keep_one_processor_busy, 1, args=(2.3,), runs_folder=str(tmp_path), output="none", monitor=False)
+    run = launch(keep_one_processor_busy, 1, args=(3.4,), runs_folder=str(tmp_path), output="none", monitor=False)
     run.result(50)
     usage = run.snapshot().usage[0]
-    assert len(usage.times) >= 2
+    assert len(usage.times) >= 3
     assert usage.times[0] >= 1.0
     assert all(memory is not None and memory > 10**7 for memory in usage.memory)
     assert usage.load[0] is None
@@ -33,9 +33,9 @@ def test_memory_and_load_of_a_run_are_sampled_kept_and_sent_to_the_page(tmp_path
     kept = open_run(tmp_path / run.id).snapshot().usage[0]
     assert kept.memory == usage.memory
     assert kept.load == tuple(load if load is None else round(load, 3) for load in usage.load)
-    sent = {curve["name"]: curve for curve in Feed(run).reset()["usage"]}
+    sent = {plot["title"]: plot for plot in Feed(run).reset()["usage"]}
     assert list(sent) == ["memory, GB", "load, processors"]
-    assert len(sent["memory, GB"]["values"]) == len(usage.times)
+    assert len(sent["memory, GB"]["lines"][0]["y"]) == len(usage.times)
 
 
 def test_samples_of_a_long_run_are_bounded_and_keep_their_peaks() -> None:

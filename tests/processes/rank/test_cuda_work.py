@@ -81,8 +81,8 @@ def test_gpu_is_chosen_before_the_call_is_unpacked(monkeypatch: pytest.MonkeyPat
 
 def test_without_cuda_there_is_nothing_to_wait_for_and_nothing_is_broken() -> None:
     program = (
-        "from notebook_launcher.processes.rank import cuda_work\ncuda_work.finish()\nimport torch\ncuda_work.finish()\n"
-        "print(cuda_work.is_broken())"
+        "from notebook_launcher.processes.rank import user_function\nuser_function.finish()\nimport torch\n"
+        "user_function.finish()\nprint(user_function.is_broken())"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
