@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import accelerate_yaml, engine_choice, option_checks
-from notebook_launcher.settings import training_settings as launch_environment
 from notebook_launcher.settings.option_checks import CHOICES, NUMBERS
-from notebook_launcher.settings.training_settings import TrainingSettings
+from notebook_launcher.settings.training_settings import TrainingSettings, check_environment, check_no_contradiction
 from notebook_launcher.wording import bounded, is_secret, one_line, type_of
 
 if TYPE_CHECKING:
@@ -184,8 +183,8 @@ class LaunchConfig:
         put("tags", option_checks.check_tags(self.tags))
         put("runs_folder", option_checks.check_folder("runs_folder", self.runs_folder))
         option_checks.check_setup(self.setup)
-        put("env", launch_environment.check_environment(self.env))
-        launch_environment.check_no_contradiction(self.env, self)
+        put("env", check_environment(self.env))
+        check_no_contradiction(self.env, self)
 
     @classmethod
     def build(cls, config: LaunchConfig | None, options: Mapping[str, Any]) -> LaunchConfig:

@@ -62,9 +62,9 @@ def allocate(
     )
 
 
-def rank_limit(machine: Machine) -> int:
-    """Return the largest number of ranks that a launch may have on a machine."""
-    return min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * machine.num_cores), MAX_RANKS)
+def rank_limit(num_cores: int) -> int:
+    """Return the largest number of ranks that a launch may have on a machine with so many cores."""
+    return min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * num_cores), MAX_RANKS)
 
 
 def _choose_gpus(devices: tuple[int, ...] | str | None, machine: Machine) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def _choose_gpus(devices: tuple[int, ...] | str | None, machine: Machine) -> tup
 
 
 def _check_number(num_processes: int, machine: Machine) -> None:
-    limit = rank_limit(machine)
+    limit = rank_limit(machine.num_cores)
     if num_processes > limit:
         raise ConfigError(
             f"num_processes={num_processes} is too many for this machine: it has {plural(machine.num_cores, 'core')}, "
@@ -243,7 +243,7 @@ def _names_by_rank(nodes: Sequence[NodeInfo], parts: Sequence[tuple[int, ...]]) 
 
 
 def _check_number_on_nodes(node: NodeInfo, num_ranks: int, num_processes: int) -> None:
-    limit = min(max(MIN_RANK_LIMIT, MAX_RANKS_PER_CORE * node.num_cores), MAX_RANKS)
+    limit = rank_limit(node.num_cores)
     if num_ranks > limit or num_processes > MAX_RANKS:
         raise ConfigError(
             f"num_processes={num_processes} is too many: node {node.node} ({node.host}) would get {num_ranks}, it has "

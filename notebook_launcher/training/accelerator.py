@@ -11,9 +11,9 @@ import torch
 
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
-from notebook_launcher.training.accumulation import members as synchronisation
 from notebook_launcher.training.accumulation.gradient_state import GradientState
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
+from notebook_launcher.training.accumulation.members import sync_next, without_sync
 from notebook_launcher.training.accumulation.verify import check_accumulation
 from notebook_launcher.training.checkpoints.models import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
@@ -517,11 +517,11 @@ class Accelerator:
             raise ValueError(
                 f"no_sync({type(model).__name__}): nothing in it was prepared. Pass the model that prepare() returned."
             )
-        return synchronisation.without_sync(members)
+        return without_sync(members)
 
     def trigger_sync_in_backward(self, model: Any) -> AbstractContextManager[None]:
         """Let the next backward synchronise all gathered gradients, though its forward ran under `no_sync`."""
-        return synchronisation.sync_next(self._prepared.members.inside(model))
+        return sync_next(self._prepared.members.inside(model))
 
     def backward(self, loss: torch.Tensor, weight: Any = None, *, reduction: str = "mean", **kwargs: Any) -> None:
         """Compute gradients; at the end of a window they are the gradients of the mean loss over the whole window.

@@ -40,7 +40,7 @@ def describe_gpu(at: int, gpu: GPU) -> str:
 
 def processes_hint(machine: Machine, plan: Plan | None) -> str:
     """Return a hint: the number of processes for an empty field, and the largest number."""
-    most = f"{rank_limit(machine)} at most"
+    most = f"{rank_limit(machine.num_cores)} at most"
     if plan is not None and plan.use_gpu:
         return f"Automatic: {len(plan.config.devices or machine.gpus)}, one for each GPU; {most}"
     return f"{most} on {_cores(machine)}"
@@ -50,7 +50,7 @@ def misfits(machine: Machine, config: LaunchConfig) -> dict[str, str]:
     """Return the options that the machine cannot satisfy, each with what to do instead; none for other machines."""
     if config.engine is not None:
         return {}
-    found, num, limit = {}, config.num_processes or 1, rank_limit(machine)
+    found, num, limit = {}, config.num_processes or 1, rank_limit(machine.num_cores)
     chosen = config.devices if isinstance(config.devices, tuple) else ()
     missing = [at for at in chosen if at >= len(machine.gpus)]
     if num > limit:

@@ -38,9 +38,8 @@ from notebook_launcher.processes.afterimport import after_import
 from notebook_launcher.processes.failures import KeptFailure, describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, inbox, rank_process, user_function
-from notebook_launcher.processes.rank import rendezvous as group_functions
 from notebook_launcher.processes.rank.inbox import Inbox
-from notebook_launcher.processes.rank.rendezvous import Rendezvous, torchrun_environment
+from notebook_launcher.processes.rank.rendezvous import Rendezvous, replace_group_functions, torchrun_environment
 from notebook_launcher.processes.rank.user_function import LocalModules, call_function, exit_code
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
     rank_process.redirect_output(start)
     if start.setup.start_method == "spawn":
         # Forked ranks inherit torch and this change to torch from their parent.
-        group_functions.replace_group_functions()
+        replace_group_functions()
     else:
         inherited.forget_parent(start.setup.start_method)
     return serve_kernel(start, Rendezvous(start.rank, start.setup), inherited_call)
