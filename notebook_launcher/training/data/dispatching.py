@@ -11,16 +11,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.training.data import wire
-from notebook_launcher.training.data.iterables import OnlyRankInWorker, open_as_only_rank
+from notebook_launcher.training.data.iterables import OnlyRankInWorker
 from notebook_launcher.training.data.loader import (
     Delivery,
-    LoaderSettings,
     PreparedLoader,
     data_arguments,
     look_ahead,
     without_label,
 )
-from notebook_launcher.training.data.position import LoaderProgress, Order, Position, generator_owners
+from notebook_launcher.training.data.position import Order, Position, generator_owners
 from notebook_launcher.training.data.rows import (
     CountedBatch,
     CountingCollate,
@@ -37,8 +36,6 @@ from notebook_launcher.wording import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from notebook_launcher.training.data.active_loaders import ActiveLoaders
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -58,18 +55,14 @@ class DataLoaderDispatcher(PreparedLoader):
     Args:
         dataset: As `DataLoader`'s.
         split_batches: True if every batch is cut among the ranks; False: each rank gets whole ones.
-        skip_batches: Number of rounds that are left out at the start of each epoch.
-        use_stateful_dataloader: Accepted; these loaders always know their position.
+        skip_batches: See `PreparedLoader`, as for all that is not here.
         slice_fn: See `Portions.slice_fn`.
-        iteration: The first epoch's number.
-        device: Device that batches are moved to; None: they are not moved.
         num_processes: Number of ranks that share the data; None: all.
         even_batches: See `Portions`.
         uneven: See `Portions`; `"leave"` is as `even_batches`, since Accelerate always evens out here.
-        stack: Loaders that are being iterated; the loader is among them while it is iterated.
-        progress: Progress of the loader whose rest this loader reads; None: a new one.
-        kwargs: As `DataLoader`'s.
     """
+
+    OWN = ("split_batches", "slice_fn", "num_processes", "even_batches", "uneven")
 
     def __init__(
         self,
@@ -80,35 +73,25 @@ class DataLoaderDispatcher(PreparedLoader):
         _drop_last: bool = False,
         _non_blocking: bool = False,
         slice_fn: Callable[..., Any] | None = None,
-        iteration: int = 0,
         *,
-        device: torch.device | str | int | None = None,
         num_processes: int | None = None,
         even_batches: bool = True,
         uneven: str = "leave",
-        stack: ActiveLoaders | None = None,
-        progress: LoaderProgress | None = None,
         **kwargs: Any,
     ) -> None:
         self.slice_fn = slice_fn
         self.even_batches = even_batches
         self.uneven = uneven
-        self.use_stateful_dataloader = use_stateful_dataloader
         self._split_batches = split_batches
         self._has_drawn_seed = False
         """True once this rank, which does not read, has drawn the seed of rank 0's workers."""
         self._num_processes = world_size() if num_processes is None else num_processes
         super().__init__(
             dataset,
-            LoaderSettings(
-                device=device,
-                skip_batches=skip_batches,
-                drop_last=_drop_last,
-                non_blocking=_non_blocking,
-                iteration=iteration,
-                active_loaders=stack,
-                progress=progress,
-            ),
+            skip_batches=skip_batches,
+            use_stateful_dataloader=use_stateful_dataloader,
+            _drop_last=_drop_last,
+            _non_blocking=_non_blocking,
             **kwargs,
         )
 
@@ -136,7 +119,6 @@ class DataLoaderDispatcher(PreparedLoader):
 
     @property
     def _reads_for_all(self) -> bool:
-        """True if rank 0 reads a stream for other ranks, too."""
         return self.num_processes > 1 and isinstance(self.dataset, IterableDataset)
 
     def _portions(self) -> Portions:
@@ -258,11 +240,8 @@ class DataLoaderDispatcher(PreparedLoader):
         self, start: Position, order: Order | None, *, keeps_first: bool
     ) -> tuple[list[CountedBatch], Iterator[tuple[CountedBatch, int]]]:
         """Return the first round of an epoch that is read from its middle on, and the batches from there on."""
-        owners = self._owners()
-        self._progress.order = order or Order.capture(owners)
-        with contextlib.nullcontext() if order is None else order.replayed(owners):
-            poses = self._reads_for_all and not self.num_workers
-            fetched = map(counted, open_as_only_rank(self._open_base) if poses else self._open_base())
+        with self._opened_stream(order) as opened:
+            fetched = map(counted, opened)
             first = list(itertools.islice(fetched, self._fetched_per_round)) if start and keeps_first else []
             batches = itertools.chain(first, fetched)
             rest = _read_past(batches, start.samples)
@@ -282,26 +261,6 @@ class DataLoaderDispatcher(PreparedLoader):
             first = list(map(counted, itertools.islice(without_label(fetched), self._fetched_per_round)))
         before.restore_generators(owners)
         return first
-
-    def without_first(self, num_batches: int) -> DataLoaderDispatcher:
-        """Return a loader of the same kind that begins `num_batches` later."""
-        return DataLoaderDispatcher(
-            self.dataset,
-            self.split_batches,
-            self.skip_batches + num_batches,
-            self.use_stateful_dataloader,
-            self._drop_last,
-            self._non_blocking,
-            self.slice_fn,
-            self.iteration,
-            device=self.device,
-            num_processes=self.num_processes,
-            even_batches=self.even_batches,
-            uneven=self.uneven,
-            stack=self.active_loaders,
-            progress=self._progress,
-            **self._arguments(),
-        )
 
 
 def _with_samples(batches: Iterable[CountedBatch], samples: int) -> Iterator[tuple[CountedBatch, int]]:

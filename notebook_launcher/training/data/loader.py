@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch.autograd import _profiler_enabled
@@ -18,6 +18,7 @@ from notebook_launcher import reporting
 from notebook_launcher.context import current, step_boundary
 from notebook_launcher.messaging.board_layout import STOP_FLAG
 from notebook_launcher.training.data.active_loaders import ActiveLoaders
+from notebook_launcher.training.data.iterables import open_as_only_rank
 from notebook_launcher.training.data.position import (
     LoaderProgress,
     LoaderState,
@@ -43,6 +44,8 @@ from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from typing_extensions import Self
 
     from notebook_launcher.training.data.rows import Round
 
@@ -124,17 +127,44 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
 
     A prepared loader has the attributes of the loader that it was made from; `base_dataloader` does the fetching. Many
     of its methods are there because users and other libraries call them on torch's and Accelerate's loaders.
+
+    Args:
+        dataset: As `DataLoader`'s.
+        device: Device that batches are moved to; None: they are not moved.
+        skip_batches: Number of batches, or of rounds, that are left out at the start of each epoch.
+        use_stateful_dataloader: Accepted; these loaders always know their position.
+        iteration: The first epoch's number.
+        stack: Loaders that are being iterated; the loader is among them while it is iterated. None: it is alone.
+        progress: Progress of the loader whose rest this loader reads; None: a new one.
+        kwargs: As `DataLoader`'s.
     """
 
-    def __init__(self, dataset: Any, settings: LoaderSettings, **kwargs: Any) -> None:
+    OWN: ClassVar[tuple[str, ...]] = ()
+    """The arguments of the kind of loader, which are its attributes of the same names."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        device: torch.device | str | int | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        iteration: int = 0,
+        stack: ActiveLoaders | None = None,
+        progress: LoaderProgress | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(dataset, **kwargs)
-        self.device = settings.device
-        self.skip_batches = settings.skip_batches
-        self.active_loaders = ActiveLoaders() if settings.active_loaders is None else settings.active_loaders
-        self._drop_last = settings.drop_last
-        self._non_blocking = settings.non_blocking
-        first, progress = settings.iteration, settings.progress
-        self._progress = LoaderProgress(first, Position(first)) if progress is None else progress
+        self.device = device
+        self.skip_batches = skip_batches
+        self.use_stateful_dataloader = use_stateful_dataloader
+        self.active_loaders = ActiveLoaders() if stack is None else stack
+        self._drop_last = _drop_last
+        """True if the user's loader drops a last batch that is not full."""
+        self._non_blocking = _non_blocking
+        self._progress = LoaderProgress(iteration, Position(iteration)) if progress is None else progress
         """The epoch and position, which the loader of an epoch's rest shares."""
         self._is_rest = progress is not None
         """True if `skip_first_batches` has made this loader from another one."""
@@ -204,15 +234,42 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         finally:
             base.generator = own
 
+    @contextlib.contextmanager
+    def _opened_stream(self, order: Order | None) -> Iterator[Iterator[Any]]:
+        """Open `base_dataloader` over an iterable data set; in the block, generators are as when `order` was drawn."""
+        owners = self._owners()
+        self._progress.order = order or Order.capture(owners)
+        with contextlib.nullcontext() if order is None else order.replayed(owners):
+            poses = self._reads_for_all and not self.num_workers
+            yield open_as_only_rank(self._open_base) if poses else self._open_base()
+
+    @property
+    @abstractmethod
+    def _reads_for_all(self) -> bool:
+        """True if this rank reads a stream of which other ranks take parts."""
+
     @property
     def _has_seeded_workers(self) -> bool:
         base = self.base_dataloader
         return base.persistent_workers and (self._progress.has_seeded_workers or base._iterator is not None)  # noqa: SLF001
 
-    def _arguments(self) -> dict[str, Any]:
-        """Return the arguments that make a loader of the same data."""
+    def without_first(self, num_batches: int) -> Self:
+        """Return a loader of the same kind that begins `num_batches` later."""
         indices = None if isinstance(self.dataset, IterableDataset) else sampler_chain(self)[0]
-        return {**data_arguments(self, indices), **fetching_arguments(self)}
+        return type(self)(
+            self.dataset,
+            device=self.device,
+            skip_batches=self.skip_batches + num_batches,
+            use_stateful_dataloader=self.use_stateful_dataloader,
+            _drop_last=self._drop_last,
+            _non_blocking=self._non_blocking,
+            iteration=self.iteration,
+            stack=self.active_loaders,
+            progress=self._progress,
+            **{name: getattr(self, name) for name in self.OWN},
+            **data_arguments(self, indices),
+            **fetching_arguments(self),
+        )
 
     @abstractmethod
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
@@ -580,7 +637,7 @@ def _describe(*batches: tuple[int, int]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The settings of prepared loaders, each as one value that functions pass on.
+# The settings of prepared loaders, as one value that functions pass on.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -637,26 +694,6 @@ class SharingSettings:
     def policy(self) -> dict[str, Any]:
         """The arguments with which a shard treats the last round."""
         return {"even_batches": self.even_batches, "uneven": self.uneven}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderSettings:
-    """The settings of any prepared loader, besides the arguments of torch's `DataLoader`."""
-
-    device: torch.device | str | int | None
-    """Device that batches are moved to; None: they are not moved."""
-    skip_batches: int
-    """Batches, or rounds, that are left out at the start of each epoch."""
-    drop_last: bool
-    """True if the user's loader drops a last batch that is not full."""
-    non_blocking: bool
-    """True if batches are copied to a GPU while the one before is computed on."""
-    iteration: int
-    """The first epoch's number."""
-    active_loaders: ActiveLoaders | None
-    """Loaders that are being iterated; the loader is among them while it is iterated. None: it is alone."""
-    progress: LoaderProgress | None
-    """Progress of the loader whose rest this loader reads; None: a new one."""
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -21,11 +21,10 @@ from notebook_launcher.training.data.iterables import (
     Readings,
     StartWorker,
     StreamWithReceipts,
-    open_as_only_rank,
     wrong_readers,
 )
-from notebook_launcher.training.data.loader import Delivery, LoaderSettings, PreparedLoader, data_arguments, look_ahead
-from notebook_launcher.training.data.position import LoaderProgress, Order, Position
+from notebook_launcher.training.data.loader import Delivery, PreparedLoader, data_arguments, look_ahead
+from notebook_launcher.training.data.position import Order, Position
 from notebook_launcher.training.data.rows import Round
 from notebook_launcher.training.data.samplers import SeedableRandomSampler, length_of, sampler_chain
 from notebook_launcher.training.data.sharding import BatchSamplerShard
@@ -39,7 +38,6 @@ from notebook_launcher.wording import rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from notebook_launcher.training.data.active_loaders import ActiveLoaders
     from notebook_launcher.training.data.iterables import Receipt
 
 
@@ -51,18 +49,14 @@ class DataLoaderShard(PreparedLoader):
 
     Args:
         dataset: As `DataLoader`'s.
-        device: Device that batches are moved to; None: they are not moved.
+        device: See `PreparedLoader`, as for all that is not here.
         rng_types: Generators that every rank takes from rank 0 before each epoch (`synchronize_rng_states`).
         synchronized_generator: The generator that `"generator"` means.
-        skip_batches: Number of batches that are left out at the start of each epoch.
-        use_stateful_dataloader: Accepted; these loaders always know their position.
-        iteration: The first epoch's number.
         check_ranks: True if ranks compare their epoch plans before each epoch. If so, all of them must begin each
             loop.
-        stack: Loaders that are being iterated; the loader is among them while it is iterated.
-        progress: Progress of the loader whose rest this loader reads; None: a new one.
-        kwargs: As `DataLoader`'s.
     """
+
+    OWN = ("rng_types", "synchronized_generator", "check_ranks")
 
     def __init__(
         self,
@@ -72,34 +66,22 @@ class DataLoaderShard(PreparedLoader):
         synchronized_generator: torch.Generator | None = None,
         skip_batches: int = 0,
         use_stateful_dataloader: bool = False,
-        _drop_last: bool = False,
-        _non_blocking: bool = False,
-        iteration: int = 0,
         *,
         check_ranks: bool = True,
-        stack: ActiveLoaders | None = None,
-        progress: LoaderProgress | None = None,
         **kwargs: Any,
     ) -> None:
         self.rng_types = rng_types
         self.synchronized_generator = synchronized_generator
         self.check_ranks = check_ranks
-        self.use_stateful_dataloader = use_stateful_dataloader
         self._has_told_of_orders = False
         """True once the user was told that ranks draw different orders."""
         self._stream: StreamWithReceipts | None = None
         """The iterable data set as `base_dataloader` reads it; None for a map-style data set."""
         super().__init__(
             dataset,
-            LoaderSettings(
-                device=device,
-                skip_batches=skip_batches,
-                drop_last=_drop_last,
-                non_blocking=_non_blocking,
-                iteration=iteration,
-                active_loaders=stack,
-                progress=progress,
-            ),
+            device=device,
+            skip_batches=skip_batches,
+            use_stateful_dataloader=use_stateful_dataloader,
             **kwargs,
         )
 
@@ -164,7 +146,6 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def _reads_for_all(self) -> bool:
-        """True if this rank reads a stream of which other ranks take parts."""
         return isinstance(self.shard, IterableDatasetShard) and not isinstance(self.shard, OwnShards)
 
     def _make_stream(self, arguments: dict[str, Any]) -> DataLoader[Any]:
@@ -248,11 +229,7 @@ class DataLoaderShard(PreparedLoader):
         """Yield this rank's batches from the position `reading` on: the stream read last, and the samples of each."""
         last_stream, *consumed = reading
         stream.order(epoch, last_stream, consumed)
-        owners = self._owners()
-        self._progress.order = order or Order.capture(owners)
-        with contextlib.nullcontext() if order is None else order.replayed(owners):
-            poses = self._reads_for_all and not self.num_workers
-            fetched = open_as_only_rank(self._open_base) if poses else self._open_base()
+        with self._opened_stream(order) as fetched:
             if any(consumed) and not self.num_workers:
                 # Dropped: asking for this batch makes the data set read the consumed samples.
                 next(fetched, None)
@@ -272,24 +249,6 @@ class DataLoaderShard(PreparedLoader):
                 f"num_workers={len(streams)} until the end of the epoch, or restart it with set_epoch()."
             )
         return list(streams)
-
-    def without_first(self, num_batches: int) -> DataLoaderShard:
-        """Return a loader of the same kind that begins `num_batches` later."""
-        return DataLoaderShard(
-            self.dataset,
-            self.device,
-            self.rng_types,
-            self.synchronized_generator,
-            self.skip_batches + num_batches,
-            self.use_stateful_dataloader,
-            self._drop_last,
-            self._non_blocking,
-            self.iteration,
-            check_ranks=self.check_ranks,
-            stack=self.active_loaders,
-            progress=self._progress,
-            **self._arguments(),
-        )
 
 
 def tell_of_orders(ranks: Sequence[int]) -> None:
