@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE
 from notebook_launcher.training.process.environment import flag
@@ -21,28 +21,35 @@ if TYPE_CHECKING:
 
 
 PREFIX = "ACCELERATE_DEEPSPEED_"
-KEYS = {
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_clipping": "gradient_clipping",
-    "zero_stage": "zero_optimization.stage",
-    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-    "offload_param_device": "zero_optimization.offload_param.device",
-}
-"""Arguments of the plugin, each with its key in a file."""
-VARIABLES = {
-    "gradient_accumulation_steps": STEPS_VARIABLE,
-    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
-    "zero_stage": f"{PREFIX}ZERO_STAGE",
-    "offload_optimizer_device": f"{PREFIX}OFFLOAD_OPTIMIZER_DEVICE",
-    "offload_param_device": f"{PREFIX}OFFLOAD_PARAM_DEVICE",
+
+
+class Argument(NamedTuple):
+    """One argument of the plugin that is also a key of a file."""
+
+    key: str
+    variable: str
+    """The variable of Accelerate's that holds it, if neither the call nor the file does."""
+    default: Any
+    older_key: str = ""
+    """The key of older files, which is true or false."""
+
+
+AUTO = "auto"
+"""The value of a key that the call, and not the file, decides."""
+ZERO = "zero_optimization"
+ARGUMENTS = {
+    "gradient_accumulation_steps": Argument("gradient_accumulation_steps", STEPS_VARIABLE, AUTO),
+    "gradient_clipping": Argument("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", AUTO),
+    "zero_stage": Argument(f"{ZERO}.stage", f"{PREFIX}ZERO_STAGE", 2),
+    "offload_optimizer_device": Argument(
+        f"{ZERO}.offload_optimizer.device", f"{PREFIX}OFFLOAD_OPTIMIZER_DEVICE", "none", f"{ZERO}.cpu_offload"
+    ),
+    "offload_param_device": Argument(
+        f"{ZERO}.offload_param.device", f"{PREFIX}OFFLOAD_PARAM_DEVICE", "none", f"{ZERO}.cpu_offload_param"
+    ),
 }
 DEVICES = ("none", "cpu")
 STAGES = (0, 1, 2, 3)
-OLD_OFFLOADS = {
-    "offload_optimizer_device": "zero_optimization.cpu_offload",
-    "offload_param_device": "zero_optimization.cpu_offload_param",
-}
-"""The keys of older files, which are true or false."""
 NO_NVME = (
     "offloading to NVMe has no counterpart in torch. Use the device 'cpu', or run DeepSpeed itself, with "
     "deepspeed.initialize in the function."
@@ -102,13 +109,17 @@ class DeepSpeedPlugin:
         if self.enable_msamp:
             raise ValueError("enable_msamp=True: fp8 by MS-AMP has no counterpart. Use mixed_precision='bf16'.")
         self._check_offloads()
-        if from_file and value_at(self.deepspeed_config, KEYS["zero_stage"]) is None and self.zero_stage is None:
+        if (
+            from_file
+            and value_at(self.deepspeed_config, ARGUMENTS["zero_stage"].key) is None
+            and self.zero_stage is None
+        ):
             raise ValueError(
                 f"{_name_of(self.hf_ds_config)} has no zero_optimization.stage. Add "
                 '`"zero_optimization": {"stage": 2}`, or pass DeepSpeedPlugin(zero_stage=2).'
             )
-        for name, key in KEYS.items():
-            self._settle(name, key)
+        for name, argument in ARGUMENTS.items():
+            self._settle(name, argument)
         self.check()
 
     @property
@@ -148,21 +159,21 @@ class DeepSpeedPlugin:
         if self.offload_optimizer_device == "cpu" and stage == 0:
             raise ValueError("offload_optimizer_device='cpu' needs zero_stage=1, 2 or 3, not 0.")
 
-    def _settle(self, name: str, key: str) -> None:
+    def _settle(self, name: str, row: Argument) -> None:
         """Settle one argument and the file's key, and write the value into both."""
-        argument, in_file = getattr(self, name), value_at(self.deepspeed_config, key)
-        if in_file is None and name in OLD_OFFLOADS and value_at(self.deepspeed_config, OLD_OFFLOADS[name]):
+        argument, in_file = getattr(self, name), value_at(self.deepspeed_config, row.key)
+        if in_file is None and row.older_key and value_at(self.deepspeed_config, row.older_key):
             in_file = "cpu"
         if argument not in (None, AUTO) and in_file not in (None, AUTO) and _whole(argument) != _whole(in_file):
             raise ValueError(
-                f"DeepSpeedPlugin({name}={argument!r}) and {key}={in_file!r} in {_name_of(self.hf_ds_config)} differ. "
-                'Pass one of them, or write "auto" into the file.'
+                f"DeepSpeedPlugin({name}={argument!r}) and {row.key}={in_file!r} in {_name_of(self.hf_ds_config)} "
+                'differ. Pass one of them, or write "auto" into the file.'
             )
         value = in_file if argument in (None, AUTO) else argument
         if value in (None, AUTO):
-            value = _from_environment(name)
+            value = _from_environment(name, row)
         setattr(self, name, value)
-        _write(self.deepspeed_config, key, value)
+        _write(self.deepspeed_config, row.key, value)
 
     def _check_offloads(self) -> None:
         for name in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
@@ -207,18 +218,17 @@ def _contents(text: str) -> str:
         raise ValueError(f"hf_ds_config={text!r}: there is no such file. Pass a path from {Path.cwd()}.") from None
 
 
-def _from_environment(name: str) -> Any:
-    default = {"zero_stage": 2, "offload_optimizer_device": "none", "offload_param_device": "none"}.get(name, AUTO)
-    text = os.environ.get(VARIABLES[name])
+def _from_environment(name: str, row: Argument) -> Any:
+    text = os.environ.get(row.variable)
     if text is None or name == "gradient_accumulation_steps":
-        return default  # the Accelerator reads the variable of the steps itself
+        return row.default  # the Accelerator reads the variable of the steps itself
     if name == "zero_stage":
         return _whole(text)
     if name == "gradient_clipping" and text != AUTO:
         try:
             return float(text)
         except ValueError:
-            raise ValueError(f"{VARIABLES[name]}={text!r} must be a number or auto.") from None
+            raise ValueError(f"{row.variable}={text!r} must be a number or auto.") from None
     return text
 
 
@@ -252,137 +262,87 @@ def _name_of(given: Any) -> str:
 # --------------------------------------------------------------------------------------------------------------------
 # The keys of a DeepSpeed file: some are carried out by torch, some only tune DeepSpeed, and some are refused.
 #
-# The lists follow DeepSpeed 0.19 (`deepspeed/runtime/config.py` and `deepspeed/runtime/zero/config.py`). A key with a
+# The table follows DeepSpeed 0.19 (`deepspeed/runtime/config.py` and `deepspeed/runtime/zero/config.py`). A key with a
 # dot is inside a section: `zero_optimization.stage`.
 
 
-AUTO = "auto"
-"""The value of a key that the call, and not the file, decides."""
+class Refusal(NamedTuple):
+    """A key that would change the training and has no counterpart."""
 
-CARRIED_OUT = frozenset(
-    (
-        "bf16.enabled",
-        "bfloat16.enabled",
-        "fp16.auto_cast",
-        "fp16.enabled",
-        "fp16.initial_scale_power",
-        "fp16.loss_scale",
-        "fp16.loss_scale_window",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "optimizer",
-        "scheduler",
-        "torch_autocast.dtype",
-        "torch_autocast.enabled",
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "zero_optimization.cpu_offload",
-        "zero_optimization.cpu_offload_param",
-        "zero_optimization.offload_optimizer.device",
-        "zero_optimization.offload_param.device",
-        "zero_optimization.stage",
-    )
-)
-"""Keys with a meaning here."""
+    advice: str
+    """What to write instead."""
+    harmless: Any = None
+    """A value that asks for nothing."""
 
-LEFT_OUT = frozenset(
-    (
-        "activation_checkpointing",
-        "aio",
-        "autotuning",
-        "bf16",
-        "bfloat16",
-        "checkpoint",
-        "comms_logger",
-        "compile",
-        "csv_monitor",
-        "dataloader_drop_last",
-        "disable_allgather",
-        "dump_state",
-        "flops_profiler",
-        "fp16",
-        "graph_harvesting",
-        "memory_breakdown",
-        "monitor_config",
-        "seq_parallel_comm_data_type",
-        "steps_per_print",
-        "tensorboard",
-        "torch_autocast",
-        "use_data_before_expert_parallelism",
-        "vocabulary_size",
-        "wall_clock_breakdown",
-        "wandb",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "zero_optimization",
-    )
-)
-"""Keys, or whole sections, that tune or log DeepSpeed's own engine. They change no number of the training."""
 
-MEANINGLESS = frozenset(
-    (
-        "fp16.auto_cast",
-        "fp16.consecutive_hysteresis",
-        "fp16.fused_mode",
-        "fp16.hysteresis",
-        "fp16.min_loss_scale",
-        "steps_per_print",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-    )
-)
-"""Of these, the keys that no line names, because their absence does not matter."""
-
+CARRIED_OUT = "torch carries it out"
+TUNING = "it tunes or logs DeepSpeed's own engine, a whole section if it is one, and changes no number of the training"
+UNTOLD = "as TUNING, and no line names it, because its absence does not matter"
 SHARDS = "ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)"
 IN_CODE = "Write it in the training function"
-REFUSED = {
-    "amp": 'apex is not used. Use `"bf16": {"enabled": true}`',
-    "communication_data_type": "Use fsdp_plugin=FullyShardedDataParallelPlugin(mixed_precision_policy="
-    "MixedPrecisionPolicy(reduce_dtype=...))",
-    "compression_training": f"Compression has no counterpart. {IN_CODE} with torchao",
-    "curriculum_learning": f"{IN_CODE}, as a sampler of the data loader",
-    "data_efficiency": f"{IN_CODE}, as a sampler of the data loader",
-    "data_types.grad_accum_dtype": "Gradients are kept in the dtype of the weights, which is float32. Leave it out",
-    "eigenvalue": IN_CODE,
-    "elasticity": "Ranks do not come and go. Use notebook_launch(..., max_restarts=...)",
-    "fp16.fp16_master_weights_and_grads": "Weights are kept in float32. Leave it out",
-    "fp8": 'Use mixed_precision="bf16"',
-    "gradient_predivide_factor": "Gradients are averaged exactly. Leave it out",
-    "hybrid_engine": "Generate with the prepared model inside torch.no_grad()",
-    "inference": "Generate with the prepared model inside torch.no_grad()",
-    "moe": "Experts are sharded like other weights. Leave it out",
-    "msamp": 'Use mixed_precision="bf16"',
-    "pipeline": f"Pipeline parallelism has no counterpart. Shard the weights instead: {SHARDS}",
-    "prescale_gradients": "Gradients are averaged exactly. Leave it out",
-    "progressive_layer_drop": IN_CODE,
-    "quantize_training": f"{IN_CODE} with torchao",
-    "sequence_parallel_size": "Sequence parallelism has no counterpart. Use activation checkpointing",
-    "sparse_attention": f"{IN_CODE} with torch.nn.attention.flex_attention",
-    "sparse_gradients": "Use torch.nn.Embedding(sparse=False), which is the default",
-    "tensor_parallel": "Use ParallelismConfig(tp_size=...) beside the plugin",
-    "weight_quantization": f"{IN_CODE} with torchao",
-    "zero_optimization.mics_shard_size": f"Shards within groups of ranks are {SHARDS}",
-    "zero_optimization.offload_optimizer.ratio": "The optimizer's state is offloaded as a whole. Leave it out",
-    "zero_optimization.zenflow": 'Use `"offload_optimizer": {"device": "cpu"}` alone',
-    "zero_optimization.zero_hpz_partition_size": f"Shards within groups of ranks are {SHARDS}",
-    "zero_optimization.zero_quantized_gradients": "Use a bf16 reduction: FullyShardedDataParallelPlugin("
-    "mixed_precision_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))",
-    "zero_optimization.zero_quantized_nontrainable_weights": f"{IN_CODE} with torchao",
-    "zero_optimization.zero_quantized_weights": 'Use mixed_precision="bf16", which gathers weights in bf16',
-    "zero_optimization.zeropp_loco_param": "Leave it out",
+TAKEN = {
+    CARRIED_OUT: """
+        bf16.enabled bfloat16.enabled fp16.auto_cast fp16.enabled fp16.initial_scale_power fp16.loss_scale
+        fp16.loss_scale_window gradient_accumulation_steps gradient_clipping optimizer scheduler
+        torch_autocast.dtype torch_autocast.enabled train_batch_size train_micro_batch_size_per_gpu
+        zero_optimization.cpu_offload zero_optimization.cpu_offload_param zero_optimization.offload_optimizer.device
+        zero_optimization.offload_param.device zero_optimization.stage""",
+    TUNING: """
+        activation_checkpointing aio autotuning bf16 bfloat16 checkpoint comms_logger compile csv_monitor
+        dataloader_drop_last disable_allgather dump_state flops_profiler fp16 graph_harvesting memory_breakdown
+        monitor_config seq_parallel_comm_data_type tensorboard torch_autocast use_data_before_expert_parallelism
+        vocabulary_size wall_clock_breakdown wandb zero_optimization""",
+    UNTOLD: """
+        fp16.consecutive_hysteresis fp16.fused_mode fp16.hysteresis fp16.min_loss_scale steps_per_print
+        zero_allow_untested_optimizer zero_force_ds_cpu_optimizer""",
 }
-"""Keys that would change the training and have no counterpart, each with what to write instead."""
-HARMLESS_VALUES: Mapping[str, Any] = {
-    "communication_data_type": "fp32",
-    "data_types.grad_accum_dtype": "fp32",
-    "gradient_predivide_factor": 1.0,
-    "sequence_parallel_size": 1,
-    "tensor_parallel": {"autotp_size": 0},
-    "zero_optimization.mics_shard_size": -1,
-    "zero_optimization.offload_optimizer.ratio": 1.0,
-    "zero_optimization.zero_hpz_partition_size": 1,
+KEYS: Mapping[str, str | Refusal] = {
+    **{key: kind for kind, keys in TAKEN.items() for key in keys.split()},
+    "amp": Refusal('apex is not used. Use `"bf16": {"enabled": true}`'),
+    "communication_data_type": Refusal(
+        "Use fsdp_plugin=FullyShardedDataParallelPlugin(mixed_precision_policy=MixedPrecisionPolicy(reduce_dtype=...))",
+        harmless="fp32",
+    ),
+    "compression_training": Refusal(f"Compression has no counterpart. {IN_CODE} with torchao"),
+    "curriculum_learning": Refusal(f"{IN_CODE}, as a sampler of the data loader"),
+    "data_efficiency": Refusal(f"{IN_CODE}, as a sampler of the data loader"),
+    "data_types.grad_accum_dtype": Refusal(
+        "Gradients are kept in the dtype of the weights, which is float32. Leave it out", harmless="fp32"
+    ),
+    "eigenvalue": Refusal(IN_CODE),
+    "elasticity": Refusal("Ranks do not come and go. Use notebook_launch(..., max_restarts=...)"),
+    "fp16.fp16_master_weights_and_grads": Refusal("Weights are kept in float32. Leave it out"),
+    "fp8": Refusal('Use mixed_precision="bf16"'),
+    "gradient_predivide_factor": Refusal("Gradients are averaged exactly. Leave it out", harmless=1.0),
+    "hybrid_engine": Refusal("Generate with the prepared model inside torch.no_grad()"),
+    "inference": Refusal("Generate with the prepared model inside torch.no_grad()"),
+    "moe": Refusal("Experts are sharded like other weights. Leave it out"),
+    "msamp": Refusal('Use mixed_precision="bf16"'),
+    "pipeline": Refusal(f"Pipeline parallelism has no counterpart. Shard the weights instead: {SHARDS}"),
+    "prescale_gradients": Refusal("Gradients are averaged exactly. Leave it out"),
+    "progressive_layer_drop": Refusal(IN_CODE),
+    "quantize_training": Refusal(f"{IN_CODE} with torchao"),
+    "sequence_parallel_size": Refusal(
+        "Sequence parallelism has no counterpart. Use activation checkpointing", harmless=1
+    ),
+    "sparse_attention": Refusal(f"{IN_CODE} with torch.nn.attention.flex_attention"),
+    "sparse_gradients": Refusal("Use torch.nn.Embedding(sparse=False), which is the default"),
+    "tensor_parallel": Refusal("Use ParallelismConfig(tp_size=...) beside the plugin", harmless={"autotp_size": 0}),
+    "weight_quantization": Refusal(f"{IN_CODE} with torchao"),
+    "zero_optimization.mics_shard_size": Refusal(f"Shards within groups of ranks are {SHARDS}", harmless=-1),
+    "zero_optimization.offload_optimizer.ratio": Refusal(
+        "The optimizer's state is offloaded as a whole. Leave it out", harmless=1.0
+    ),
+    "zero_optimization.zenflow": Refusal('Use `"offload_optimizer": {"device": "cpu"}` alone'),
+    "zero_optimization.zero_hpz_partition_size": Refusal(f"Shards within groups of ranks are {SHARDS}", harmless=1),
+    "zero_optimization.zero_quantized_gradients": Refusal(
+        "Use a bf16 reduction: FullyShardedDataParallelPlugin("
+        "mixed_precision_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))"
+    ),
+    "zero_optimization.zero_quantized_nontrainable_weights": Refusal(f"{IN_CODE} with torchao"),
+    "zero_optimization.zero_quantized_weights": Refusal('Use mixed_precision="bf16", which gathers weights in bf16'),
+    "zero_optimization.zeropp_loco_param": Refusal("Leave it out"),
 }
-"""Values of refused keys that ask for nothing."""
 
 
 def check_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -393,20 +353,17 @@ def check_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
     """
     left_out: list[str] = []
     for key, value in _leaves(config):
-        known = next((name for name in _with_sections(key) if name in REFUSED), None)
-        if known is not None:
-            if (
-                not is_off(value)
-                and value not in (AUTO, HARMLESS_VALUES.get(known))
-                and not _section_is_off(config, known)
-            ):
+        rows = {name: KEYS[name] for name in _with_sections(key) if name in KEYS}
+        name, refusal = next(((name, row) for name, row in rows.items() if isinstance(row, Refusal)), ("", None))
+        if refusal is not None:
+            if not (is_off(value) or value in (AUTO, refusal.harmless) or _section_is_off(config, name)):
                 raise ValueError(
                     f"DeepSpeed's {key}={value!r} has no counterpart, and torch carries these settings out. "
-                    f"{REFUSED[known]}; or run DeepSpeed itself, with deepspeed.initialize in the function."
+                    f"{refusal.advice}; or run DeepSpeed itself, with deepspeed.initialize in the function."
                 )
-        elif not any(name in CARRIED_OUT for name in _with_sections(key)):
+        elif CARRIED_OUT not in rows.values():
             _check_known(key)
-            if key not in MEANINGLESS and not is_off(value) and not _section_is_off(config, key):
+            if rows.get(key) != UNTOLD and not is_off(value) and not _section_is_off(config, key):
                 left_out.append(key)
     return tuple(left_out)
 
@@ -427,7 +384,7 @@ def is_off(value: Any) -> bool:
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in config.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and value and key not in CARRIED_OUT:
+        if isinstance(value, dict) and value and KEYS.get(key) != CARRIED_OUT:
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value
@@ -447,7 +404,7 @@ def _section_is_off(config: Mapping[str, Any], key: str) -> bool:
 def _check_known(key: str) -> None:
     """Raise ValueError for a misspelt key, which DeepSpeed itself ignores."""
     section = key.split(".", maxsplit=1)[0]
-    known = {name.split(".", maxsplit=1)[0] for name in (*CARRIED_OUT, *REFUSED, *LEFT_OUT)}
+    known = {name.split(".", maxsplit=1)[0] for name in KEYS}
     close = difflib.get_close_matches(section, known, n=1, cutoff=0.85)
     if section not in known and close:
         raise ValueError(f"DeepSpeed has no setting {section!r}. Did you mean {close[0]!r}?")
