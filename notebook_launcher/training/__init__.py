@@ -83,17 +83,17 @@ if TYPE_CHECKING:
     from notebook_launcher.training.recording.histograms import histogram as histogram
     from notebook_launcher.training.recording.logging import get_logger as get_logger
     from notebook_launcher.training.recording.logging import tqdm as tqdm
-    from notebook_launcher.training.recording.trackers import AimTracker as AimTracker
-    from notebook_launcher.training.recording.trackers import ClearMLTracker as ClearMLTracker
-    from notebook_launcher.training.recording.trackers import CometMLTracker as CometMLTracker
-    from notebook_launcher.training.recording.trackers import DVCLiveTracker as DVCLiveTracker
-    from notebook_launcher.training.recording.trackers import GeneralTracker as GeneralTracker
-    from notebook_launcher.training.recording.trackers import JSONLinesTracker as JSONLinesTracker
-    from notebook_launcher.training.recording.trackers import MLflowTracker as MLflowTracker
-    from notebook_launcher.training.recording.trackers import SwanLabTracker as SwanLabTracker
-    from notebook_launcher.training.recording.trackers import TensorBoardTracker as TensorBoardTracker
-    from notebook_launcher.training.recording.trackers import TrackioTracker as TrackioTracker
-    from notebook_launcher.training.recording.trackers import WandBTracker as WandBTracker
+    from notebook_launcher.training.recording.tracker_classes import GeneralTracker as GeneralTracker
+    from notebook_launcher.training.recording.tracker_classes import JSONLinesTracker as JSONLinesTracker
+    from notebook_launcher.training.recording.tracker_classes import TensorBoardTracker as TensorBoardTracker
+    from notebook_launcher.training.recording.tracker_clients import AimTracker as AimTracker
+    from notebook_launcher.training.recording.tracker_clients import ClearMLTracker as ClearMLTracker
+    from notebook_launcher.training.recording.tracker_clients import CometMLTracker as CometMLTracker
+    from notebook_launcher.training.recording.tracker_clients import DVCLiveTracker as DVCLiveTracker
+    from notebook_launcher.training.recording.tracker_clients import MLflowTracker as MLflowTracker
+    from notebook_launcher.training.recording.tracker_clients import SwanLabTracker as SwanLabTracker
+    from notebook_launcher.training.recording.tracker_clients import TrackioTracker as TrackioTracker
+    from notebook_launcher.training.recording.tracker_clients import WandBTracker as WandBTracker
     from notebook_launcher.training.recording.trackers import register_tracker_class as register_tracker_class
     from notebook_launcher.training.unwrapping import extract_model_from_parallel as extract_model_from_parallel
 

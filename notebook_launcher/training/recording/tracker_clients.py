@@ -1,16 +1,260 @@
-"""Trackers of Comet, ClearML, Aim and DVCLive, each by its own client."""
+"""Trackers that write by a service's own client, as one table: what each does with its client.
+
+A client is imported where its tracker starts.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from notebook_launcher.training.recording.tracker_classes import ClientTracker, numbers_of, plain_values
+from notebook_launcher.training.recording.tracker_classes import GeneralTracker, as_number
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+
+class Client(NamedTuple):
+    """What a tracker does with its client. Each function gets the tracker, whose `run` is the client's own object."""
+
+    name: str
+    """The name of the tracker, of the client's module, and of the package."""
+    start: Callable[[Any], Any]
+    """Returns the client's own object for the run."""
+    configure: Callable[[Any, dict[str, Any]], object]
+    """Stores hyperparameters."""
+    log: Callable[[Any, dict[str, Any], int | None, dict[str, Any]], object]
+    """Logs values at a step, with further arguments of the client's."""
+    end: Callable[[Any], object]
+    images: Callable[[Any, dict[str, Any], int | None, dict[str, Any]], object] | None = None
+    """Logs lists of images by name; None: the client has none."""
+    table: Callable[[Any, str, TableArguments, int | None, dict[str, Any]], object] | None = None
+    """Logs a table; None: the client has none."""
+
+
+class TableArguments(NamedTuple):
+    """A table as the user gave it: columns and rows, or a frame of pandas."""
+
+    columns: list[str] | None
+    data: Sequence[Sequence[Any]] | None
+    dataframe: Any
+
+
+class ClientTracker(GeneralTracker):
+    """A tracker with the client of a service; it runs on the main process alone.
+
+    Args:
+        run_name: The project's name.
+        kwargs: Arguments of the function with which the client begins a run (`init_kwargs` of `init_trackers`).
+    """
+
+    requires_logging_directory = False
+    row: ClassVar[Client]
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.row.name
+        if cls.row.images is not None:
+            cls.log_images = _log_images  # type: ignore[attr-defined]
+        if cls.row.table is not None:
+            cls.log_table = _log_table  # type: ignore[attr-defined]
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+        self.run: Any = None
+        """The client's own object for the run; None before `start`."""
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Return True if the client is installed; it is not imported."""
+        return is_installed(cls.name)
+
+    @classmethod
+    def client(cls) -> Any:
+        """Return the client's module.
+
+        Raises:
+            ModuleNotFoundError: The client is not installed.
+        """
+        if not cls.is_available():
+            raise ModuleNotFoundError(
+                f"The tracker {cls.name!r} needs the package {cls.name}, which is not installed. "
+                f"Type %pip install {cls.name}"
+            )
+        return importlib.import_module(cls.name)
+
+    @property
+    def tracker(self) -> Any:
+        """The client's own object for the run; None before `start`."""
+        return self.run
+
+    def start(self) -> None:
+        """Begin a run in the project."""
+        self.run = self.row.start(self)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters."""
+        self.row.configure(self, values)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log values; a tensor of one element is its number, and others are left to the client, or left out."""
+        self.row.log(self, values, step, kwargs)
+
+    def finish(self) -> None:
+        """End the run, so that the client keeps nothing open; idempotent."""
+        if self.run is not None:
+            try:
+                self.row.end(self)
+            finally:
+                self.run = None
+
+
+def _log_images(self: ClientTracker, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+    """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
+    assert self.row.images is not None
+    self.row.images(self, values, step, kwargs)
+
+
+def _log_table(
+    self: ClientTracker,
+    table_name: str,
+    columns: list[str] | None = None,
+    data: Sequence[Sequence[Any]] | None = None,
+    dataframe: Any = None,
+    step: int | None = None,
+    **kwargs: Any,
+) -> None:
+    """Log a table, given as columns and rows or as a frame of pandas."""
+    assert self.row.table is not None
+    self.row.table(self, table_name, TableArguments(columns, data, dataframe), step, kwargs)
+
+
+def is_installed(module: str) -> bool:
+    """Return True if a top-level module can be imported; it is not imported."""
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return importlib.util.find_spec(module) is not None
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with each tensor or array of one element as its number; others stay as they are."""
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are numbers, for clients that take nothing else."""
+    found = {name: as_number(value) for name, value in values.items()}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def _plain(value: Any) -> Any:
+    number = as_number(value) if callable(getattr(value, "item", None)) else None
+    return value if number is None else number
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Clients of the shape of Weights & Biases: `init(project=...)`, `run.log`, `run.finish`.
+
+
+def _init_project(t: Any) -> Any:
+    return t.client().init(project=t.run_name, **t.init_kwargs)
+
+
+def _update_config(t: Any, values: dict[str, Any]) -> None:
+    t.client().config.update(values, allow_val_change=True)
+
+
+def _log_run(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    t.run.log(plain_values(values), step=step, **more)
+
+
+def _finish_run(t: Any) -> None:
+    t.run.finish()  # waits until the client has written or sent everything
+
+
+def _log_run_images(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    image = t.client().Image
+    t.run.log({name: [image(pixels) for pixels in images] for name, images in values.items()}, step=step, **more)
+
+
+class WandBTracker(ClientTracker):
+    """Writes to Weights & Biases; `tracker` is the `Run` that `wandb.init` returned.
+
+    `WANDB_MODE=offline` keeps the run on this machine; `wandb sync` sends it later.
+
+    Args:
+        run_name: The project.
+        kwargs: Arguments of `wandb.init`, such as `name`, `mode`, `tags`.
+    """
+
+    row = Client(
+        "wandb",
+        _init_project,
+        _update_config,
+        _log_run,
+        _finish_run,
+        _log_run_images,
+        lambda t, name, table, step, more: t.run.log({name: t.client().Table(**table._asdict())}, step=step, **more),
+    )
+
+
+class SwanLabTracker(ClientTracker):
+    """Writes to SwanLab; `tracker` is the run that `swanlab.init` returned.
+
+    Args:
+        run_name: The project.
+        kwargs: Arguments of `swanlab.init`, such as `mode="offline"` or `logdir`.
+    """
+
+    row = Client("swanlab", _init_project, _update_config, _log_run, _finish_run, _log_run_images)
+
+
+class TrackioTracker(ClientTracker):
+    """Writes to Trackio, which keeps its data on this machine; `tracker` is the run that `trackio.init` returned.
+
+    Args:
+        run_name: The project.
+        kwargs: Arguments of `trackio.init`, such as `name` or `space_id`.
+    """
+
+    row = Client("trackio", _init_project, lambda t, values: t.run.config.update(values), _log_run, _finish_run)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Comet, ClearML, Aim and DVCLive.
+
+
+def _log_to_comet(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    """Log numbers as metrics, dicts of numbers as several, and strings as notes."""
+    if step is not None:
+        t.run.set_step(step)
+    for name, value in plain_values(values).items():
+        if isinstance(value, (int, float)):
+            t.run.log_metric(name, value, step=step, **more)
+        elif isinstance(value, str):
+            t.run.log_other(name, value, **more)
+        elif isinstance(value, dict):
+            t.run.log_metrics(value, step=step, **more)
+
+
+def _log_comet_images(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    for name, images in values.items():
+        for image in images:
+            t.run.log_image(image, name=name, step=step, **more)
+
+
+def _log_comet_table(t: Any, name: str, table: TableArguments, step: int | None, more: dict[str, Any]) -> None:
+    """Log a table as a CSV file."""
+    if step is not None:
+        t.run.set_step(step)
+    rows = table.dataframe if table.dataframe is not None else list(table.data or ())
+    t.run.log_table(f"{name}.csv", rows, headers=table.columns or table.dataframe is not None, **more)
 
 
 class CometMLTracker(ClientTracker):
@@ -21,51 +265,61 @@ class CometMLTracker(ClientTracker):
         kwargs: Arguments of `comet_ml.start`, such as `online=False`.
     """
 
-    name = module = distribution = "comet_ml"
+    row = Client(
+        "comet_ml",
+        lambda t: t.client().start(project_name=t.run_name, **t.init_kwargs),
+        lambda t, values: t.run.log_parameters(values),
+        _log_to_comet,
+        lambda t: t.run.end(),
+        _log_comet_images,
+        _log_comet_table,
+    )
 
-    def start(self) -> None:
-        """Begin an experiment in the project."""
-        self.run = self.client().start(project_name=self.run_name, **self.init_kwargs)
 
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
-        self.run.log_parameters(values)
+def _start_task(t: Any) -> Any:
+    """Return the current task, or a new one."""
+    task = t.client().Task
+    current = task.current_task()
+    t.is_own = current is None
+    if current is not None:
+        return current
+    project = os.environ.get("CLEARML_PROJECT", t.run_name)
+    names = {"project_name": project, "task_name": os.environ.get("CLEARML_TASK", t.run_name)}
+    return task.init(**{**names, **t.init_kwargs})
 
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers as metrics, dicts of numbers as several, and strings as notes."""
-        if step is not None:
-            self.run.set_step(step)
-        for name, value in plain_values(values).items():
-            if isinstance(value, (int, float)):
-                self.run.log_metric(name, value, step=step, **kwargs)
-            elif isinstance(value, str):
-                self.run.log_other(name, value, **kwargs)
-            elif isinstance(value, dict):
-                self.run.log_metrics(value, step=step, **kwargs)
 
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
-        for name, images in values.items():
-            for image in images:
-                self.run.log_image(image, name=name, step=step, **kwargs)
+def _log_to_clearml(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    """Log the numbers among the values: as points of a curve, or without a step as single values."""
+    logger = t.run.get_logger()
+    for name, value in numbers_of(values).items():
+        if step is None:
+            logger.report_single_value(name=name, value=value, **more)
+        else:
+            title, series = _chart_of(name)
+            logger.report_scalar(title=title, series=series, value=value, iteration=step, **more)
 
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: Sequence[Sequence[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Log a table, given as columns and rows or as a frame of pandas, as a CSV file."""
-        if step is not None:
-            self.run.set_step(step)
-        rows = dataframe if dataframe is not None else list(data or ())
-        self.run.log_table(f"{table_name}.csv", rows, headers=columns or dataframe is not None, **kwargs)
 
-    def _end(self, run: Any) -> None:
-        run.end()
+def _log_clearml_images(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    for name, images in values.items():
+        title, series = _chart_of(name)
+        for number, image in enumerate(images):
+            curve = series if len(images) == 1 else f"{series}/{number}"
+            t.run.get_logger().report_image(title=title, series=curve, iteration=step, image=image, **more)
+
+
+def _log_clearml_table(t: Any, name: str, table: TableArguments, step: int | None, more: dict[str, Any]) -> None:
+    columns, data, dataframe = table
+    rows = dataframe if dataframe is not None else [*([columns] if columns else []), *(data or ())]
+    title, series = _chart_of(name)
+    t.run.get_logger().report_table(title=title, series=series, iteration=step, table_plot=rows, **more)
+
+
+def _chart_of(name: str) -> tuple[str, str]:
+    """Return the chart and curve of a metric: `train/loss` and `train_loss` are the curve train of the chart loss."""
+    for group in ("train", "eval", "test", "val"):
+        if name.startswith((f"{group}/", f"{group}_")):
+            return name[len(group) + 1 :], group
+    return name, "train"
 
 
 class ClearMLTracker(ClientTracker):
@@ -76,61 +330,36 @@ class ClearMLTracker(ClientTracker):
         kwargs: Arguments of `Task.init`.
     """
 
-    name = module = distribution = "clearml"
+    row = Client(
+        "clearml",
+        _start_task,
+        lambda t, values: t.run.connect_configuration(values),
+        _log_to_clearml,
+        lambda t: t.run.close() if t.is_own else None,  # not if it ran before `start`
+        _log_clearml_images,
+        _log_clearml_table,
+    )
 
     def __init__(self, run_name: str = "", **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
-        self._is_own = False
+        self.is_own = False
 
-    def start(self) -> None:
-        """Begin a task, or take the current one."""
-        task = self.client().Task
-        self.run = task.current_task()
-        self._is_own = self.run is None
-        if self._is_own:
-            project = os.environ.get("CLEARML_PROJECT", self.run_name)
-            names = {"project_name": project, "task_name": os.environ.get("CLEARML_TASK", self.run_name)}
-            self.run = task.init(**{**names, **self.init_kwargs})
 
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
-        self.run.connect_configuration(values)
+def _open_aim(t: Any) -> Any:
+    run = t.client().Run(repo=t.aim_repo_path, **t.init_kwargs)
+    run.name = t.run_name
+    return run
 
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the numbers among the values: as points of a curve, or without a step as single values."""
-        logger = self.run.get_logger()
-        for name, value in numbers_of(values).items():
-            if step is None:
-                logger.report_single_value(name=name, value=value, **kwargs)
-            else:
-                title, series = _chart_of(name)
-                logger.report_scalar(title=title, series=series, value=value, iteration=step, **kwargs)
 
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
-        for name, images in values.items():
-            title, series = _chart_of(name)
-            for number, image in enumerate(images):
-                curve = series if len(images) == 1 else f"{series}/{number}"
-                self.run.get_logger().report_image(title=title, series=curve, iteration=step, image=image, **kwargs)
+def _log_to_aim(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    for name, value in plain_values(values).items():
+        t.run.track(value, name=name, step=step, **more)
 
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: Sequence[Sequence[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Log a table, given as columns and rows or as a frame of pandas."""
-        rows = dataframe if dataframe is not None else [*([columns] if columns else []), *(data or ())]
-        title, series = _chart_of(table_name)
-        self.run.get_logger().report_table(title=title, series=series, iteration=step, table_plot=rows, **kwargs)
 
-    def _end(self, run: Any) -> None:
-        if self._is_own:  # not if it ran before `start`
-            run.close()
+def _log_aim_images(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    image = t.client().Image
+    for name, images in values.items():
+        t.run.track([image(pixels) for pixels in images], name=name, step=step, **more)
 
 
 class AimTracker(ClientTracker):
@@ -142,35 +371,28 @@ class AimTracker(ClientTracker):
         kwargs: Arguments of `aim.Run`.
     """
 
-    name = module = distribution = "aim"
     requires_logging_directory = True
+    row = Client(
+        "aim",
+        _open_aim,
+        lambda t, values: t.run.__setitem__("hparams", values),
+        _log_to_aim,
+        lambda t: t.run.close(),
+        _log_aim_images,
+    )
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] = ".", **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
         self.aim_repo_path = os.fspath(logging_dir)
 
-    def start(self) -> None:
-        """Begin a run in the repository."""
-        self.run = self.client().Run(repo=self.aim_repo_path, **self.init_kwargs)
-        self.run.name = self.run_name
 
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
-        self.run["hparams"] = values
-
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Track each value."""
-        for name, value in plain_values(values).items():
-            self.run.track(value, name=name, step=step, **kwargs)
-
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Track lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
-        image = self.client().Image
-        for name, images in values.items():
-            self.run.track([image(pixels) for pixels in images], name=name, step=step, **kwargs)
-
-    def _end(self, run: Any) -> None:
-        run.close()
+def _log_to_dvclive(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    """Log the numbers among the values, and count a step."""
+    if step is not None:
+        t.run.step = step
+    for name, value in numbers_of(values).items():
+        t.run.log_metric(name, value, **more)
+    t.run.next_step()
 
 
 class DVCLiveTracker(ClientTracker):
@@ -182,48 +404,64 @@ class DVCLiveTracker(ClientTracker):
         kwargs: Arguments of `dvclive.Live`, such as `dir`.
     """
 
-    name = module = distribution = "dvclive"
+    row = Client(
+        "dvclive",
+        lambda t: t.run if t.run is not None else t.client().Live(**t.init_kwargs),
+        lambda t, values: t.run.log_params(values),
+        _log_to_dvclive,
+        lambda t: t.run.end(),
+    )
 
     def __init__(self, run_name: str = "", live: Any = None, **kwargs: Any) -> None:
         super().__init__(run_name, **kwargs)
         self.run = live
 
-    def start(self) -> None:
-        """Open the folder."""
-        self.run = self.run if self.run is not None else self.client().Live(**self.init_kwargs)
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
-        self.run.log_params(values)
-
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the numbers among the values, and count a step."""
-        if step is not None:
-            self.run.step = step
-        for name, value in numbers_of(values).items():
-            self.run.log_metric(name, value, **kwargs)
-        self.run.next_step()
-
-    def _end(self, run: Any) -> None:
-        run.end()
-
-
-def _chart_of(name: str) -> tuple[str, str]:
-    """Return the chart and curve of a metric: `train/loss` and `train_loss` are the curve train of the chart loss."""
-    for group in ("train", "eval", "test", "val"):
-        if name.startswith((f"{group}/", f"{group}_")):
-            return name[len(group) + 1 :], group
-    return name, "train"
-
 
 # --------------------------------------------------------------------------------------------------------------------
-# The tracker of MLflow.
+# MLflow.
 
 
 MAX_MLFLOW_TEXT = 6000
 """Characters of a hyperparameter that MLflow keeps."""
 MAX_MLFLOW_BATCH = 100
 """Hyperparameters that MLflow takes in one request."""
+
+
+def _start_mlflow(t: Any) -> Any:
+    """Begin or continue a run in the experiment, which is created if it is new."""
+    mlflow = t.client()
+    experiment = mlflow.get_experiment_by_name(t.run_name)
+    number = (
+        mlflow.create_experiment(t.run_name, artifact_location=t.artifacts, tags=t.init_kwargs["tags"])
+        if experiment is None
+        else experiment.experiment_id
+    )
+    return mlflow.start_run(experiment_id=number, **t.init_kwargs)
+
+
+def _store_parameters(t: Any, values: dict[str, Any]) -> None:
+    """Store hyperparameters; a text that is too long for MLflow is left out with a warning."""
+    short = {name: value for name, value in values.items() if len(str(value)) <= MAX_MLFLOW_TEXT}
+    if left_out := ", ".join(name for name in values if name not in short):
+        warn_user(f"MLflow keeps {MAX_MLFLOW_TEXT} characters of a hyperparameter; left out: {left_out}.")
+    items = list(short.items())
+    for start in range(0, len(items), MAX_MLFLOW_BATCH):
+        t.client().log_params(dict(items[start : start + MAX_MLFLOW_BATCH]))
+
+
+def _log_mlflow_images(t: Any, values: dict[str, Any], step: int | None, more: dict[str, Any]) -> None:
+    for name, images in values.items():
+        for number, image in enumerate(images):
+            key = name if len(images) == 1 else f"{name}/{number}"
+            t.client().log_image(image, key=key, step=step or 0, **more)
+
+
+def _log_mlflow_table(t: Any, name: str, table: TableArguments, step: int | None, more: dict[str, Any]) -> None:
+    """Log a table as a JSON artifact."""
+    rows = table.dataframe
+    if rows is None:
+        rows = {name: [row[place] for row in table.data or ()] for place, name in enumerate(table.columns or ())}
+    t.client().log_table(rows, artifact_file=f"{name}.json" if step is None else f"{name}-{step}.json", **more)
 
 
 class MLflowTracker(ClientTracker):
@@ -242,7 +480,15 @@ class MLflowTracker(ClientTracker):
         description: The run's description.
     """
 
-    name = module = distribution = "mlflow"
+    row = Client(
+        "mlflow",
+        _start_mlflow,
+        _store_parameters,
+        lambda t, values, step, more: t.client().log_metrics(numbers_of(values), step=step, **more),
+        lambda t: t.client().end_run(),  # MLflow ends its active run
+        _log_mlflow_images,
+        _log_mlflow_table,
+    )
 
     def __init__(
         self,
@@ -264,54 +510,7 @@ class MLflowTracker(ClientTracker):
             "run_name": run_name,
             "description": description,
         }
-        self._artifacts = None if logging_dir is None else os.fspath(logging_dir)
-
-    def start(self) -> None:
-        """Begin or continue a run in the experiment, which is created if it is new."""
-        mlflow = self.client()
-        experiment = mlflow.get_experiment_by_name(self.run_name)
-        number = (
-            mlflow.create_experiment(self.run_name, artifact_location=self._artifacts, tags=self.init_kwargs["tags"])
-            if experiment is None
-            else experiment.experiment_id
-        )
-        self.run = mlflow.start_run(experiment_id=number, **self.init_kwargs)
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters; a text that is too long for MLflow is left out with a warning."""
-        short = {name: value for name, value in values.items() if len(str(value)) <= MAX_MLFLOW_TEXT}
-        if left_out := ", ".join(name for name in values if name not in short):
-            warn_user(f"MLflow keeps {MAX_MLFLOW_TEXT} characters of a hyperparameter; left out: {left_out}.")
-        items = list(short.items())
-        for start in range(0, len(items), MAX_MLFLOW_BATCH):
-            self.client().log_params(dict(items[start : start + MAX_MLFLOW_BATCH]))
-
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the numbers among the values: MLflow's metrics are numbers."""
-        self.client().log_metrics(numbers_of(values), step=step, **kwargs)
-
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log lists of images, each an array of shape (H, W) or (H, W, C) or one of Pillow's."""
-        for name, images in values.items():
-            for number, image in enumerate(images):
-                key = name if len(images) == 1 else f"{name}/{number}"
-                self.client().log_image(image, key=key, step=step or 0, **kwargs)
-
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: Sequence[Sequence[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Log a table, given as columns and rows or as a frame of pandas, as a JSON artifact."""
-        rows = dataframe
-        if dataframe is None:
-            rows = {name: [row[place] for row in data or ()] for place, name in enumerate(columns or ())}
-        file = f"{table_name}.json" if step is None else f"{table_name}-{step}.json"
-        self.client().log_table(rows, artifact_file=file, **kwargs)
+        self.artifacts = None if logging_dir is None else os.fspath(logging_dir)
 
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
         """Log a figure of matplotlib or plotly as an artifact."""
@@ -325,5 +524,14 @@ class MLflowTracker(ClientTracker):
         """Log a file."""
         self.client().log_artifact(local_path=local_path, artifact_path=artifact_path)
 
-    def _end(self, run: Any) -> None:  # noqa: ARG002 - MLflow ends its active run
-        self.client().end_run()
+
+CLIENT_TRACKERS: tuple[type[ClientTracker], ...] = (
+    AimTracker,
+    ClearMLTracker,
+    CometMLTracker,
+    DVCLiveTracker,
+    MLflowTracker,
+    SwanLabTracker,
+    TrackioTracker,
+    WandBTracker,
+)

@@ -13,19 +13,10 @@ from notebook_launcher.training.recording.tracker_classes import (
     BlankTracker,
     GeneralTracker,
     JSONLinesTracker,
-    SwanLabTracker,
     TensorBoardTracker,
-    TrackioTracker,
-    WandBTracker,
     as_number,
 )
-from notebook_launcher.training.recording.tracker_clients import (
-    AimTracker,
-    ClearMLTracker,
-    CometMLTracker,
-    DVCLiveTracker,
-    MLflowTracker,
-)
+from notebook_launcher.training.recording.tracker_clients import CLIENT_TRACKERS
 from notebook_launcher.training.user_warnings import warn_user
 from notebook_launcher.wording import unknown
 
@@ -35,37 +26,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.process.process_state import ProcessState
 
-__all__ = [
-    "TRACKER_CLASSES",
-    "AimTracker",
-    "BlankTracker",
-    "ClearMLTracker",
-    "CometMLTracker",
-    "DVCLiveTracker",
-    "GeneralTracker",
-    "JSONLinesTracker",
-    "MLflowTracker",
-    "SwanLabTracker",
-    "TensorBoardTracker",
-    "Trackers",
-    "TrackioTracker",
-    "WandBTracker",
-    "filter_trackers",
-    "register_tracker_class",
-]
-
-_OWN: tuple[type[GeneralTracker], ...] = (
-    JSONLinesTracker,
-    TensorBoardTracker,
-    AimTracker,
-    ClearMLTracker,
-    CometMLTracker,
-    DVCLiveTracker,
-    MLflowTracker,
-    SwanLabTracker,
-    TrackioTracker,
-    WandBTracker,
-)
+_OWN: tuple[type[GeneralTracker], ...] = (JSONLinesTracker, TensorBoardTracker, *CLIENT_TRACKERS)
 
 TRACKER_CLASSES: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OWN}
 """Classes by the names that `log_with` finds. The process keeps them, because as in Accelerate

@@ -11,9 +11,13 @@ import torch
 
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.recording import trackers as tracking
-from notebook_launcher.training.recording.tracker_classes import BlankTracker, GeneralTracker, JSONLinesTracker
-from notebook_launcher.training.recording.trackers import (
+from notebook_launcher.training.recording.tracker_classes import (
+    BlankTracker,
+    GeneralTracker,
+    JSONLinesTracker,
     TensorBoardTracker,
+)
+from notebook_launcher.training.recording.trackers import (
     Trackers,
     filter_trackers,
     register_tracker_class,

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_launcher import launch
-from notebook_launcher.training.recording.tracker_classes import ClientTracker, is_installed
 from notebook_launcher.training.recording.tracker_clients import (
     ClearMLTracker,
+    ClientTracker,
     CometMLTracker,
     DVCLiveTracker,
     MLflowTracker,
+    is_installed,
 )
 from notebook_launcher.training.recording.trackers import filter_trackers
 
