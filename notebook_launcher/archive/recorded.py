@@ -15,7 +15,7 @@ from notebook_launcher.history import encoding, run_files, run_folders
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.folder_files import belongs_to_another, load_json, open_folder, read_bytes, read_json
 from notebook_launcher.history.run_files import read_log_order, read_pictures
-from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunSnapshot
+from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunReader, RunSnapshot
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording import format_seconds, one_line, plural
 
@@ -32,7 +32,53 @@ TAIL = 20_000
 """Bytes of the end of each log that the picture of a run shows."""
 
 
-class RecordedRun:
+class FolderReader(RunReader):
+    """The attributes of a run with a folder that its snapshot has.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run, which keeps its output, curves and results."""
+        return self._folder
+
+    @property
+    def id(self) -> str:
+        """The run's name among all runs: the time, the function, six random digits."""
+        return self._folder.name
+
+    @property
+    def name(self) -> str:
+        """Name of the run: as edited, else as launched, else the function's name."""
+        return self.snapshot().name
+
+    @property
+    def state(self) -> RunState:
+        """State of the run, as `Run.state`, or `"lost"`: the kernel or host ended before the run did."""
+        return self.snapshot().state
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the launch; None: its ranks began with the random states of the kernel."""
+        return self.snapshot().seed
+
+    @property
+    def ranks(self) -> tuple[RankSnapshot, ...]:
+        """State of each rank."""
+        return self.snapshot().ranks
+
+    @property
+    def phases(self) -> dict[int, RankPhases]:
+        """Time that each rank spent on each phase of training, for the ranks whose Accelerator has reported any."""
+        return dict(self.snapshot().phases)
+
+
+class RecordedRun(FolderReader):
     """A run that is read from its folder; `open_run(...)` and `runs()` return it.
 
     It has the attributes of a live `Run` that describe the run, and every view accepts it. If another kernel still
@@ -48,7 +94,7 @@ class RecordedRun:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self._snapshot: RunSnapshot | None = None
         self._points: list[MetricPoint] = []
         self._offset = 0
@@ -103,21 +149,6 @@ class RecordedRun:
         return static_svg(self.snapshot(), curves, options)
 
     @property
-    def folder(self) -> Path:
-        """Folder of the run."""
-        return self._folder
-
-    @property
-    def id(self) -> str:
-        """The run's name among all runs: the time, the function, six random digits."""
-        return self._folder.name
-
-    @property
-    def name(self) -> str:
-        """Name of the run: as edited, else as launched, else the function's name."""
-        return self.snapshot().name
-
-    @property
     def tags(self) -> tuple[str, ...]:
         """Tags of the run: as edited, else as launched."""
         tags = self._edits().get("tags", self.listed().config.get("tags"))
@@ -148,16 +179,6 @@ class RecordedRun:
 
     def _edits(self) -> dict[str, Any]:
         return read_edits(self._folder)
-
-    @property
-    def state(self) -> RunState:
-        """State of the run, as `Run.state`, or `"lost"`: the kernel ended before the run did."""
-        return self.snapshot().state
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of the launch; None: its ranks began with the kernel's random states (`restore_random_states`)."""
-        return self.snapshot().seed
 
     def restore_random_states(self) -> None:
         """Give torch, NumPy and `random` in this process the states with which the run began, so that it repeats.
@@ -205,16 +226,6 @@ class RecordedRun:
             raise
         except Exception as error:
             raise RunFolderError(f"{self._folder / name} is damaged: {one_line(error, 200)}.") from error
-
-    @property
-    def ranks(self) -> tuple[RankSnapshot, ...]:
-        """State of each rank when the summary was written."""
-        return self.snapshot().ranks
-
-    @property
-    def phases(self) -> Mapping[int, RankPhases]:
-        """Time that each rank has spent on each phase, for the ranks whose Accelerator has reported any."""
-        return self.snapshot().phases
 
     def snapshot(self) -> RunSnapshot:
         """Return the summary in the folder; for a lost run, its state some seconds before the kernel ended."""

@@ -281,7 +281,7 @@ class AttachedCall(AttachedRun):
                     outcome.results.folder = None
         return outcome
 
-    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def _ask(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         if self._final is None:
             return super()._ask(method, *args, **kwargs)
         if method == "logs_since":

@@ -34,7 +34,7 @@ from notebook_launcher.kernel.failures.post_mortem import PostMortem
 from notebook_launcher.kernel.hosting import Hosting
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.run.conduct import RunConduct
-from notebook_launcher.kernel.run.handle import Run, attributes_of_runs, methods_of_runs
+from notebook_launcher.kernel.run.handle import Run
 from notebook_launcher.kernel.run.thread import RunThread
 from notebook_launcher.messaging import messages
 
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 GOODBYE = 5.0
 """Seconds after the end of the run for which clients may fetch the rest of its output. Its ending is in the folder."""
 
-OWN_METHODS = frozenset({"add_done_callback", "exception", "report", "result", "wait", "wait_in_cell"})
-"""Methods of a client that are no call in the host: by which it waits for a run, and `report`, which reads it."""
-OWN_ATTRIBUTES = frozenset({"id", "name", "seed", "state"})
-"""Attributes that a client has from the run's folder, or from a snapshot."""
-METHODS = methods_of_runs() - OWN_METHODS
-"""Methods of the run that a client may call, by name."""
-ATTRIBUTES = attributes_of_runs() - OWN_ATTRIBUTES
-"""Attributes of the run that a client may read, by name."""
+OF_THIS_PROCESS = frozenset({"last_line", "outcome", "show_late_output", "start"})
+"""Members of `Run` that belong to the process of its ranks: a client has none of them."""
+OWN = frozenset(
+    {"add_done_callback", "exception", "id", "name", "report", "result", "seed", "state", "wait", "wait_in_cell"}
+)
+"""What a client does by itself: it waits for the run, and has the rest from a snapshot or the run's folder."""
+ANSWERED = frozenset(name for name in dir(Run) if not name.startswith("_")) - OWN - OF_THIS_PROCESS
+"""Methods and attributes of the run for which a client may ask, by name."""
 
 
 class HostedRun:
@@ -194,11 +194,9 @@ class HostedRun:
                 self.is_taken = True
                 self.release()
                 return Answered(value=final)
-            case Ask(name=name, args=args, kwargs=kwargs) if name in METHODS:
-                method: Callable[..., Any] = getattr(self.run, name)
-                return Answered(value=method(*args, **kwargs))
-            case Ask(name=name) if name in ATTRIBUTES:
-                return Answered(value=getattr(self.run, name))
+            case Ask(name=name, args=args, kwargs=kwargs) if name in ANSWERED:
+                value = getattr(self.run, name)
+                return Answered(value=value(*args, **kwargs) if callable(value) else value)
         return RequestRefused(error=TypeError(f"a host does not answer {request!r}"))
 
 

@@ -109,7 +109,7 @@ class HostReady:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Call a method of the run's handle, or read an attribute: the surface of `AnyRun`, without what a client has.
+    """Call a method of the run's handle, or read an attribute: see `hosted_run.ANSWERED`.
 
     Answered, as are the records below, by `Answered` or `RequestRefused`.
     """

@@ -147,7 +147,8 @@ _KIND_OF_TYPE = {
     "notebook_launcher.training.process.process_state.ProcessState": _ALONE,
     "notebook_launcher.training.accumulation.gradient_state.GradientState": _ALONE,
     "notebook_launcher.kernel.cells.session_cells.SessionCells": _SESSION,
-    "notebook_launcher.kernel.run.handle.AnyRun": _RUN,
+    "notebook_launcher.kernel.run.handle.Run": _RUN,
+    "notebook_launcher.detached.attached_run.AttachedRun": _RUN,
     "builtins.traceback": _STACK,
     "builtins.frame": _STACK,
 }

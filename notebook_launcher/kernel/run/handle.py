@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from notebook_launcher import travel
 from notebook_launcher.archive.recorded import check_edits
 from notebook_launcher.errors import CallOrderError, check_rank
-from notebook_launcher.history.schema import RunReader
 from notebook_launcher.kernel import views
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import EVERYWHERE, CallScope, OutgoingCall
@@ -50,17 +49,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from notebook_launcher.config import LaunchConfig
-    from notebook_launcher.drawing.run_report import RunReport
+    from notebook_launcher.detached.attached_run import AttachedRun
     from notebook_launcher.engines.engine import Event
-    from notebook_launcher.history.schema import (
-        RankPhases,
-        RankSnapshot,
-        RunChange,
-        RunMetrics,
-        RunPicture,
-        RunState,
-    )
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.stacks import Samples, Stacks
     from notebook_launcher.kernel.ranks import Ranks
@@ -70,6 +60,9 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.data import RunData
     from notebook_launcher.messaging.messages import ChangeAction, ChangeSource
     from notebook_launcher.settings.changes import Wanted
+
+    AnyRun: TypeAlias = "Run | AttachedRun"
+    """A handle on a run, wherever its thread is: in this process, or in a host. Code that shows runs takes both."""
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -237,131 +230,7 @@ class SteeringHandle(LiveRunReader):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The surface that all handles on runs share.
-
-
-class AnyRun(RunReader, Protocol):
-    """A handle on a run, wherever its thread is: `Run` if it is in this process, `AttachedRun` if it is in a host.
-
-    `Run` documents what each method does. Code that shows runs takes any of them.
-    """
-
-    @property
-    def id(self) -> str:
-        """Identifier of the run."""
-
-    @property
-    def name(self) -> str:
-        """Name of the run: as edited, else as launched, else the function's name."""
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Tags of the run."""
-
-    @property
-    def notes(self) -> str:
-        """Notes that `edit` has written."""
-
-    @property
-    def config(self) -> LaunchConfig:
-        """The options as given."""
-
-    @property
-    def state(self) -> RunState:
-        """State of the run."""
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of the launch; None: its ranks began with the random states of the kernel."""
-
-    @property
-    def ranks(self) -> tuple[RankSnapshot, ...]:
-        """Present state of each rank."""
-
-    @property
-    def metrics(self) -> RunMetrics:
-        """Metrics that the ranks have reported so far."""
-
-    @property
-    def pictures(self) -> tuple[RunPicture, ...]:
-        """Images and histograms that the ranks have reported so far."""
-
-    @property
-    def phases(self) -> dict[int, RankPhases]:
-        """Time that each rank spent on each phase of training."""
-
-    @property
-    def changes(self) -> tuple[RunChange, ...]:
-        """Settings that `set` has changed so far."""
-
-    def logs(self, rank: int) -> str:
-        """Return everything that a rank has written so far."""
-
-    def report(self) -> RunReport:
-        """Return what is known of the run in plain values."""
-
-    def stacks(self) -> Stacks:
-        """Return the stack of each rank."""
-
-    def sample(self, seconds: float = 5.0, *, rate: float = 20.0) -> Samples:
-        """Sample the stacks of all ranks for a while."""
-
-    def profile(self, updates: int = 3, *, ranks: Sequence[int] = (0,)) -> Profile:
-        """Profile some updates with `torch.profiler`."""
-
-    def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
-        """Change the run's name, tags or notes."""
-
-    def set(self, **settings: float | str | None) -> None:
-        """Change settings during the training."""
-
-    def set_from_page(self, name: str, text: str) -> None:
-        """Change one setting to the text that was typed into the monitor."""
-
-    def save(self) -> None:
-        """Ask for a checkpoint."""
-
-    def pause(self) -> None:
-        """Hold all ranks after the same update."""
-
-    def resume(self) -> None:
-        """Continue the training of a paused run."""
-
-    def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
-        """Stop the run; return the last rung that was needed."""
-
-    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call `callback(run)` in a thread once the run is over."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run is over; return True if it is."""
-
-    def wait_in_cell(self) -> Results:
-        """Wait in the main thread, show the run, and return its results."""
-
-    def result(self, timeout: float | None = None) -> Results:
-        """Wait for the results and return them; raises the exception with which the run failed."""
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end of the run and return the exception with which it failed."""
-
-    def __await__(self) -> Generator[Any, None, Results]:
-        """Wait for the results in an event loop."""
-
-
-def methods_of_runs() -> frozenset[str]:
-    """Return the names of the methods that all handles on runs have."""
-    return frozenset(name for name, member in _surface().items() if not isinstance(member, property))
-
-
-def attributes_of_runs() -> frozenset[str]:
-    """Return the names of the attributes that all handles on runs have."""
-    return frozenset(name for name, member in _surface().items() if isinstance(member, property))
-
-
-def _surface() -> dict[str, object]:
-    members = {**vars(RunReader), **vars(AnyRun)}
-    return {name: member for name, member in members.items() if not name.startswith("_")}
+# The handle itself.
 
 
 def still_running(run: AnyRun, timeout: float | None) -> TimeoutError:
@@ -377,7 +246,7 @@ def data_of(run: Run) -> RunData:
     return run._data  # noqa: SLF001 - `Run` is public, and its data are not
 
 
-class Run(SteeringHandle, AnyRun):
+class Run(SteeringHandle):
     """One launch of one function: `launch(...)` returns it at once, `await run` waits and returns the results."""
 
     def __init__(self, thread: RunThread, questions: Questions | None = None) -> None:
