@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 import os
 import pickle
 from pathlib import Path
@@ -66,17 +65,14 @@ class Board:
 Packed = tuple[Any, ...]
 """A record as plain values: the place of its kind in `LIVE`, the rank, and the record's fields in their order."""
 
-LIVE: tuple[type[Any], ...] = (messages.Metrics, messages.Progress, messages.Phases)
-NAMES = [tuple(field.name for field in dataclasses.fields(kind)) for kind in LIVE]
-READERS = {kind: (number, operator.attrgetter(*NAMES[number])) for number, kind in enumerate(LIVE)}
+LIVE = (messages.Metrics, messages.Progress, messages.Phases)
+PLACES: dict[type[Any], int] = {kind: place for place, kind in enumerate(LIVE)}
 
 
-def pack_record(rank: int, record: object) -> Packed | None:
+def pack_record(rank: int, record: Any) -> Packed | None:
     """Return a record as plain values; None: it is of another kind, which comes seldom."""
-    if (reader := READERS.get(type(record))) is None:
-        return None
-    number, read = reader
-    return number, rank, *read(record)
+    place = PLACES.get(type(record))
+    return None if place is None else (place, rank, *record)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The records that the kernel, the supervisor and the ranks send to each other.
 
-Protocol 1. Every record is a frozen dataclass, pickled, one per SOCK_SEQPACKET packet, over a socket
-pair that the kernel made (`messaging/channel.py`); descriptors travel beside the record:
+Protocol 1. Every record is a frozen dataclass, or a named tuple if ranks send many a second, pickled, one per
+SOCK_SEQPACKET packet, over a socket pair that the kernel made (`messaging/channel.py`); descriptors travel beside it:
 
     kernel -> fork server    Imports, StartSupervisor, StartHost
     fork server -> kernel    ImageMade
@@ -23,7 +23,7 @@ import dataclasses
 import math
 import signal
 import struct
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from notebook_launcher.settings.training_settings import TrainingSettings  # noqa: TC001 - loaded once, before ranks are forked
 
@@ -467,8 +467,7 @@ class CommHandled:
     """A widget has handled a `CommMessage`; the kernel sends the next one only then."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class Metrics(NamedTuple):
     """The arguments of one `report(step=…, **metrics)`."""
 
     time: float
@@ -488,8 +487,7 @@ class ReportedPicture:
     data: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(NamedTuple):
     """Progress of `track(iterable)` or of a prepared loader."""
 
     time: float
@@ -502,8 +500,7 @@ class Progress:
     """Items of all loops that are done; an item of an outer loop counts only if no inner loop counted in it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class Phases(NamedTuple):
     """Time that a rank spent on each phase of training since its last such record; the records add up exactly."""
 
     time: float
@@ -523,7 +520,7 @@ class Phases:
     """Number of spans by phase, of which the seconds are the sum."""
     spans: tuple[tuple[str, float, float], ...]
     """The newest spans, oldest first: phase, start by CLOCK_MONOTONIC, seconds."""
-    settings: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    settings: dict[str, float | None] | None = None
     """Present settings of the Accelerator that carries changes out; from rank 0 alone."""
     since: float = math.inf
     """Time by CLOCK_MONOTONIC at which the first of its spans began, even if it holds only the newest ones."""

@@ -7,9 +7,9 @@ import itertools
 import threading
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
-from notebook_launcher.engines.board import pack_record
+from notebook_launcher.engines.board import LIVE
 from notebook_launcher.history.schema import (
     MAX_SPANS,
     MetricPoint,
@@ -27,7 +27,7 @@ from notebook_launcher.wording import describe_values
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from notebook_launcher.engines.board import LiveRecords, Packed
+    from notebook_launcher.engines.board import LiveRecords
 
 
 LiveRecord = messages.Metrics | messages.ReportedPicture | messages.Progress | messages.Phases
@@ -73,48 +73,50 @@ class LiveValues:
         """By rank: the rate of samples, as its Accelerator counts them."""
         self._paused_at: float | None = None
         """Time of the pause that goes on; None: there is none."""
-        self._folds = (self._fold_metrics, self._fold_progress, self._fold_phases)
-        """By the place of a kind in `LIVE`: the method that adds a record of this kind."""
+        self._folds: dict[type[object], Callable[[int, Any, float], None]] = {
+            messages.Metrics: self._fold_metrics,
+            messages.Progress: self._fold_progress,
+            messages.Phases: self._fold_phases,
+        }
 
     def fold(self, rank: int, record: LiveRecord) -> None:
         """Add a record of a rank."""
         if isinstance(record, messages.ReportedPicture):
             self._keep_picture(rank, record)
-        elif (packed := pack_record(rank, record)) is not None:
-            self._folds[packed[0]](packed, 0.0)
+        else:
+            self._folds[type(record)](rank, record, 0.0)
 
     def fold_all(self, records: LiveRecords) -> None:
         """Add records of several ranks."""
-        folds, offset = self._folds, records.offset
+        kinds, offset, make = [(kind, self._folds[kind]) for kind in LIVE], records.offset, tuple.__new__
         for packed in records:
-            folds[packed[0]](packed, offset)
+            kind, fold = kinds[packed[0]]
+            fold(packed[1], make(kind, packed[2:]), offset)
 
-    def _fold_metrics(self, packed: Packed, offset: float) -> None:
-        _, rank, time, step, values = packed
+    def _fold_metrics(self, rank: int, record: messages.Metrics, offset: float) -> None:
         num_reported = self._num_reported.get(rank, 0)
         self._num_reported[rank] = num_reported + 1
-        step = num_reported if step is None else step
-        self._metrics.append(MetricPoint(rank=rank, step=step, time=time + offset - self._launched, values=values))
+        step = num_reported if record.step is None else record.step
+        seconds = record.time + offset - self._launched
+        self._metrics.append(MetricPoint(rank=rank, step=step, time=seconds, values=record.values))
         self.last_steps[rank] = step
         if (last := self.last_values.get(rank)) is None:
             last = self.last_values[rank] = {}
-        last.update(values)
+        last.update(record.values)
 
-    def _fold_progress(self, packed: Packed, offset: float) -> None:
-        _, rank, time, done, total, description, loops, num_items = packed
-        self.progress[rank] = LoopProgress(done, total, description)
+    def _fold_progress(self, rank: int, record: messages.Progress, offset: float) -> None:
+        self.progress[rank] = LoopProgress(record.done, record.total, record.description)
         if (rate := self._item_rates.get(rank)) is None:
             rate = self._item_rates[rank] = Pace()
-        rate.note(time + offset, num_items, loops)
+        rate.note(record.time + offset, record.items, record.loops)
 
-    def _fold_phases(self, packed: Packed, offset: float) -> None:
-        _, rank, time, _, _, num_samples, _, _, _, _, spans, settings, since = packed
+    def _fold_phases(self, rank: int, record: messages.Phases, offset: float) -> None:
         if (rate := self._sample_rates.get(rank)) is None:
             rate = self._sample_rates[rank] = SamplePace()
-        rate.note(time + offset, num_samples, spans, since, offset)
-        self._phases.add(rank, packed, offset)
-        if settings:
-            self.settings.take_reported(settings)
+        rate.note(record.time + offset, record.samples, record.spans, record.since, offset)
+        self._phases.add(rank, record, offset)
+        if record.settings:
+            self.settings.take_reported(record.settings)
 
     @property
     def phases(self) -> dict[int, RankPhases]:
@@ -247,12 +249,12 @@ class LivePhases:
         self._launched = launched
         self._max_spans = min(MAX_SPANS, max(MIN_SPANS, ALL_SPANS // num_ranks))
 
-    def add(self, rank: int, packed: Packed, offset: float) -> None:
-        """Add a packed record of a rank; `offset`: seconds by which this machine's clock is ahead of the rank's."""
+    def add(self, rank: int, record: messages.Phases, offset: float) -> None:
+        """Add a record of a rank; `offset`: seconds by which this machine's clock is ahead of the rank's."""
         with self._lock:
             if (sums := self._sums.get(rank)) is None:
                 sums = self._sums[rank] = PhaseSums(self._launched, self._max_spans)
-            sums.add(packed, offset)
+            sums.add(record, offset)
 
     def read(self) -> dict[int, RankPhases]:
         """Return the sums by rank."""
@@ -296,25 +298,24 @@ class PhaseSums:
         """The sums as they were last read; None: records have been added since."""
         self._read_spans: tuple[PhaseSpan, ...] = ()
 
-    def add(self, packed: Packed, offset: float) -> None:
-        """Add a packed record; `offset`: seconds by which the clock of this machine is ahead of the rank's."""
-        _, _, _, num_windows, num_micro_batches, samples, fullest, num_fullest, more, numbers, spans, _, _ = packed
+    def add(self, record: messages.Phases, offset: float) -> None:
+        """Add a record; `offset`: seconds by which the clock of this machine is ahead of the rank's."""
         if offset != self._offset:
             self.read()  # The spans that wait have the times of another clock, or are shifted by the old measurement.
             self._offset = offset
         self._read = None
-        self._num_windows += num_windows
-        self._num_micro_batches += num_micro_batches
-        self._samples += samples
+        self._num_windows += record.windows
+        self._num_micro_batches += record.micro_batches
+        self._samples += record.samples
         seconds, counts = self._seconds, self._counts
-        for phase, length in more.items():
+        for phase, length in record.seconds.items():
             seconds[phase] = seconds.get(phase, 0.0) + length
-        for phase, number in numbers.items():
+        for phase, number in record.counts.items():
             counts[phase] = counts.get(phase, 0) + number
-        if fullest >= self._fullest:
-            self._num_fullest = num_fullest + (self._num_fullest if fullest == self._fullest else 0)
+        if (fullest := record.fullest) >= self._fullest:
+            self._num_fullest = record.num_fullest + (self._num_fullest if fullest == self._fullest else 0)
             self._fullest = fullest
-        self._new_spans.extend(spans)
+        self._new_spans.extend(record.spans)
 
     def read(self) -> RankPhases:
         """Return the sums."""
