@@ -336,7 +336,7 @@ def _torch_facts() -> dict[str, Any]:
 
     nccl = None
     with contextlib.suppress(Exception):  # Only builds with NCCL have it.
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,

@@ -253,7 +253,7 @@ def _queue_an_error() -> None:
 def _queue_an_error_aside() -> None:
     import torch
 
-    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(torch.cuda.Stream()):
         _queue_an_error()
 
 

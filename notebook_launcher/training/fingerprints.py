@@ -82,7 +82,7 @@ def sketch(tensor: torch.Tensor) -> Sketch:
     values = torch.view_as_real(plain) if plain.is_complex() else plain
     epsilon = torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
     square, sums = 0.0, [0.0] * NUM_PROJECTIONS
-    for at, chunk in enumerate(values.reshape(-1).split(CHUNK)):  # type: ignore[no-untyped-call]
+    for at, chunk in enumerate(values.reshape(-1).split(CHUNK)):
         numbers = chunk.double()
         square += float((numbers * numbers).sum())
         weights = _weights(chunk.numel(), chunk.device) * (2 * at + 1)
@@ -130,7 +130,7 @@ def _hash(words: torch.Tensor) -> torch.Tensor:
     # Sums of integers wrap around, so their order does not matter.
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     weights = _weights(min(words.numel(), CHUNK), words.device)
-    for chunk in words.split(CHUNK):  # type: ignore[no-untyped-call]
+    for chunk in words.split(CHUNK):
         total = total * MULTIPLIER + (chunk * weights[: chunk.numel()]).sum()
     return total + words.numel()
 

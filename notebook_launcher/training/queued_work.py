@@ -45,7 +45,7 @@ def mark_queued_work(*, timed: bool = False) -> torch.cuda.Event | None:
     Returns:
         The mark; None before this process uses its GPU, and inside a captured CUDA graph.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return None
     return _record(torch.cuda.current_device(), timed=timed)
 
@@ -54,7 +54,7 @@ def _record(device: torch.device | int, *, timed: bool = False) -> torch.cuda.Ev
     if torch.cuda.is_current_stream_capturing():  # Neither marks nor waits may be captured in a CUDA graph.
         return None
     # `blocking`: a wait that spins would take a core from the data loader's workers.
-    event = torch.cuda.Event(enable_timing=timed, blocking=not timed)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=timed, blocking=not timed)
     # Named, because `record()` alone looks the stream up by a way that takes 20 us.
     event.record(torch.cuda.current_stream(device))
     return event

@@ -141,7 +141,7 @@ def capture_rng_states() -> dict[str, Any]:
     if (numpy := sys.modules.get("numpy")) is not None:
         name, key, position, has_gauss, cached = numpy.random.get_state()
         states["numpy_random_seed"] = (name, key.tolist(), int(position), int(has_gauss), float(cached))
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
         states["torch_cuda_device"] = torch.cuda.current_device()
     return states

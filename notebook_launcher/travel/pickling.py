@@ -141,7 +141,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             return _same, (first,)
         if obj.device.type == "meta":
             return _rebuild_meta, (obj.nbytes(),)
-        storage = obj if obj.device.type == "cpu" else obj.cpu()  # type: ignore[no-untyped-call]
+        storage = obj if obj.device.type == "cpu" else obj.cpu()
         memory = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
         memory.owner = storage  # type: ignore[attr-defined]  # as long as a buffer is held, so is this
         return _rebuild_storage, (pickle.PickleBuffer(memory),)
@@ -290,14 +290,14 @@ def _rebuild_storage(buffer: memoryview) -> torch.UntypedStorage:
     import torch
 
     if not buffer.nbytes:
-        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
+        return torch.UntypedStorage(0)
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
 def _rebuild_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
     import torch
 
-    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _tensor_v3_rebuilder() -> Callable[..., Any]:
@@ -318,4 +318,4 @@ def _tensor_v3_rebuilder() -> Callable[..., Any]:
 def _rebuild_meta(num_bytes: int) -> torch.UntypedStorage:
     import torch
 
-    return torch.UntypedStorage(num_bytes, device="meta")  # type: ignore[no-untyped-call]
+    return torch.UntypedStorage(num_bytes, device="meta")

@@ -114,7 +114,7 @@ class RankShell(interactiveshell.InteractiveShell):
 
 
 def _publisher(shell: Any) -> RankPublisher:
-    return RankPublisher(parent=shell, shell=shell)  # type: ignore[no-untyped-call]
+    return RankPublisher(parent=shell, shell=shell)
 
 
 def build(send: Callable[[object], None] | None, widgets: RankWidgets | None = None) -> None:

@@ -217,7 +217,7 @@ def finish() -> None:
         return
     import torch
 
-    ends = [torch.cuda.Event(blocking=True) for _ in devices]  # type: ignore[no-untyped-call]
+    ends = [torch.cuda.Event(blocking=True) for _ in devices]
     for device, end in zip(devices, ends, strict=True):
         end.record(torch.cuda.current_stream(device))
 

@@ -248,7 +248,7 @@ class MicroBatches:
             if clock is not None and ((now := read_clock()) > clock.send_at or (syncs and now >= clock.watch_at)):
                 is_watched = clock.attend(now, syncs=syncs)
             if is_watched and loss.requires_grad:
-                loss.register_hook(self._mark_computed)  # type: ignore[no-untyped-call]
+                loss.register_hook(self._mark_computed)
             if self.scaler is not None:
                 loss = self.scaler.scale(loss)
             if kwargs or loss.is_complex():
@@ -508,7 +508,7 @@ def backward(loss: torch.Tensor, gradient: torch.Tensor, kwargs: dict[str, Any])
     run_engine: Any = getattr(graph, "_engine_run_backward", None)
     is_plain = type(loss) is torch.Tensor and not torch._C._is_torch_function_mode_enabled()  # noqa: SLF001 - as above
     if kwargs or run_engine is None or not is_plain:
-        loss.backward(gradient=gradient, **kwargs)  # type: ignore[no-untyped-call]
+        loss.backward(gradient=gradient, **kwargs)
         return
     keep_graph = create_graph = False
     run_engine((loss,), (gradient,), keep_graph, create_graph, (), allow_unreachable=True, accumulate_grad=True)

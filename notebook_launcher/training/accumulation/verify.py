@@ -208,7 +208,7 @@ def _full_batch(
     total = sum(size for _, size in gathered) or 1.0
     for batch, size in gathered:
         loss = loss_function(alone, operations.send_to_device(batch, accelerator.device))
-        (loss * (size / total)).backward()  # type: ignore[no-untyped-call]
+        (loss * (size / total)).backward()
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in alone.named_parameters()

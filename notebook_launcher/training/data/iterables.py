@@ -507,7 +507,7 @@ class StreamWithReceipts(IterableDataset[Any]):
         self._orders = torch.zeros(2 + max(1, num_workers), dtype=torch.int64)
         if persistent:
             # Such workers get the data set once, and orders at every epoch.
-            self._orders.share_memory_()  # type: ignore[no-untyped-call]
+            self._orders.share_memory_()
 
     def order(self, epoch: int, last_stream: int, consumed: Sequence[int]) -> None:
         """Set the place at which the next iteration begins."""

@@ -786,7 +786,7 @@ def move(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:
 
 def copied_ahead(deliveries: Iterable[Delivery], device: torch.device) -> Iterator[Delivery]:
     """Copy each batch to a CUDA device, from pinned memory, while the batch before is computed on."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device)
     ready: tuple[Delivery, torch.cuda.Event] | None = None
     for batch, drawn, is_last, position in deliveries:
         pinned = recursively_apply(_pin, batch)

@@ -89,7 +89,7 @@ def share_generators(group: Any) -> None:
         None if numpy is None else numpy.random.get_state(),
         None,
     ]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
         mine[3] = torch.cuda.get_rng_state()
     dist.broadcast_object_list(mine, src=dist.get_global_rank(group, 0), group=group)
     random.setstate(mine[0])

@@ -109,7 +109,7 @@ class ProcessState:
             self.device = torch.device("cpu")
         elif self.num_processes == 1:
             # `torch.cuda.current_device()` would initialise CUDA, and callers that only need the rank should not pay.
-            started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            started = torch.cuda.is_initialized()
             self.device = torch.device("cuda", torch.cuda.current_device() if started else 0)
         else:
             self.device = torch.device("cuda", self.local_process_index % torch.cuda.device_count())
