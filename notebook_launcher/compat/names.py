@@ -17,8 +17,8 @@ from notebook_launcher import training
 __all__ = ["OFFERED", "OWN", "find", "make_modules"]
 
 ALIASES = (
-    "big_modeling", "checkpointing", "hooks", "inference", "local_sgd", "memory_utils", "optimizer",
-    "parallelism_config", "scheduler", "tracking", "utils",
+    "accelerator", "big_modeling", "checkpointing", "data_loader", "hooks", "inference", "local_sgd", "logging",
+    "memory_utils", "optimizer", "parallelism_config", "scheduler", "tracking", "utils",
     "utils.ao", "utils.bnb", "utils.constants", "utils.dataclasses", "utils.deepspeed", "utils.environment",
     "utils.fsdp_utils", "utils.imports", "utils.launch", "utils.megatron_lm", "utils.memory", "utils.modeling",
     "utils.offload", "utils.operations", "utils.other", "utils.random", "utils.torch_xla",
@@ -27,15 +27,15 @@ ALIASES = (
 """Accelerate's modules whose names this package has elsewhere."""
 
 OWN = {
-    "Accelerator": "accelerator",
+    "Accelerator": "rules",
     "AcceleratorState": "state",
     "GradientState": "state",
     "PartialState": "state",
     "debug_launcher": "launchers",
-    "get_logger": "logging",
+    "get_logger": "rules",
     "notebook_launcher": "launchers",
-    "prepare_data_loader": "data_loader",
-    "reduce": "reducing",
+    "prepare_data_loader": "rules",
+    "reduce": "rules",
 }
 """Names that decide by Accelerate's rules, each with its module of `compat`."""
 
@@ -43,14 +43,14 @@ OFFERED = {
     **dict.fromkeys(training.__all__, "training"),
     **{name: f"compat.{module}" for name, module in OWN.items()},
     "AcceleratedScheduler": "training.accumulation.scheduler",
-    "MultiProcessAdapter": "compat.logging",
+    "MultiProcessAdapter": "compat.rules",
     "TorchTensorParallelConfig": "training.parallelism.mesh",
     "get_sampler": "training.data",
     "notebook_launch": "kernel.launch",
 }
 """Every name with a counterpart in training, and its module; modules of `TABLES` have further ones."""
 
-TABLES = ("availability", "constants", "utilities", "refusals")
+TABLES = ("availability", "utilities", "refusals")
 """The modules of `compat` whose `NAMES` are looked through for all other names, in this order."""
 
 

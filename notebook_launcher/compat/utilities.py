@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.compat.constants import NAMES as CONSTANTS
 from notebook_launcher.compat.state import AcceleratorState, PartialState
 from notebook_launcher.config import LaunchConfig
 from notebook_launcher.training import operations
@@ -26,7 +25,31 @@ if TYPE_CHECKING:
 
     from notebook_launcher.settings.option_checks import Precision
 
-__all__ = ["NAMES"]
+CONSTANTS: dict[str, Any] = {
+    "MODEL_NAME": "pytorch_model",
+    "OPTIMIZER_NAME": "optimizer",
+    "PROFILE_PATTERN_NAME": "profile_{suffix}.json",
+    "RNG_STATE_NAME": "random_states",
+    "SAFE_MODEL_NAME": "model",
+    "SAFE_WEIGHTS_INDEX_NAME": "model.safetensors.index.json",
+    "SAFE_WEIGHTS_NAME": "model.safetensors",
+    "SAFE_WEIGHTS_PATTERN_NAME": "model{suffix}.safetensors",
+    "SAMPLER_NAME": "sampler",
+    "SCALER_NAME": "scaler.pt",
+    "SCHEDULER_NAME": "scheduler",
+    "STR_OPERATION_TO_FUNC": {
+        ">": operator.gt,
+        ">=": operator.ge,
+        "==": operator.eq,
+        "!=": operator.ne,
+        "<=": operator.le,
+        "<": operator.lt,
+    },
+    "WEIGHTS_INDEX_NAME": "pytorch_model.bin.index.json",
+    "WEIGHTS_NAME": "pytorch_model.bin",
+    "WEIGHTS_PATTERN_NAME": "pytorch_model{suffix}.bin",
+}
+"""The names of the files that a checkpoint has, and comparisons by their signs."""
 
 
 def are_libraries_initialized(*names: str) -> list[str]:
@@ -42,7 +65,7 @@ def compare_versions(library_or_version: Any, operation: str, requirement_versio
     """Compare a version, or the version of an installed package, as in `compare_versions("torch", ">=", "2.4")`."""
     from packaging.version import parse
 
-    compare: Any = CONSTANTS["STR_OPERATION_TO_FUNC"]
+    compare = CONSTANTS["STR_OPERATION_TO_FUNC"]
     if operation not in compare:
         raise ValueError(f"compare_versions got the operation {operation!r}. It can be {', '.join(compare)}.")
     found = library_or_version
@@ -240,6 +263,7 @@ class CannotPadNestedTensorWarning(UserWarning):
 
 
 NAMES: dict[str, Any] = {
+    **CONSTANTS,
     **{helper.__name__: helper for helper in (
         CannotPadNestedTensorWarning, are_libraries_initialized, check_os_kernel, compare_versions, convert_bytes,
         convert_outputs_to_fp32, filter_trackers, get_available_trackers, get_current_device_type, get_gpu_info,

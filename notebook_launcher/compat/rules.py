@@ -1,20 +1,21 @@
-"""The Accelerator by Accelerate's rules."""
+"""What decides by Accelerate's rules: its Accelerator, loaders, logger and `reduce`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
-from notebook_launcher.compat.reducing import reduce
+from notebook_launcher import training
 from notebook_launcher.compat.state import AcceleratorState, GradientState
+from notebook_launcher.training import data, operations
 from notebook_launcher.training.accelerator import Accelerator as _Accelerator
 from notebook_launcher.training.plugins import ACCELERATE, Rules
+from notebook_launcher.training.recording.logging import MultiProcessAdapter as _MultiProcessAdapter
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.requests import Safepoint
-
-__all__ = ["Accelerator"]
 
 
 class Accelerator(_Accelerator):
@@ -48,3 +49,39 @@ class Accelerator(_Accelerator):
         state = GradientState(plugin, requests=requests)
         state.forget_windows()  # each Accelerator counts by itself
         return state
+
+
+def prepare_data_loader(dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
+    """Return a loader that yields this rank's share, as `prepare_data_loader` of `training` does.
+
+    As in Accelerate, the one state of accumulation of the process sees the loader, so that windows end with it.
+    """
+    stack = GradientState().active_loaders
+    accelerates = {"uneven": "leave", "check_ranks": False, "keeps_shares": True, "stack": stack}
+    return data.prepare_data_loader(dataloader, *args, **{**accelerates, **kwargs})
+
+
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:  # noqa: ARG001
+    """Combine each tensor over all processes.
+
+    Args:
+        tensor: Nested tensors, of the same shapes and dtypes on all processes. They are not changed.
+        reduction: `"mean"`, `"max"`, or anything else for the sum, `"none"` included, as in Accelerate.
+        scale: Without effect: in Accelerate, it counts on XLA alone.
+
+    Returns:
+        The same structure with new tensors on every process.
+    """
+    return operations.reduce(tensor, reduction if reduction in ("mean", "max") else "sum")
+
+
+class MultiProcessAdapter(_MultiProcessAdapter):
+    """A logger that knows which process it speaks in; a `stacklevel` that it is given counts its own frame."""
+
+    calling_line = 2
+
+
+def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:
+    """Return a logger for several processes; see `notebook_launcher.training.get_logger`."""
+    adapter: _MultiProcessAdapter = training.get_logger(name, log_level)
+    return MultiProcessAdapter(adapter.logger)
