@@ -11,8 +11,6 @@ import importlib
 import importlib.util
 from typing import Any, NamedTuple
 
-__all__ = ["Home", "LazyNames"]
-
 
 class Home(NamedTuple):
     """The place where a public name is defined."""
@@ -34,8 +32,12 @@ class LazyNames:
         self.homes: dict[str, Home] = _read_homes(package)
         """The home of each public name."""
 
+    def listed(self) -> list[str]:
+        """Return the public names; this is the package's `__dir__`."""
+        return sorted(self.homes)
+
     def find(self, name: str) -> Any:
-        """Import the object with a public name; raise `AttributeError` for any other name."""
+        """Return the object with a public name, or raise `AttributeError`; this is the package's `__getattr__`."""
         if name not in self.homes:
             raise AttributeError(f"module {self._package!r} has no attribute {name!r}")
         home = self.homes[name]

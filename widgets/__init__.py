@@ -10,7 +10,7 @@ commands of the program.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notebook_launcher.facade import LazyNames
 
@@ -22,11 +22,4 @@ if TYPE_CHECKING:
 _NAMES = LazyNames(__name__)  # imported late: ipywidgets and anywidget take 0.1 s each
 
 __all__ = sorted(_NAMES.homes)  # noqa: PLE0605 - named once, above
-
-
-def __getattr__(name: str) -> Any:
-    return _NAMES.find(name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = _NAMES.find, _NAMES.listed
