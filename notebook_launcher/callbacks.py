@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.settings.changes import Wanted
 
-__all__ = ["VARIABLE", "LightningCallback", "TransformersCallback", "attach"]
-
 VARIABLE = "NOTEBOOK_LAUNCHER_CALLBACKS"
 """The environment variable that keeps launches from adding callbacks, if its value is `off`."""
 TELL_INTERVAL = 0.2

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["BAD", "DARK", "GOOD", "INK", "LIGHT", "MARKERS", "SERIES", "LineStyle", "Palette", "line_style"]
-
 INK = "#797979"
 """Text and axes of a picture that cannot know its background: 4.3:1 on white and on #111111. JupyterLab shows
 SVG as an image, which inherits no colour from the page."""

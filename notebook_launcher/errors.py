@@ -34,25 +34,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.failures.culprit import Failure
     from notebook_launcher.kernel.results import Results
 
-__all__ = [
-    "CallOrderError",
-    "CaptureError",
-    "ConfigError",
-    "InternalError",
-    "LaunchError",
-    "MissingResultError",
-    "NoSuchRankError",
-    "NodeLostError",
-    "RankFailedError",
-    "RemoteTraceback",
-    "ResourceError",
-    "ReturnValueError",
-    "RunFolderError",
-    "RunStoppedError",
-    "RunTimeoutError",
-    "check_rank",
-]
-
 
 class LaunchError(Exception):
     """The base class of all errors of this package."""

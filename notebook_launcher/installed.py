@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["BROKEN_IPYKERNELS", "version_of"]
-
 BROKEN_IPYKERNELS = ("7.0.0", "7.0.1")
 """Versions of ipykernel that cannot show rich output that comes from a thread, which a run needs."""
 

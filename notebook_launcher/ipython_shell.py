@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["FRONT_END", "kernel_shell", "running_cell_file", "running_shell"]
-
 FRONT_END = ("IPython", "ipykernel", "ipywidgets", "jupyter_client", "traitlets", "zmq", "tornado", "comm", "debugpy")
 """Libraries of the kernel itself: what a notebook does with them is about its cells, and not for ranks."""
 

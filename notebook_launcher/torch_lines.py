@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterator
 
-__all__ = ["set_group_timeout", "without_gloo_lines", "without_profiler_lines"]
-
 PROFILER = re.compile(rb"^USDT:[^\n]*\] profiler_(?:start|stop)[^\n]*\n", re.MULTILINE)
 GLOO = re.compile(rb"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]*\n", re.MULTILINE)
 FIRST_WITH_GLOO, FIRST_WITHOUT = (2, 7), (2, 11)

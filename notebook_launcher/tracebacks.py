@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-__all__ = ["PACKAGE_FOLDER", "end_at_caller", "for_caller", "is_ours", "render", "without_locals"]
-
 E = TypeVar("E", bound=BaseException)
 
 PACKAGE = __name__.partition(".")[0]

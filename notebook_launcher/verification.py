@@ -19,8 +19,6 @@ from notebook_launcher.wording import bounded, type_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["VerificationReport", "VerificationRow", "verify_accumulation"]
-
 EXPECTED = 2.04
 NUM_SAMPLES = 8
 LEARNING_RATE = 0.02

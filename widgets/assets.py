@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["STATIC", "join_modules"]
-
 STATIC = Path(__file__).parent / "static"
 
 _IMPORT = re.compile(r'^(?:import \{[^}]*\} from|@import) "\./([\w./]+)";\n', re.MULTILINE)

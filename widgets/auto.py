@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from notebook_launcher.history.schema import RunReader
     from notebook_launcher.kernel.display.sink import Sink
 
-__all__ = ["show"]
-
 
 def show(run: RunReader, sink: Sink) -> Monitor:
     """Show the monitor of a run in its cell until the run is over, and return it."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.detached.attached_session import AttachedSession
 
-__all__ = ["COMMAND"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

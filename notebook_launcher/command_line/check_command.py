@@ -9,8 +9,6 @@ from notebook_launcher.command_line.parser import Command
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["COMMAND"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="run only checks whose name has one of these words")

@@ -9,8 +9,6 @@ from notebook_launcher.command_line.parser import Command
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["COMMAND"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, to paste into a report of a problem")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.command_line.parser import Command
 
-__all__ = ["COMMANDS", "main", "make_parser"]
-
 COMMANDS: tuple[Command, ...] = (
     launch_command.COMMAND,
     config_command.COMMAND,

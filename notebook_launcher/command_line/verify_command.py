@@ -9,8 +9,6 @@ from notebook_launcher.command_line.parser import Command, whole_number_reader
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["COMMAND"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     several: dict[str, Any] = {"reads": whole_number_reader(1), "nargs": "+", "metavar": "N"}

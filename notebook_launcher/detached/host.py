@@ -29,8 +29,6 @@ from notebook_launcher.travel import cells
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 
 def main(fd: int, server: Channel, server_pid: int) -> None:
     """Conduct what the kernel at the other end of descriptor `fd` orders, and exit.

@@ -11,31 +11,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.messaging import messages
 
-__all__ = [
-    "PROTOCOL",
-    "AnswerQuestion",
-    "Answered",
-    "Ask",
-    "AwaitDebugger",
-    "Begin",
-    "CloseSession",
-    "Entry",
-    "Follow",
-    "ForgetFailures",
-    "HostOrder",
-    "HostReady",
-    "HostWaits",
-    "InterruptDebugger",
-    "News",
-    "OpenDebugger",
-    "PendingQuestion",
-    "ReadSession",
-    "RequestRefused",
-    "SessionOrder",
-    "SessionState",
-    "TakeResults",
-]
-
 PROTOCOL = 7
 """Number of this protocol. It changes with every record and with every method that an `Ask` may name; a host and a
 client of different numbers part."""

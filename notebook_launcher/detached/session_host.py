@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from notebook_launcher.detached.host_socket import Caller
     from notebook_launcher.detached.requests import SessionOrder
 
-__all__ = ["MAX_IDLE", "SessionHost"]
-
 MAX_IDLE = 7 * 86_400.0
 """Seconds without a call after which a session without `idle_timeout` is closed: no user may know of it any more."""
 LAST_ANSWER = 1.0

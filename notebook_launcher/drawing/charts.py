@@ -12,19 +12,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.curves import Curve, Curves
 
-__all__ = [
-    "AXES",
-    "AxisKind",
-    "Chart",
-    "Places",
-    "by_step",
-    "charts_of",
-    "is_epoch",
-    "place_of",
-    "places_on",
-    "split_name",
-]
-
 AxisKind = Literal["step", "time", "epoch"]
 AXES: tuple[AxisKind, ...] = ("step", "time", "epoch")
 MAX_STEP = 10**15

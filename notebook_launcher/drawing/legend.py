@@ -14,8 +14,6 @@ from notebook_launcher.history.schema import MAX_SPANS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LIMITS", "PHASES", "RANK_STATES", "RUN_STATES", "Limits", "PhaseLook", "StateLook", "legend_item"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseLook:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from notebook_launcher.history.curves import Curve
     from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunReader, RunSnapshot
 
-__all__ = ["RunReport", "report_on"]
-
 MAX_RANKS, MAX_METRICS = 64, 64
 """Ranks and metrics that a report has one by one; the ranks that failed or wait come first."""
 SHOWN_RANKS, SHOWN_METRICS = 8, 12

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from notebook_launcher.drawing.legend import PhaseLook
     from notebook_launcher.history.schema import PhaseSpan, RankPhases
 
-__all__ = ["mean_shares", "sync_text", "timeline_picture", "timeline_svg"]
-
 
 MAX_WINDOWS = 6
 """Last updates of a rank that are shown."""

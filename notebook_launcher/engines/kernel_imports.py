@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.travel.function_call import FunctionCall
 
-__all__ = ["KernelImports", "modules_needed"]
-
 LEFT_TO_THE_KERNEL = (*FRONT_END, "notebook_launcher", "anywidget", "psygnal", "pydev", "_pydev", "jupyter_core",
                       "prompt_toolkit", "nest_asyncio", "google.colab", "marimo")  # fmt: skip
 """Packages of the front end, by the begin of their names, and this one: the fork server has of them what ranks need."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.engine import Event
     from notebook_launcher.messaging import messages
 
-__all__ = ["RankStacks", "Tree"]
-
 
 class RankStacks(Protocol):
     """The stacks of a tree's ranks, which each rank writes into a file at a signal."""

@@ -41,20 +41,6 @@ from notebook_launcher.wording import plural
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = [
-    "Outcome",
-    "check",
-    "check_sharing",
-    "collect_facts",
-    "count_gpus",
-    "hide_names",
-    "last_lines",
-    "main",
-    "report_file",
-    "run_one",
-    "write_report",
-]
-
 NAME_WIDTH = 50
 FIRST_SHARING_NCCL = 23_000
 PROVES_NOTHING = "No GPU is used: these are CPU forms, which prove nothing about GPUs."

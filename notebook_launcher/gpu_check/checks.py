@@ -26,24 +26,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = [
-    "CHECKS",
-    "Check",
-    "Hardware",
-    "Skipped",
-    "bare",
-    "compare_accumulation",
-    "gpu_difference",
-    "make_batches",
-    "make_toy_model",
-    "mean_loss",
-    "multiply",
-    "reduce",
-    "train",
-    "uuid_in_torch",
-    "where",
-]
-
 WIDTH = 64
 SECONDS_TO_REPORT = 3.0
 RAGGED = [8, 8, 3]

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import MetricPoint
 
-__all__ = ["MAX_CURVES", "MAX_POINTS", "Curve", "Curves", "Point", "extremes", "thin"]
-
 Point = tuple[int, float, float]
 """A step, a value, and the seconds from the launch to the report."""
 

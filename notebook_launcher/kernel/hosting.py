@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.kernel.display.questions import Question
 
-__all__ = ["Hosting", "TakesQuestions", "UnpacksException"]
-
 UnpacksException: TypeAlias = Callable[[int, ExceptionReport], BaseException | None]
 """Returns the exception in a parcel, whose descriptor it closes; None if it cannot be rebuilt."""
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from notebook_launcher.messaging.messages import TrainerMade
 
-__all__ = ["no_update_yet"]
-
 OTHERS: dict[str, tuple[str, str]] = {
     "Hugging Face's Accelerator": (
         "write accelerator.save_state(folder) in the loop",

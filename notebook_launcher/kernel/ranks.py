@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.travel import FunctionCall
 
-__all__ = ["Ranks", "describe_restart"]
-
 TICK = 0.1
 """Seconds after which `finish` yields even if nothing happens, so that output that waits is shown."""
 

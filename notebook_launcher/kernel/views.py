@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.display.sink import Sink
     from notebook_launcher.kernel.run.handle import AnyRun
 
-__all__ = ["HELLO_WITHIN", "LateView", "RunView", "watch"]
-
 HELLO_WITHIN = 3.0
 """Longest wait in seconds for an answer of a front end; JupyterLab takes 0.1 to 0.5 s."""
 HELLO_CHECK = 0.5

@@ -23,8 +23,6 @@ from notebook_launcher.messaging import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["AnonymousFile", "Channel", "anonymous_file", "channel_pair", "read_tail"]
-
 PACKET_LIMIT = 65_536
 """Bytes of the largest packet, which must fit the socket's send buffer (212,992 bytes by default on Linux)."""
 MAX_FDS = 8

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Link", "LinkError", "SilentError"]
-
 HEAD = struct.Struct("<Q")
 LONGEST_RECORD = 1 << 40
 """Bytes of a record that no machine could hold: such a length is not one, but a stream that something has spoilt."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["after_import"]
-
 
 def after_import(callbacks: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
     """Call each callback with its module: now if the module is imported already, otherwise right after its import."""

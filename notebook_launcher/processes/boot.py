@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from notebook_launcher.messaging import messages
     from notebook_launcher.processes.rank.rank_process import RankStart
 
-__all__ = ["command", "enter_folder", "enter_kernel_surroundings", "rank_command", "read_rank_start"]
-
 Role = Literal["forkserver", "supervisor", "rank.rank"]
 """The module of a process, in this package."""
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     Request: TypeAlias = tuple[messages.Imports | messages.StartSupervisor | messages.StartHost, list[int]]
     """A request of the kernel, with its descriptors."""
 
-__all__ = ["main"]
-
 CHORES_AFTER = 0.2
 """Seconds without a launch before the chores begin, so that they begin while the first ranks run. Nine launches in a
 row that each make an optimizer took 13 s with 2 s here, because every rank imported torch's compiler, and take 3 s."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     Serve: TypeAlias = Callable[[Channel, int], None]
     """The life of a fork server; it gets the channel to its owner, and the owner's process number."""
 
-__all__ = ["run_host"]
-
 
 def run_host(serve: Serve, module: str, host_fd: int) -> None:
     """Live as a host, whose life is `main` of a module, with a fork of this process as its fork server."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-__all__ = ["Image", "LaunchClock", "NotCleanError", "Surroundings", "garbage_left", "making_way"]
-
 PREPARED = (
     "torch._dynamo",
     "torch.utils.data",

@@ -9,8 +9,6 @@ import sys
 import weakref
 from typing import Any
 
-__all__ = ["finish_multiprocessing", "forget_exit_handlers", "forget_parent", "move_log_handlers"]
-
 
 def forget_parent(start_method: str) -> None:
     """Drop the parent's children and, of the kernel, its exit handlers and process groups."""

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from notebook_launcher.messaging import messages
     from notebook_launcher.processes.rank.rank_process import RankStart
 
-__all__ = ["MAX_SPARE_RANKS", "SPARES_AFTER", "SpareRanks", "kind_of_launch"]
-
 MAX_SPARE_RANKS = 8
 """The most ranks that are kept: each holds some MB that it does not share."""
 SPARES_AFTER = 0.1

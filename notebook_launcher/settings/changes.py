@@ -14,8 +14,6 @@ from notebook_launcher.tracebacks import for_caller
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ACCELERATOR_SETTINGS", "SettingKind", "Wanted", "apply_change", "check_change", "read_wanted"]
-
 Wanted: TypeAlias = "float | str | None"
 """A new value; a factor, such as `"x0.5"`; None: no clipping."""
 SettingKind: TypeAlias = Literal["positive", "optional", "count"]

@@ -10,8 +10,6 @@ from notebook_launcher.errors import ConfigError
 if TYPE_CHECKING:
     from notebook_launcher.engines.engine import Engine
 
-__all__ = ["HOW", "as_settings", "check_fit", "check_spread", "chosen"]
-
 HOW = "Name the machines by an engine: engine=SSH([...]), Ray(), Slurm() or Commands([...])."
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accelerator import Accelerator
 
-__all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"]
-
 SHORTAGES = (
     "out of memory",  # CUDA, HIP, MPS, NCCL
     "can't allocate memory",  # torch's CPU allocator

@@ -13,8 +13,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["QueuedWork", "mark_queued_work", "work_recorder"]
-
 
 class QueuedWork(Protocol):
     """Work of a device that is queued, such as a `torch.cuda.Event` that was recorded behind it."""

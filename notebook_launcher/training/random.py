@@ -18,17 +18,6 @@ from notebook_launcher.wording import unknown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "capture_rng_states",
-    "derive_rng_states",
-    "draw_alike",
-    "draw_apart",
-    "restore_rng_states",
-    "set_seed",
-    "synchronize_rng_state",
-    "synchronize_rng_states",
-]
-
 LOWEST, HIGHEST = -(2**63), 2**64 - 1
 """The range of seeds that `torch.manual_seed` takes."""
 RNG_TYPES = ("torch", "cuda", "generator")

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_spread", "part_of_gradient", "whole_tensor"]
-
 
 def is_spread(value: Any) -> bool:
     """Return True for a DTensor: each rank has a part of it."""

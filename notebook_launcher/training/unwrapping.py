@@ -9,8 +9,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from notebook_launcher.training.precision import strip_precision
 
-__all__ = ["extract_model_from_parallel", "synced_part", "unwrap_model"]
-
 
 def synced_part(model: Any) -> Any:
     """Return the DistributedDataParallel that a compiled model was compiled from; any other model as it is."""

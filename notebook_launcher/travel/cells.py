@@ -12,17 +12,6 @@ from notebook_launcher.ipython_shell import running_shell
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "Cells",
-    "keep_lines",
-    "keep_places",
-    "last_cell_that_set",
-    "pack_cells",
-    "places",
-    "shown_file",
-    "source_line",
-]
-
 MAGIC = "get_ipython().run_cell_magic("
 """The beginning of a cell whose first line was a magic."""
 

@@ -29,8 +29,6 @@ from notebook_launcher.travel.replacements import replaced_attributes_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["importers_of", "is_local", "is_of_installation", "stale_modules"]
-
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 

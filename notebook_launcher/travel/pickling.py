@@ -29,18 +29,6 @@ from notebook_launcher.travel.reductions import operators_named, reduce_exceptio
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "CallPickler",
-    "ExceptionPickler",
-    "MakePickler",
-    "Refused",
-    "SharingCallPickler",
-    "TravelPickler",
-    "ValuePickler",
-    "parcel_size_of",
-    "pickling_error",
-]
-
 BufferCallback = Callable[[pickle.PickleBuffer], Any]
 
 BY_NAME = 2

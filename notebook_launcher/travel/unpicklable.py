@@ -30,8 +30,6 @@ from notebook_launcher.wording import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Part", "Unpicklable", "find_unpicklable", "largest_parts", "parts_of_function"]
-
 TIME_LIMIT = 3.0
 DEPTH_LIMIT = 40
 WORTH_MENTIONING = 100_000_000

@@ -19,8 +19,6 @@ from notebook_launcher.wording import is_secret
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Namer", "call_code"]
-
 WIDTH = 96
 """Characters of a line: as many as a cell of 1,000 pixels shows without scrolling."""
 

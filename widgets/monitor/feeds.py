@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import PhaseSpan, RankPhases, RunReader
 
-__all__ = ["LaneFeed", "LogFeed"]
-
 Item = dict[str, Any]
 
 ALL_SPANS = 16_384

@@ -9,8 +9,6 @@ from notebook_launcher.drawing.legend import LIMITS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["AnswerFeed", "FindingFeed", "GrowingFeed", "NoticeFeed", "SettingFeed"]
-
 Item = dict[str, Any]
 T = TypeVar("T")
 

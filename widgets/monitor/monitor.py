@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.display.cell import Bundle
     from notebook_launcher.kernel.display.sink import Sink
 
-__all__ = ["Monitor", "plot_options"]
-
 INTERVAL, LONGEST_INTERVAL = 0.25, 1.0
 """Seconds between two messages, for all ranks together; Jupyter's server drops what comes above 1000 messages/s."""
 SHARE = 0.1

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.inspection.profiles import Profile
     from notebook_launcher.kernel.inspection.stacks import Samples
 
-__all__ = [
-    "change_items",
-    "done_words",
-    "error_items",
-    "json_number",
-    "profile_item",
-    "rank_items",
-    "rank_words",
-    "run_item",
-    "sample_item",
-    "setting_items",
-]
-
 NOBODY_CHANGES = "Needs an Accelerator that has made an update"
 MAX_METRICS = 64
 """Metrics of a rank whose last values are shown."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.handle import AnyRun
     from notebook_launcher.widgets.monitor.feed import Feed
 
-__all__ = ["PageRequests"]
-
 MAX_TYPED = 200
 """Characters of a setting's name and of its new value."""
 

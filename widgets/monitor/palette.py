@@ -7,8 +7,6 @@ import dataclasses
 from notebook_launcher.colours import DARK, LIGHT, Palette
 from notebook_launcher.widgets.assets import STATIC, join_modules
 
-__all__ = ["monitor_css", "palette_css"]
-
 
 def monitor_css() -> str:
     """Return the style sheet of the monitor and of its plots."""

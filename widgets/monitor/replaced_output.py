@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.display.sink import Sink
 
-__all__ = ["ReplacedOutput"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplacedOutput:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.history.schema import RunPicture, RunReader
 
-__all__ = ["ReportedPictureFeed"]
-
 Item = dict[str, Any]
 ALL_BYTES = 4_000_000
 """Bytes of the pictures in the first message."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from notebook_launcher.archive.listing import RunList
     from notebook_launcher.archive.recorded import RecordedRun
 
-__all__ = ["RunsTable", "show"]
-
 MAX_ARGUMENTS = 8
 MAX_ROWS = 200
 """Runs in the table, the newest ones."""

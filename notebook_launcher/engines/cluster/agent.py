@@ -41,8 +41,6 @@ from notebook_launcher.processes.libraries import signal_at_parents_death
 if TYPE_CHECKING:
     from notebook_launcher.engines.engine import Event
 
-__all__ = ["PATIENCE", "Agent", "main"]
-
 PATIENCE = 30.0
 """Seconds of silence after which the kernel counts as gone. Its pings come every second."""
 BEAT_EVERY = 1.0

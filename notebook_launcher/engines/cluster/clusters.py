@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.cluster.connections import Connection
     from notebook_launcher.messaging import messages
 
-__all__ = ["ClusterKey", "Clusters", "clusters"]
-
 LOOK_EVERY = 0.1
 """Seconds between two looks whether the deadline of a start is nearer now."""
 NUM_PINGS = 5

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["AgentActor"]
-
 
 class AgentActor:
     """One agent. `write` may be called from several threads, by calls that overtake each other: they are numbered.

@@ -23,8 +23,6 @@ from notebook_launcher.engines.cluster.connections import end_process, tail_of
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.messaging.channel import AnonymousFile
 
-__all__ = ["RayConnection", "RayDriver", "RayDrivers", "ray_drivers"]
-
 INIT_PATIENCE = 120.0
 """Seconds for the import of ray, and for Ray to give up an address."""
 CONNECT_PATIENCE = 5.0

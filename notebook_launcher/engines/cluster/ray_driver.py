@@ -25,8 +25,6 @@ from typing import Any
 
 from notebook_launcher.engines.cluster import ray_actor, ray_engine
 
-__all__ = ["main"]
-
 CHUNK = 1 << 20
 MESSAGE_SIZE = 1 << 18
 WINDOW = 8

@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Tap", "open_tap", "poll_tap"]
-
 POLL_INTERVAL = 0.1
 """Seconds between two calls of `poll` by a waiting main thread, for ipykernel 6."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.data import RunData
 
-__all__ = ["RankInspector"]
-
 
 class RankInspector:
     """Reads the stacks of a run's ranks and notices hangs; used in the run's thread alone.

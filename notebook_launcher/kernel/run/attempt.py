@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from notebook_launcher.engines.engine import Event
     from notebook_launcher.engines.tree import Tree
 
-__all__ = ["Attempt"]
-
 SURE_GRACE = 0.15
 """Longest wait in seconds for the failures of other ranks, if the first failure is surely a cause."""
 SESSION_GRACE = 0.15

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.ranks import Ranks
     from notebook_launcher.kernel.run.conclusion import RunOutcome
 
-__all__ = ["RunConduct"]
-
 
 class RunConduct:
     """Carries a run out, and concludes it. One thread at a time calls its methods.

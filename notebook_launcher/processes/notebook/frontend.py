@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["connect", "flush_figures", "warm"]
-
 
 def warm() -> None:
     """Import and build everything that `connect` needs, in a process from which ranks are forked."""

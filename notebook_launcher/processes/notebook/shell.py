@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.processes.notebook.rank_widgets import RankWidgets
 
-__all__ = ["RankPublisher", "RankShell", "build", "disconnect"]
-
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["patch_when_imported", "with_existing_device"]
-
 
 def patch_when_imported() -> None:
     """Make the changes, once the libraries are imported, in a rank or in a process from which ranks are forked."""

@@ -45,8 +45,6 @@ from notebook_launcher.processes.rank.user_function import LocalModules, call_fu
 if TYPE_CHECKING:
     from notebook_launcher.processes.rank.rank_process import RankStart
 
-__all__ = ["main", "run_rank", "serve_kernel"]
-
 
 def main(fd: int) -> None:
     """Run a rank in a fresh interpreter; `fd` is the descriptor of the file with its `RankStart`."""

@@ -16,8 +16,6 @@ from notebook_launcher.training.unwrapping import unwrap_model
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["AccumulationReport", "check_accumulation"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationReport:

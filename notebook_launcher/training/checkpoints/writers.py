@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.process.process_state import ProcessState
 
-__all__ = ["Writers", "gather_outcomes", "on_all_ranks", "run_each", "writes_here"]
-
 T = TypeVar("T")
 
 

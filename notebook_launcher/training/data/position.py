@@ -14,8 +14,6 @@ from notebook_launcher.training.random import capture_rng_states, restore_rng_st
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["LoaderProgress", "LoaderState", "Order", "Position", "generator_owners"]
-
 DEFAULT_GENERATORS = ("random_state", "numpy_random_seed", "torch_manual_seed")
 """The states of `capture_rng_states` that samplers without a generator of their own draw from."""
 

@@ -14,20 +14,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeIs
 
-__all__ = [
-    "find_leaves",
-    "find_tensors",
-    "honor_type",
-    "is_container",
-    "is_dataclass_instance",
-    "is_tensor",
-    "map_tensors",
-    "named_parts",
-    "rebuild",
-    "recursively_apply",
-    "wrong_leaf",
-]
-
 
 def is_tensor(value: Any) -> TypeIs[torch.Tensor]:
     """Return True if `value` is a tensor."""

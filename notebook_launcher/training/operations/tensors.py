@@ -19,19 +19,6 @@ from notebook_launcher.training.operations.nested import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = [
-    "TensorInformation",
-    "concatenate",
-    "convert_to_fp32",
-    "find_batch_size",
-    "find_device",
-    "get_data_structure",
-    "initialize_tensors",
-    "listify",
-    "send_to_device",
-    "slice_tensors",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorInformation:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["FullyShardedDataParallelPlugin", "sharding_is_asked_for"]
-
 PREFIX = "FSDP_"
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """FSDP1's strategies; FSDP1 numbers them from 1."""

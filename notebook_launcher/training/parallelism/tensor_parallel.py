@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Place", "apply_plan", "share_generators"]
-
 CUT_OUTPUTS = ("colwise", "colwise_gather_output", "colwise_rep")
 CUT_INPUTS = ("rowwise", "rowwise_rep", "rowwise_split_input")
 EMBEDDINGS = ("embedding_rowwise", "embedding_colwise")

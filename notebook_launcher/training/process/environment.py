@@ -13,8 +13,6 @@ from notebook_launcher.wording import plural_verb, read_bool
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["ProcessPlace", "clear_environment", "debug_mode", "flag", "patch_environment", "read_place"]
-
 MEETING_POINT = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -21,8 +21,6 @@ from notebook_launcher.training.recording.phases import SYNCED_BACKWARD, Mark, P
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["DeviceMoment", "DevicePhaseClock", "record_cuda_event"]
-
 MAX_PENDING = 4096
 """Marks that wait for the device; beyond them the program's own times are taken."""
 

@@ -8,8 +8,6 @@ import torch
 
 from notebook_launcher.pictures import Histogram
 
-__all__ = ["histogram"]
-
 
 def histogram(values: Any, bins: int = 64) -> Histogram:
     """Return the histogram of a tensor's values, which `report(weights=histogram(tensor))` shows in the monitor.

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Table"]
-
 MAX_BYTES = 1_000_000
 """Bytes of a table in the run's folder."""
 

@@ -24,8 +24,6 @@ from notebook_launcher.messaging import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["PHASES", "SYNCED_BACKWARD", "Mark", "Phase", "PhaseClock", "make_clock", "read_clock"]
-
 Phase = Literal["data", "forward", "backward", "sync", "step"]
 
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "sync", "step")
