@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from notebook_launcher.archive.recorded import RecordedRun
-from notebook_launcher.archive.table_view import show_table
 from notebook_launcher.drawing import tables
 from notebook_launcher.drawing.legend import RUN_STATES
 from notebook_launcher.errors import ConfigError
@@ -277,3 +276,16 @@ def _launched(run: RecordedRun) -> float:
     """Return the time of a run's launch, of which alone the summary is read."""
     started = (read_json(run.folder, run_folders.SUMMARY) or {}).get("started")
     return started if isinstance(started, float) else run.listed().started
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The only module of the archive that asks for a view: a list of runs shows itself as a table to filter.
+
+
+def show_table(runs: RunList) -> bool:
+    """Show the runs as a widget in the present cell; return False where no front end may draw it."""
+    try:
+        from notebook_launcher.widgets.runs import runs_table
+    except ImportError:  # An installation whose widgets cannot be imported has the table as HTML.
+        return False
+    return runs_table.show(runs)

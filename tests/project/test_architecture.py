@@ -95,14 +95,14 @@ RULES = [
         exempt=(
             f"{PACKAGE}.widgets",
             f"{PACKAGE}.kernel.views",
-            f"{PACKAGE}.archive.table_view",
+            f"{PACKAGE}.archive.listing",
             f"{PACKAGE}.command_line",
         ),
         never=(f"{PACKAGE}.widgets",),
         reason="the engine knows no view, but for a run's monitor, the list of runs and the program",
     ),
     Rule(
-        who=(f"{PACKAGE}.kernel.views", f"{PACKAGE}.archive.table_view"),
+        who=(f"{PACKAGE}.kernel.views", f"{PACKAGE}.archive.listing"),
         never=(f"{PACKAGE}.widgets",),
         deferred=False,
         reason="a launch that is over within a second imports no view",
@@ -299,7 +299,6 @@ CIRCLES: dict[frozenset[str], str] = {
         {
             "archive.listing",
             "archive.opening",
-            "archive.table_view",
             "widgets.runs.comparison",
             "widgets.runs.readers",
             "widgets.runs.runs_table",

@@ -7,19 +7,25 @@ supervisor.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
+import errno
 import faulthandler
+import gc
 import mmap
 import os
 import resource
 import signal
 import socket
 import sys
+import threading
 import time
+import traceback
 import types
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import travel
+from notebook_launcher import context, travel
 from notebook_launcher.context import (
     ENDED,
     RandomStage,
@@ -37,12 +43,14 @@ from notebook_launcher.processes import boot, inherited
 from notebook_launcher.processes.afterimport import after_import
 from notebook_launcher.processes.failures import KeptFailure, describe_exception, users_place
 from notebook_launcher.processes.notebook import frontend
-from notebook_launcher.processes.rank import frameworks, inbox, rank_process, user_function
-from notebook_launcher.processes.rank.inbox import Inbox
+from notebook_launcher.processes.rank import frameworks, rank_process, user_function
+from notebook_launcher.processes.rank.rank_process import flush
 from notebook_launcher.processes.rank.rendezvous import Rendezvous, replace_group_functions, torchrun_environment
 from notebook_launcher.processes.rank.user_function import LocalModules, call_function, exit_code
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from notebook_launcher.processes.rank.rank_process import RankStart
 
 
@@ -235,7 +243,7 @@ class _RankProcess:
         self._report_unread_settings()
         self._rendezvous.drop_destroyed()
         self._stage = "return"
-        inbox.check_free()
+        check_free()
         fd, unsent = _pack(value)
         return self._returned(call, unsent), fd
 
@@ -244,7 +252,7 @@ class _RankProcess:
         if not fds:
             if self._inherited_call is None:  # Linux has dropped the descriptor, because the table was full.
                 self._stage = "function"
-                raise inbox.none_left("the function was not called, because the call could not arrive")
+                raise none_left("the function was not called, because the call could not arrive")
             travel.note_inherited()
             self._steps.inherit(self._inherited_call.steps)
             self._stage = "function"
@@ -318,10 +326,10 @@ class _RankProcess:
 
     def _raised(self, call: messages.RunCall, error: BaseException) -> tuple[object, int | None]:
         now = time.monotonic()
-        is_full = not inbox.has_free()
+        is_full = not has_free()
         if is_full:
-            inbox.release_frames(error)
-        is_spent = user_function.is_broken() or (is_full and not inbox.has_free())
+            release_frames(error)
+        is_spent = user_function.is_broken() or (is_full and not has_free())
         keeps = self._setup.many_calls and not is_spent and not is_full
         if self._failure is not None and not is_full:
             self._failure.keep(error)
@@ -403,3 +411,149 @@ def _end_training_records() -> None:
 
 def _peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The records that a rank receives: in their order; a rank that waits for one record keeps the others for later.
+
+
+class Inbox:
+    """Records from the kernel to one rank.
+
+    Args:
+        rank: The number of the rank.
+        channel: Its end of the channel.
+        handle_comm: Handles what the page sends to widgets, while the rank waits for another record.
+    """
+
+    def __init__(self, rank: int, channel: Channel, handle_comm: Callable[[messages.CommMessage], None]) -> None:
+        self._rank = rank
+        self._channel = channel
+        self._handle_comm = handle_comm
+        self.can_ask = True
+        """True if the user can answer: a cell waits for the run, or clients may attach to it."""
+        self._answering = threading.Lock()
+        """Held while a thread waits for the user's input, so that questions are asked one after another."""
+        self._num_asked = 0
+        """Number of the last question."""
+        self._unread: collections.deque[tuple[Any, list[int]]] = collections.deque()
+        """Records that came while the rank waited for another record; they are read first."""
+        self._receiving: list[bool] = []
+        """Not empty while a thread waits for a record, and so handles what the page sends to widgets."""
+
+    def receive(self) -> tuple[Any, list[int]] | None:
+        """Return the next record and the descriptors beside it; None once the kernel is gone."""
+        return self._next(lambda _: True)
+
+    def next_change(self) -> messages.Change:
+        """Return the next change, and keep other records for later."""
+        received = self._next(lambda record: isinstance(record, messages.Change))
+        if received is None:
+            raise context.RunStopped("the kernel went away")
+        change: messages.Change = received[0]
+        return change
+
+    def _next(self, is_wanted: Callable[[Any], bool]) -> tuple[Any, list[int]] | None:
+        """Return the next record that is wanted, and keep others for later; None if the kernel is gone.
+
+        What the page sends to widgets is handled meanwhile.
+        """
+        self._receiving.append(True)  # First: from here on `take_comm_messages` leaves all records to this method.
+        try:
+            for kept in self._unread:
+                if is_wanted(kept[0]):
+                    self._unread.remove(kept)
+                    return kept
+            while (received := self._channel.receive()) is not None:
+                if isinstance(received[0], messages.CommMessage):
+                    self._handle_comm(received[0])
+                elif is_wanted(received[0]):
+                    return received
+                else:
+                    self._unread.append(received)
+            return None
+        finally:
+            self._receiving.pop()
+
+    def take_comm_messages(self) -> list[messages.CommMessage]:
+        """Return what the page has sent to widgets, without waiting; nothing while a thread waits for a record."""
+        comm_messages: list[messages.CommMessage] = []
+        if self._receiving:
+            return comm_messages
+        self._receiving.append(True)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while (received := self._channel.receive(wait=False)) is not None:
+                    if isinstance(received[0], messages.CommMessage):
+                        comm_messages.append(received[0])
+                    else:
+                        self._unread.append(received)
+        finally:
+            self._receiving.pop()
+        return comm_messages
+
+    def ask_text(self, prompt: str) -> str:
+        """Return the line that the user types after a prompt; raises EOFError if no user can answer."""
+        reply = self.ask(messages.InputRequest(prompt=prompt))
+        if reply.text is None:
+            raise EOFError(reply.reason)
+        return reply.text
+
+    def ask(self, request: messages.InputRequest) -> messages.InputReply:
+        """Ask the user, and wait for the answer."""
+        if not self.can_ask:
+            reason = (
+                f"rank {self._rank} asked for input, but this run was launched in the background, so no cell can "
+                "answer. Use notebook_launch(...), or detached=True, or pass the value as an argument."
+            )
+            return messages.InputReply(text=None, reason=reason)
+        with self._answering:
+            flush()
+            self._num_asked += 1
+            self._channel.send(dataclasses.replace(request, number=self._num_asked))
+            # The answer to an earlier question, whose wait was interrupted, may still come.
+            received = self._next(
+                lambda record: isinstance(record, messages.InputReply) and record.number == self._num_asked
+            )
+        if received is None:
+            return messages.InputReply(text=None, reason="the kernel went away")
+        reply: messages.InputReply = received[0]
+        return reply
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# File descriptors of a rank: each call and value travels by one, and user code may have left none.
+
+
+def has_free() -> bool:
+    """Return True if this process can open one more file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True
+
+
+def check_free() -> None:
+    """Raise `ResourceError` if this process cannot open one more file, so that no value could leave it."""
+    if not has_free():
+        raise none_left("the function has returned, but its value cannot travel")
+
+
+def none_left(what: str) -> ResourceError:
+    """Return the error that this process has no descriptor left; `what`: a clause about what failed therefore."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ResourceError(
+        errno.EMFILE,
+        f"{what}: this rank has no file descriptor left (its limit is {limit:,}). Close files, sockets and memory maps "
+        "that the function opens, or raise `ulimit -n` in the shell that starts Jupyter.",
+    )
+
+
+def release_frames(error: BaseException) -> None:
+    """Clear the variables of an exception's frames, which may hold open files; the exception can no longer be debugged.
+
+    Line numbers stay, so that the traceback is complete.
+    """
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.kernel.no_update_yet import OTHERS
+from notebook_launcher.kernel.inspection.profiles import OTHERS
 from tests.support.first_cell import FORKED, START_METHODS
 from tests.support.warm_kernels import evaluate, run_cell
 
