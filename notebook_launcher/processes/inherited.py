@@ -38,7 +38,7 @@ def forget_exit_handlers() -> None:
 
 def _forget_children() -> None:
     if (process := sys.modules.get("multiprocessing.process")) is not None:
-        process._children = set()  # type: ignore[attr-defined]
+        vars(process)["_children"] = set()
     if (util := sys.modules.get("multiprocessing.util")) is not None:
         util._finalizer_registry.clear()
         util._run_after_forkers()
@@ -67,7 +67,7 @@ def _forget_being_alone() -> None:
     # At its import Lightning noted that the kernel is interactive, and would refuse to use ranks.
     for name, module in list(sys.modules.items()):
         if name.startswith("lightning") and "_IS_INTERACTIVE" in vars(module):
-            module._IS_INTERACTIVE = False  # type: ignore[attr-defined]
+            vars(module)["_IS_INTERACTIVE"] = False
 
 
 class _KeptAlive:

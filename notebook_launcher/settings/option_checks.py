@@ -10,7 +10,7 @@ import numbers
 import operator
 import os
 from collections.abc import Iterable
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.wording import describe_value, name_of, type_of, unknown
@@ -316,7 +316,7 @@ NUMBERS = {
 # Whole numbers as users give them, and accumulation steps, which many places take.
 
 
-def whole_number(name: str, value: object, *, minimum: int = 1, maximum: int | None = None, hint: str = "") -> int:
+def whole_number(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None, hint: str = "") -> int:
     """Return a value as an int; raise ValueError if it is not a whole number, of Python or NumPy, or out of bounds.
 
     Args:
@@ -327,7 +327,7 @@ def whole_number(name: str, value: object, *, minimum: int = 1, maximum: int | N
         hint: Words that follow in the error.
     """
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):

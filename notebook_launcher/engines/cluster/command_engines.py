@@ -315,13 +315,13 @@ def write(engine: Engine | None) -> str:
     return " ".join(["ssh", *settings["hosts"]]) if settings.keys() == {"kind", "hosts"} else ""
 
 
-def to_settings(engine: Engine) -> dict[str, Any]:
+def to_settings(engine: Any) -> dict[str, Any]:
     """Return an engine as plain values: its kind, and the fields that differ from their defaults."""
     if type(engine) not in ENGINES.values():
         raise ConfigError(
             f"engine={engine!r} has no place in a settings file: it is not one of {', '.join(ENGINES)}.", field="engine"
         )
-    fields = [field for field in dataclasses.fields(engine) if field.init]  # type: ignore[arg-type]
+    fields = [field for field in dataclasses.fields(engine) if field.init]
     values = {field.name: getattr(engine, field.name) for field in fields}
     changed = {field.name: _plain(values[field.name]) for field in fields if values[field.name] != field.default}
     return {"kind": type(engine).__name__, **changed}

@@ -241,9 +241,9 @@ def _check_address(value: object) -> None:
         )
 
 
-def _check_number(name: str, value: object, least: int, *, is_whole: bool = False, or_none: bool = False) -> None:
+def _check_number(name: str, value: Any, least: int, *, is_whole: bool = False, or_none: bool = False) -> None:
     fits = isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
-    if (or_none and value is None) or (fits and least <= value < float("inf")):  # type: ignore[operator]
+    if (or_none and value is None) or (fits and least <= value < float("inf")):
         return
     kind = "a whole number" if is_whole else "a number"
     raise ConfigError(

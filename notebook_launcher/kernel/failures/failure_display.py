@@ -79,7 +79,7 @@ def attach_failures(error: BaseException, failures: tuple[Failure, ...], results
     show_as(error, shown, "sys.last_value.failures[0].traceback has all" if text else ALL_OF_ERROR)
 
 
-def show_as(error: BaseException, text: str, whole: str = ALL_OF_ERROR) -> None:
+def show_as(error: Any, text: str, whole: str = ALL_OF_ERROR) -> None:
     """Have notebooks show a text instead of an exception's traceback, unless the exception has such a text already.
 
     `whole` says where all of a long text is.
@@ -87,15 +87,15 @@ def show_as(error: BaseException, text: str, whole: str = ALL_OF_ERROR) -> None:
     with contextlib.suppress(Exception):
         if "_render_traceback_" not in vars(error):
             lines = bounded(text, whole, MAX_ERROR).splitlines()
-            error._render_traceback_ = _Rendering(tuple(lines))  # type: ignore[attr-defined]
+            error._render_traceback_ = _Rendering(tuple(lines))
 
 
-def add_hint(error: BaseException, hint: str) -> None:
+def add_hint(error: Any, hint: str) -> None:
     """Add a line of advice below the text that notebooks show for an exception."""
     rendering = getattr(error, "_render_traceback_", None)
     if isinstance(rendering, _Rendering):
         lines = bounded("\n".join(rendering.lines), ALL_OF_ERROR, MAX_ERROR - len(hint) - 2).splitlines()
-        error._render_traceback_ = _Rendering((*lines, "", hint))  # type: ignore[attr-defined]
+        error._render_traceback_ = _Rendering((*lines, "", hint))
 
 
 def interrupted(name: str, outcome: RunOutcome | None) -> KeyboardInterrupt:
@@ -105,8 +105,7 @@ def interrupted(name: str, outcome: RunOutcome | None) -> KeyboardInterrupt:
     before = f"; {failures[0].who} had failed before: {failures[0].summary}" if failures else ""
     error = KeyboardInterrupt(f"{name} was stopped{before}")
     error.__cause__ = failed
-    error.results = outcome.results if outcome is not None else None  # type: ignore[attr-defined]
-    error.failures = failures  # type: ignore[attr-defined]
+    vars(error).update(results=None if outcome is None else outcome.results, failures=failures)
     story: list[str] = getattr(failed, "_render_traceback_", list)()
     show_as(error, "\n".join([*story, *([""] if story else []), f"KeyboardInterrupt: {error}"]))
     return error

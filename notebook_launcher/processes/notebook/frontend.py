@@ -79,7 +79,7 @@ def _connect_display(send: Callable[[object], None], keyboard: _Keyboard, widget
     interactive: Any = sys.modules.get("IPython.core.interactiveshell")
     if interactive is None or not interactive.InteractiveShell.initialized():
         if not hasattr(builtins, "display"):
-            builtins.display = _display  # type: ignore[attr-defined]
+            vars(builtins)["display"] = _display
         after_import({"IPython": lambda _module: _shell_module().build(send, widgets)})
         return
     shell = interactive.InteractiveShell._instance
@@ -102,7 +102,7 @@ def _display(*objects: Any, **options: Any) -> Any:
     except ImportError:
         print(*objects)  # noqa: T201
         return None
-    builtins.display = display  # type: ignore[attr-defined]
+    vars(builtins)["display"] = display
     return display(*objects, **options)
 
 
@@ -147,11 +147,11 @@ class _Keyboard:
 
     def patch_getpass(self, module: types.ModuleType) -> None:
         """Replace `getpass.getpass` in its module."""
-        module.getpass = self.getpass  # type: ignore[attr-defined]
+        vars(module)["getpass"] = self.getpass
 
     def patch_pdb(self, module: types.ModuleType) -> None:
         """Replace `pdb.set_trace` in its module."""
-        module.set_trace = self.set_trace  # type: ignore[attr-defined]
+        vars(module)["set_trace"] = self.set_trace
 
     def _debug(self, frame: types.FrameType, header: str | None) -> None:
         from notebook_launcher.processes.failures import RankPdb

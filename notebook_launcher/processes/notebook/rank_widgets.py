@@ -130,8 +130,7 @@ class RankWidgets:
         if self._manager is None:
             self._manager = module.CommManager()
         manager, make = self._manager, _comm_class(module, self)
-        module.create_comm = make  # type: ignore[attr-defined]
-        module.get_comm_manager = lambda: manager  # type: ignore[attr-defined]
+        vars(module).update(create_comm=make, get_comm_manager=lambda: manager)
 
     def _open_late(self) -> None:
         """Send widgets that were made while no cell showed them, oldest first: parts come before the whole."""

@@ -123,7 +123,7 @@ def build(send: Callable[[object], None] | None, widgets: RankWidgets | None = N
     config.InteractiveShell.colors = config.RankShell.colors = "nocolor"
     # IPython makes a database in the profile folder, which would be a rank's working directory: 8 and older at once, 9
     # where `%cd` or `%bookmark` writes to it.
-    interactiveshell.PickleShareDB = lambda _path: {}  # type: ignore[attr-defined]
+    vars(interactiveshell)["PickleShareDB"] = lambda _path: {}
     had_flag, path = hasattr(builtins, "__IPYTHON__"), [*sys.path]
     shell = RankShell.instance(config=config)
     shell.db = {}
@@ -132,7 +132,7 @@ def build(send: Callable[[object], None] | None, widgets: RankWidgets | None = N
     sys.path[:] = path
     atexit.unregister(shell.atexit_operations)
     if not had_flag:
-        del builtins.__IPYTHON__  # type: ignore[attr-defined]
+        del vars(builtins)["__IPYTHON__"]
 
 
 def disconnect(shell: Any, send: Callable[[object], None], ask: Callable[..., str], widgets: RankWidgets) -> None:

@@ -111,7 +111,7 @@ def _patch_fabric(module: types.ModuleType) -> None:
     # The strategies have imported the function by its name, and a fork of the kernel may have inherited them.
     for name, other in list(sys.modules.items()):
         if "lightning" in name and vars(other).get("_init_dist_connection") is connect:
-            other._init_dist_connection = replacement  # type: ignore[attr-defined]
+            vars(other)["_init_dist_connection"] = replacement
 
 
 def _with_timeout(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -156,7 +157,7 @@ def _writes(stage: Path | None, state: Mapping[str, Any], plan: _FilePlan, *, sa
         in_file = {*names, *(name for name, first in plan.tied.items() if first in names)}
         part = {name: state[name] for name in state if name in in_file}
         path = None if stage is None else stage / file
-        steps.append(lambda path=path, part=part: write_weights(path, part, safe=safe))  # type: ignore[misc]
+        steps.append(functools.partial(write_weights, path, part, safe=safe))
     if plan.shards.index is not None and stage is not None:
         text = json.dumps(plan.shards.index, indent=2, sort_keys=True) + "\n"
         steps.append(lambda: folders.write_text(stage / plan.last, text))

@@ -266,14 +266,14 @@ def _without_shares(indices: Any, sampler: DistributedSampler[Any], settings: Sh
     return _with_sampler(indices, sampler, _unshared(sampler))
 
 
-def _unshared(sampler: DistributedSampler[Any]) -> Sampler[int]:
+def _unshared(sampler: Any) -> Sampler[int]:
     """Return the sampler of all samples in a `DistributedSampler`'s order.
 
     The samples of a round are those that its ranks would have had together.
     """
     if not sampler.shuffle:
-        return SequentialSampler(sampler.dataset)  # type: ignore[arg-type]
-    replacement = SeedableRandomSampler(sampler.dataset, data_seed=sampler.seed)  # type: ignore[arg-type]
+        return SequentialSampler(sampler.dataset)
+    replacement = SeedableRandomSampler(sampler.dataset, data_seed=sampler.seed)
     replacement.epoch = sampler.epoch
     return replacement
 

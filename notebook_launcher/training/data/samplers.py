@@ -207,8 +207,8 @@ def _permutations(sampler: RandomSampler, generator: torch.Generator, *, shared:
         advance(generator, length)  # The sampler draws a permutation and takes nothing of it.
 
 
-def _distributed(sampler: DistributedSampler[Any]) -> Iterator[torch.Tensor]:
-    length = len(sampler.dataset)  # type: ignore[arg-type]
+def _distributed(sampler: Any) -> Iterator[torch.Tensor]:
+    length = len(sampler.dataset)
     at = 0
     # What evens the ranks out is the epoch's start again, and as often as needed.
     while at < sampler.total_size:

@@ -58,10 +58,10 @@ class ClientTracker(GeneralTracker):
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.row.name
-        if cls.row.images is not None:
-            cls.log_images = _log_images  # type: ignore[attr-defined]
-        if cls.row.table is not None:
-            cls.log_table = _log_table  # type: ignore[attr-defined]
+        optional = {"log_images": cls.row.images and _log_images, "log_table": cls.row.table and _log_table}
+        for name, method in optional.items():
+            if method is not None:
+                setattr(cls, name, method)
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
