@@ -132,8 +132,8 @@ def try_run(case: Case, options: dict[str, Any]) -> tuple[float, list[str]]:
     until = max(began + LIMIT, time.monotonic()) + allowed
     if case.moment == "stop":
         run.wait(0.5)
-        run.stop(wait=False, at_once=True)
         until, allowed = time.monotonic() + AFTER_KILL, AFTER_KILL
+        run.stop(wait=False, at_once=True)
     if not run.wait(max(0.0, until - time.monotonic())):
         faults.append("it had not ended in time")
         run.wait(HUNG)

@@ -12,7 +12,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.settings import accelerate_yaml, engine_choice, option_checks
 from notebook_launcher.settings.option_checks import CHOICES, NUMBERS
 from notebook_launcher.settings.training_settings import TrainingSettings, check_environment, check_no_contradiction
-from notebook_launcher.wording import bounded, is_secret, one_line, type_of
+from notebook_launcher.wording import bounded, hidden, one_line, type_of
 
 if TYPE_CHECKING:
     import os
@@ -251,7 +251,7 @@ class LaunchConfig:
 
     def __repr__(self) -> str:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["env"] = {name: "***" if is_secret(name, text) else text for name, text in self.env.items()}
+        fields["env"] = hidden(self.env)
         text = f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
         return bounded(text, "dataclasses.asdict(config) has all")
 

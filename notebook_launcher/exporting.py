@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.config import LaunchConfig, changed_options
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.calls import everywhere
-from notebook_launcher.kernel.calls.checks import check_call
+from notebook_launcher.kernel.calls.checks import bound_arguments, check_call
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.notebook_code import Needs, literal_of
 from notebook_launcher.settings.option_checks import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
-from notebook_launcher.wording import format_seconds, is_secret, type_of
+from notebook_launcher.wording import format_seconds, is_secret, redact, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -93,7 +93,7 @@ def export(
         options: Fields of `LaunchConfig` by name; they override `config`. The script holds those about the training,
             the seed, devices and variables; the command of `notebook-launcher launch` holds those about the run, such
             as `timeout` and `name`. Variables that look like secrets are not written: the script asks for them. With
-            other variables, only its owner can read it.
+            other variables, and with arguments or code that look like secrets, only its owner can read it.
 
     Returns:
         The files, and the commands that run them.
@@ -118,12 +118,17 @@ def export(
     contents = _contents(needs, plan, script, function=name, arguments=arguments, sbatch=sbatch)
     _check_free(contents, script, overwrite=overwrite)
     untried = try_out(contents, script, needs.registries, plan.config.env)
+    given_here = bound_arguments(fn, args, kwargs).items()
+    secret = [name for name, value in given_here if isinstance(value, str) and value and is_secret(name, value)]
+    text = contents[script].decode()
+    is_private = bool(plan.config.env or secret or redact(text) != text)  # Nobody else's business.
     for file, content in contents.items():
-        if plan.config.env:  # Its values are nobody else's business.
+        if is_private:
             file.touch(0o600)
             file.chmod(0o600)
         file.write_bytes(content)
-    return _exported(needs, plan, script, contents, untried)
+    holds = f"the script holds {', '.join(secret)}: its owner alone can read it" if secret else ""
+    return _exported(needs, plan, script, contents, untried, holds)
 
 
 def _check_engine(config: LaunchConfig) -> None:
@@ -165,7 +170,7 @@ def _contents(
     return contents
 
 
-def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path], untried: str) -> Exported:
+def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path], *more: str) -> Exported:
     values, job = script.with_suffix(VALUES), script.with_suffix(JOB)
     commands = [shlex.join(torchrun_words(plan, script)), shlex.join(launch_words(plan, script))]
     commands += [f"sbatch {job.name}"] if job in written else []
@@ -174,7 +179,7 @@ def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path], 
         values=values if values in written else None,
         job=job if job in written else None,
         commands=tuple(commands),
-        notes=(*_notes(needs, script), *_left_out(plan), *_to_set(plan), *filter(None, [untried])),
+        notes=(*_notes(needs, script), *_left_out(plan), *_to_set(plan), *filter(None, more)),
     )
 
 

@@ -391,6 +391,12 @@ class _Words(reprlib.Repr):
     def repr_str(self, x: str, level: int) -> str:
         return super().repr_str(redact(x[:MAX_SEARCHED]), level)
 
+    def repr_list(self, x: list[Any], level: int) -> str:
+        return super().repr_list(without_option_values(x[: MAX_ITEMS + 1]), level)
+
+    def repr_tuple(self, x: tuple[Any, ...], level: int) -> str:
+        return super().repr_tuple(tuple(without_option_values(x[: MAX_ITEMS + 1])), level)
+
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
         # Unlike in the standard library, keys are not sorted: there may be millions of them.
         items = itertools.islice(without_secrets(x.items()), MAX_ITEMS)
@@ -481,7 +487,7 @@ LAUNCH_VARIABLES = re.compile(
 """Variables that this package, Accelerate and torch read; all others are the user's."""
 # Words of a name, between `_`, `-`, `.`, capitals of camelCase, and the ends; or the end of a name in one word.
 _WORDS = re.compile(
-    r"(?<![a-z0-9])(auth|bearer|cookie|cred|credential|dsn|jwt|key|pass|passcode|passphrase|passwd|password|pat|pwd|secret)s?\d*"
+    r"(?<![a-z0-9])(auth|authorization|bearer|cookie|cred|credential|dsn|jwt|key|pass|passcode|passphrase|passwd|password|pat|pwd|secret)s?\d*"
     r"(?![a-z0-9])|(?<![a-z0-9])token\d*(?![a-z0-9])|(access|api|auth|hf)_tokens(?![a-z0-9])|connection_?string"
     r"|(passphrase|passwd|password|pwd|secret|credential|cookie|oauth|sshpass|pgpass"
     r"|(access|api|auth|client|db|private|secret|ssh)(auth|key|token)|hftoken)s?\d*(?![a-z0-9])"
@@ -498,12 +504,27 @@ _VALUES = re.compile(
     r"|xox[abeoprs]-[\w-]{10,}|(AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}"
     r"|ya29\.[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|nvapi-[\w-]{20,}|gsk_[A-Za-z0-9]{20,}|[rs]k_live_[A-Za-z0-9]{16,}"
     r"|dop_v1_[0-9a-f]{32,}|r8_[A-Za-z0-9]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|(?<=hooks\.slack\.com/services/)[\w/-]{16,}|(?<=/api/webhooks/)\d+/[\w-]{16,}"
+    r"|(?<=[Bb]earer )[\w.~+/=-]{8,}|(?<=[Bb]asic )[\w+/]{8,}={0,2}(?=['\"]|$)|(?<=AccountKey=)[\w+/=]{16,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|$))"
 )
 """Tokens of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, AWS, Google, npm, PyPI, SendGrid, NVIDIA, Groq,
 Stripe, DigitalOcean and Replicate, JSON web tokens, and private keys."""
 _QUERY = re.compile(r"(?<=[?&])([\w-]*(?:key|token|password|secret|sig|signature)=)[^&\s'\"#]+", re.IGNORECASE)
 """Parameters in the address of a page: `?api_key=`."""
+_CERTAIN = (
+    r"(?<![\w-])[\w-]*?(?:passwd|passphrase|password|pwd|secret|credentials?|(?:admin|db|pg|root|smtp|ssh|user)_?pass"
+    r"|(?:access|api|auth|bearer|client|hf|private|refresh|secret|session|ssh)[_-]?(?:key|token))s?\d*"
+)
+"""Names that are hardly ever those of anything else: in code, `key` and `token` seldom mean a secret."""
+_IN_CODE = re.compile(
+    rf"({_CERTAIN}['\"]?\]?\s*(?::\s*[\w.]+(?:\s*\|\s*\w+)?\s*)?[=:]\s*[bfru]?)(?P<quote>['\"])(?!\s)(?:(?!(?P=quote))[^\n\\]|\\.)"
+    r"{3,}(?P=quote)",
+    re.IGNORECASE,
+)
+"""A text in quotes that gets such a name: `api_key = "..."`, `{"password": "..."}`."""
+_OPTION = re.compile(r"(?<![\w-])(--[A-Za-z][\w-]*)([ =])(?![=\s-])[^\s'\"]+")
+"""A program's option with its value."""
 
 
 def is_secret(name: str, value: object = "") -> bool:
@@ -519,9 +540,29 @@ def without_secrets(items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any
     return ((name, value) for name, value in items if not is_secret(str(name)))
 
 
+def hidden(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with `***` for those that are secrets."""
+    return {name: "***" if is_secret(name, text) else text for name, text in env.items()}
+
+
+def without_option_values(words: Iterable[Any]) -> list[Any]:
+    """Return a program's words with `***` for those that follow an option of a secret's name, as `--password`."""
+    shown, hides = [], False
+    for word in words:
+        shown.append("***" if hides else word)
+        hides = isinstance(word, str) and word.startswith("--") and "=" not in word and is_secret(word)
+    return shown
+
+
 def redact(text: str) -> str:
-    """Return a text with `***` for passwords in its URLs and for what begins as known tokens do."""
-    return _VALUES.sub("***", _QUERY.sub(r"\1***", _URL.sub(r"\1:***@", text)))
+    """Return a text with `***` for what it shows of secrets.
+
+    These are passwords in URLs, what begins as known tokens do, texts that code gives the name of a password or key,
+    and options of a program by such names.
+    """
+    text = _VALUES.sub("***", _QUERY.sub(r"\1***", _URL.sub(r"\1:***@", text)))
+    text = _IN_CODE.sub(r"\1\g<quote>***\g<quote>", text)
+    return _OPTION.sub(lambda found: f"{found[1]}{found[2]}***" if is_secret(found[1]) else found[0], text)
 
 
 def recordable_variables(env: Mapping[str, str]) -> dict[str, str | None]:

@@ -17,7 +17,7 @@ from notebook_launcher.history.folder_files import belongs_to_another, load_json
 from notebook_launcher.history.run_files import read_log_order, read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunReader, RunSnapshot
 from notebook_launcher.tracebacks import for_caller
-from notebook_launcher.wording import format_seconds, one_line, plural
+from notebook_launcher.wording import format_seconds, one_line, plural, recordable_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -214,7 +214,9 @@ class RecordedRun(FolderReader):
             options = dict(self.snapshot().config)
         with self._blaming(run_folders.CONFIG):
             given = {name: value for name, value in options.items() if name in known}
-            given["env"] = {name: value for name, value in given.get("env", {}).items() if value is not None}
+            # Only what a run records: in a folder from elsewhere, others such as LD_PRELOAD would carry in code.
+            env = recordable_variables(given.get("env", {}))
+            given["env"] = {name: value for name, value in env.items() if value is not None}
             return LaunchConfig(**given)
 
     @contextlib.contextmanager

@@ -26,7 +26,7 @@ from notebook_launcher.settings.accelerate_yaml import (
     variables_of,
 )
 from notebook_launcher.settings.option_checks import NUMBERS
-from notebook_launcher.wording import read_bool
+from notebook_launcher.wording import hidden, read_bool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -364,7 +364,8 @@ def _config(options: argparse.Namespace) -> LaunchConfig:
         config, file = _read_settings(options.config_file)
     given = given_options(options, has_engine=config.engine is not None)
     if file is not None:
-        changed = [f"{name}={value}" for name, value in changed_options(config).items() if name not in given]
+        there = {**changed_options(config), **({"env": hidden(config.env)} if config.env else {})}
+        changed = [f"{name}={value}" for name, value in there.items() if name not in given]
         _say(f"settings of {file.path}: {', '.join(changed) or 'the defaults'}")
         if file.ignored:
             _say(f"ignored in {file.path}: {', '.join(file.ignored)}")

@@ -14,7 +14,7 @@ from notebook_launcher.command_line.parser import (
     words_of,
 )
 from notebook_launcher.errors import ConfigError, check_rank
-from notebook_launcher.wording import plural
+from notebook_launcher.wording import clean, plural
 
 if TYPE_CHECKING:
     import argparse
@@ -115,7 +115,8 @@ def _show(options: argparse.Namespace) -> int:
     curves.fold(run.metrics)
     lines = [static_text(snapshot, curves, terminal_width()), "", f"folder: {run.folder}"]
     lines += [f"name: {run.name}", *([f"notes: {run.notes}"] if run.notes else [])]
-    if commit := run.environment.get("git", {}).get("commit"):
+    git = run.environment.get("git")
+    if commit := git.get("commit") if isinstance(git, dict) else "":
         lines.append(f"git commit: {commit}")
     settings = plain_settings(snapshot)
     defaults = {} if options.all else _default_settings(snapshot)
@@ -125,7 +126,9 @@ def _show(options: argparse.Namespace) -> int:
         lines.append(f"{plural(num_left_out, 'option')} with the default: --all lists them too")
     for rank in _ranks(options.logs, snapshot.num_processes):
         lines += ["", f"rank {rank}:", *run.logs(rank).splitlines()]
-    print("\n".join(lines))
+    text = "\n".join(lines)
+    # A folder from elsewhere could hold what makes a terminal do things.
+    print(clean(text, len(text)))
     return 0
 
 
@@ -169,7 +172,7 @@ def _edit(options: argparse.Namespace) -> int:
     run = open_run(options.run, options.folder)
     tags = None if options.tags is None else words_of(options.tags)
     run.edit(name=options.name, tags=tags, notes=options.notes)
-    print(f"{run.id}: {run.name}; tags: {', '.join(run.tags) or 'none'}; notes: {run.notes or 'none'}")
+    print(clean(f"{run.id}: {run.name}; tags: {', '.join(run.tags) or 'none'}; notes: {run.notes or 'none'}"))
     return 0
 
 

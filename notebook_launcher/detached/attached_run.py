@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from notebook_launcher.archive.recorded import FolderReader, RecordedRun
 from notebook_launcher.detached.attached_output import AttachedOutput, AttachedQuestions, follow
 from notebook_launcher.detached.ending import read_ending
-from notebook_launcher.detached.host_socket import HostConnection, HostSilentError
+from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, rouse
 from notebook_launcher.detached.requests import Ask
 from notebook_launcher.errors import CallOrderError, RankFailedError, RunFolderError
 from notebook_launcher.history.schema import RunMetrics
 from notebook_launcher.kernel import views
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
@@ -168,6 +169,8 @@ class AskingHandle(FolderReader):
 
 DYING = 5.0
 """Longest wait in seconds for the end of a host whose sockets the system has closed."""
+ROUSE_EVERY = 1.0
+"""Seconds between two looks of a stop at its host, which may be stopped (SIGSTOP) meanwhile."""
 STOP_WITHIN = 3.0
 """Seconds after the first interrupt in which a second one stops the run."""
 
@@ -203,7 +206,16 @@ class AttachedRun(AskingHandle):
         )
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
-        """Stop the run, as `Run.stop`."""
+        """Stop the run, as `Run.stop`.
+
+        A host that is stopped (SIGSTOP) is continued for it, and killed if it says nothing for 3 seconds then: the run
+        is lost, and what it has recorded stays.
+
+        Raises:
+            TimeoutError: The run's host does not answer, though it is not stopped.
+        """
+        self._rouse()
+        self.check_protocol()
         is_over = self.snapshot().is_over
         if not is_over:
             if not after_step:  # A step may need an answer before it ends.
@@ -212,8 +224,13 @@ class AttachedRun(AskingHandle):
                 self._command("stop", wait=False, at_once=at_once, after_step=after_step)
         if not (wait or is_over):
             return None
-        self.wait()
+        while not self.wait(ROUSE_EVERY):
+            self._rouse()
         return None if self._ending is None else self._ending.results.stopped_by
+
+    def _rouse(self) -> None:
+        if line := rouse(self._folder):
+            make_sink().text("stderr", f"{line}\n")
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback(run)` in a thread once the run is over; immediately if the run is over already."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import travel
 from notebook_launcher.detached.attached_output import AttachedOutput, AttachedQuestions
 from notebook_launcher.detached.attached_run import AttachedRun
-from notebook_launcher.detached.host_socket import HostConnection
+from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, rouse
 from notebook_launcher.detached.requests import (
     AwaitDebugger,
     Begin,
@@ -112,6 +112,8 @@ class AttachedSession(SessionCells):
     def __repr__(self) -> str:
         try:
             state = "busy" if self._state().is_busy else "open"
+        except HostSilentError:
+            state = "its host does not answer"
         except CallOrderError:
             state = "closed"
         return f"<AttachedSession {self.name!r} of {self._summary}: {state}>"
@@ -172,10 +174,19 @@ class AttachedSession(SessionCells):
         self._request(ForgetFailures())
 
     def close(self) -> None:
-        """Stop the running call and end the ranks, for all clients; idempotent."""
+        """Stop the running call and end the ranks, for all clients; idempotent.
+
+        A host that is stopped (SIGSTOP) is continued for it, and killed if it says nothing for 3 seconds then.
+        """
         if not self._is_closed:
-            with contextlib.suppress(CallOrderError, OSError, EOFError):  # Another client has closed it.
+            if line := rouse(self._folder, SESSION_SOCKET):
+                make_sink().text("stderr", f"{line}\n")
+            try:
                 self._request(CloseSession())
+            except HostSilentError:
+                raise
+            except (CallOrderError, OSError, EOFError):  # Another client has closed it.
+                pass
         self._is_closed = True
         self._magic.remove()
 
@@ -205,6 +216,8 @@ class AttachedSession(SessionCells):
     def _connected(self) -> Iterator[HostConnection]:
         try:
             connection = HostConnection(self._folder, SESSION_SOCKET)
+        except HostSilentError:
+            raise
         except OSError:
             raise CallOrderError(self._why_gone()) from None
         with contextlib.closing(connection):

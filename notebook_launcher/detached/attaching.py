@@ -66,6 +66,7 @@ def attach_session(
     Raises:
         LookupError: No such session is open.
         CallOrderError: The session's host is of a version of this package with another protocol.
+        TimeoutError: The session's host does not answer; it may be stopped (SIGSTOP).
     """
     check_not_in_rank("attach_session")
     session = find_session(name, folder=folder)

@@ -129,16 +129,16 @@ class KeptParcels:
 
     def _move(self, fd: int, name: str) -> tuple[int, int]:
         """Move a parcel to the folder; return its size and checksum."""
-        path, flags = self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        path = self._folder / name
         try:
             size, done = os.fstat(fd).st_size, 0
-            with open(os.open(path, flags, 0o600), "wb") as file:
+            with open(run_files.open_new(self._folder, name), "wb") as file:
                 while done < size:
                     done += os.sendfile(file.fileno(), fd, done, size - done)
             checksum = checksum_of(fd)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise OSError(f"it could not be kept in {path}: {error.strerror}.") from error
+            raise OSError(f"it could not be kept in {path}: {error.strerror or error}.") from error
         finally:
             os.close(fd)
         return size, checksum

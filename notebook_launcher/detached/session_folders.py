@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 UNNAMED = "session"
 """Name in `runs()` of sessions without a name, of which there may be any number."""
+LOCKED = 3.0
+"""Seconds for which another process may hold the folder of all runs; a host holds it for milliseconds."""
 
 
 def session_name_of(config: LaunchConfig) -> str:
@@ -105,10 +107,15 @@ def write_summary(folder: Path, snapshot: RunSnapshot) -> None:
 
 @contextlib.contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Keep other hosts from taking a name meanwhile."""
+    """Keep other hosts from taking a name meanwhile; where another user may read the folder, not for long."""
     fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    end = time.monotonic() + LOCKED
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.02)
         yield
     finally:
         os.close(fd)

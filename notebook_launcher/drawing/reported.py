@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 TABLE = "text/csv"
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001 - wide characters count, too
 """Beginnings of cells that a spreadsheet carries out."""
 MAX_PICTURES = 8
 MAX_COLUMNS = 24
@@ -58,7 +58,8 @@ def read_rows(table: RunPicture, limit: int) -> list[list[str]]:
 def without_formulas(data: bytes) -> bytes:
     """Return CSV with `'` before cells that a spreadsheet would take for a formula; numbers stay as they are."""
     text, safe = data.decode("utf-8", "replace"), io.StringIO()
-    writer = csv.writer(safe, lineterminator="\n")
+    # In some countries `;` parts the cells that are not in quotes.
+    writer = csv.writer(safe, lineterminator="\n", quoting=csv.QUOTE_ALL if ";" in text else csv.QUOTE_MINIMAL)
     with contextlib.suppress(csv.Error):
         writer.writerows([_inert(cell) for cell in row] for row in csv.reader(io.StringIO(text)))
     return safe.getvalue().encode()

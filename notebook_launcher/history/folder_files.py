@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["belongs_to_another", "load_json", "open_file", "open_folder", "read_bytes", "read_json", "socket_path"]
+__all__ = [
+    "belongs_to_another", "load_json", "open_file", "open_folder", "opened", "read_bytes", "read_json", "socket_path",
+]  # fmt: skip
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_JSON = 8_000_000
@@ -65,7 +67,7 @@ def open_file(folder: Path, name: str) -> int:
             cannot be read.
     """
     path = folder / name
-    with _opened(folder) as at, _named(path):
+    with opened(folder) as at, _named(path):
         # Without O_NONBLOCK the open of a named pipe would wait for a writer.
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
     try:
@@ -86,7 +88,7 @@ def socket_path(folder: Path, name: str) -> Iterator[str]:
         OSError: There is no such folder.
         RunFolderError: As `open_folder`; or there is something else of this name, or a socket of another user.
     """
-    with _opened(folder) as at:
+    with opened(folder) as at:
         with contextlib.suppress(FileNotFoundError):  # The caller is about to make it.
             status = os.stat(name, dir_fd=at, follow_symlinks=False)
             _check_kind(folder / name, is_right=stat.S_ISSOCK(status.st_mode))
@@ -148,7 +150,8 @@ def _read(fd: int, path: Path, start: int, limit: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def opened(folder: Path) -> Iterator[int]:
+    """Yield what `open_folder` returns, and close it."""
     fd = open_folder(folder)
     try:
         yield fd

@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.encoding import encode, encode_snapshot
-from notebook_launcher.history.run_files import LogFile, LogOrderFile, MetricsFile, PictureFiles, append, replace
+from notebook_launcher.history.run_files import (
+    LogFile,
+    LogOrderFile,
+    MetricsFile,
+    PictureFiles,
+    append,
+    open_new,
+    replace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,10 +106,14 @@ class Recorder:
         """
         self._is_early = True
         try:
-            return self._write_state().path
+            opened = self._write_state()
+            opened.reserve_room(is_needed=True)  # Who comes back for such a run finds its end here alone.
         except OSError:
-            self._drop_unless_it_has_a_summary()
+            if self._open is not None:
+                run_folders.remove(self._open.path)
+                self._open = None
             raise
+        return opened.path
 
     def reserve_folder(self) -> Path:
         """Make an empty folder now, and fill it when the run is found worth recording; raises `OSError`."""
@@ -376,17 +388,27 @@ class OpenFolder:
         data = encode({**encode_snapshot(snapshot), **more}).encode("ascii")
         replace(self.path / run_folders.SUMMARY, data, self.path / run_folders.PART)
 
-    def reserve_room(self) -> None:
-        """Reserve room for the run's last state, if the disk has that much; idempotent, and raises nothing."""
+    def reserve_room(self, *, is_needed: bool = False) -> None:
+        """Reserve room for the run's last state, if the disk has that much; idempotent.
+
+        Args:
+            is_needed: True to raise `OSError` if there is not that much room.
+        """
         if self._has_reserve:
             return
-        self._has_reserve = True
-        with contextlib.suppress(OSError):
-            fd = os.open(self.path / run_folders.RESERVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.path / run_folders.RESERVE
+        try:
+            fd = open_new(self.path, run_folders.RESERVE)
             try:
                 os.posix_fallocate(fd, 0, RESERVED)
             finally:
                 os.close(fd)
+            self._has_reserve = True
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)  # What it got is of more use to the run.
+            if is_needed:
+                raise
 
     def release_room(self) -> None:
         """Release the room that was reserved; raises nothing."""

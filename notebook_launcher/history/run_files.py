@@ -1,7 +1,8 @@
 """Growing files in a run's folder: metrics as JSON lines, and the output of each rank.
 
-Each write opens the file again, because processes that the user forks would inherit an open descriptor. Both files
-have a limit, so that a run of any length and noise takes a bounded part of the disk.
+Each write opens the folder and the file again, because processes that the user forks would inherit an open descriptor;
+and the folder must still be the user's own, for the owner of the folder of all runs can put another in its place. Both
+files have a limit, so that a run of any length and noise takes a bounded part of the disk.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.errors import RunFolderError
 from notebook_launcher.history.encoding import encode, encode_point, is_place
-from notebook_launcher.history.folder_files import open_file, read_bytes
+from notebook_launcher.history.folder_files import open_file, opened, read_bytes
 from notebook_launcher.history.run_folders import LOG_ORDER, METRICS, PICTURES, log_name
 from notebook_launcher.history.schema import RunPicture
 from notebook_launcher.wording import format_bytes
@@ -128,23 +129,40 @@ class LogFile:
 
 def append(path: Path, data: bytes) -> None:
     """Write at the end of a file, which is made if it does not exist; raises `OSError`."""
-    _write(path, data, os.O_APPEND)
+    with opened(path.parent) as at:
+        _write(at, path.name, data, os.O_APPEND)
 
 
 def replace(path: Path, data: bytes, part: Path) -> None:
     """Write a file under another name and rename it, so that readers see either version whole; raises `OSError`."""
-    _write(part, data, os.O_TRUNC)
-    part.replace(path)
+    with opened(path.parent) as at:
+        try:
+            _write(at, part.name, data, os.O_TRUNC)
+            os.replace(part.name, path.name, src_dir_fd=at, dst_dir_fd=at)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(part.name, dir_fd=at)  # On a full disk another file has use for the room.
+            raise
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o600)
+def open_new(folder: Path, name: str) -> int:
+    """Return a descriptor for writing a file from its beginning; raises `OSError`."""
+    with opened(folder) as at:
+        return _open(at, name, os.O_TRUNC)
+
+
+def _write(at: int, name: str, data: bytes, mode: int) -> None:
+    fd = _open(at, name, mode)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
+
+
+def _open(at: int, name: str, mode: int) -> int:
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o600, dir_fd=at)
 
 
 # --------------------------------------------------------------------------------------------------------------------

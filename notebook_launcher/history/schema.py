@@ -5,12 +5,13 @@ A live run, a run that is over and a run from a folder all return these records,
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import importlib
 import math
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from notebook_launcher.wording import NAME_LENGTH, bounded, format_number, one_line, plural
+from notebook_launcher.wording import NAME_LENGTH, bounded, clean, format_number, one_line, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,9 +114,12 @@ class RunPicture:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         if self.mime == "text/csv":
-            return {"text/plain": bounded(self.data.decode("utf-8", "replace"), "picture.data has all")}
-        words = {"text/plain": repr(self)}
-        return {**words, self.mime: self.data.decode("utf-8", "replace") if self.mime == "image/svg+xml" else self.data}
+            return {"text/plain": bounded(clean(self.data.decode("utf-8", "replace")), "picture.data has all")}
+        if self.mime == "image/png":
+            return {"text/plain": repr(self), self.mime: self.data}
+        # As an image, because the drawing of a folder from elsewhere may hold a script, which some pages carry out.
+        source = f"data:{self.mime};base64,{base64.b64encode(self.data).decode()}"
+        return {"text/plain": repr(self), "text/html": f'<img src="{source}">'}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

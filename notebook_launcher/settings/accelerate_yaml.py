@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,11 @@ def _variable_text(value: Any) -> str:
 
 
 MARK = "# notebook-launcher: "
+LOADING = (
+    "BASH_ENV", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONBREAKPOINT", "PYTHONHOME", "PYTHONPATH",
+    "PYTHONSTARTUP", "PYTHONUSERBASE",
+)  # fmt: skip
+"""Variables by which a process loads code that nobody has typed."""
 SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", KIND)
 INSTEAD = {
     "MEGATRON_LM": "it splits the model with Megatron-LM, which ranks of a notebook do not run",
@@ -252,8 +258,10 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     kept: Mapping[str, Any] = NEW_FILE
     if file.exists():
         kept = _mapping(file, _text(file))
-    env = {name: value for name, value in options.get("env", {}).items() if not is_secret(name, value)}
-    secret = sorted(options.get("env", {}).keys() - env.keys())
+    given = options.get("env", {})
+    secret = sorted(name for name, value in given.items() if is_secret(name, value))
+    loading = sorted(given.keys() & {*LOADING})
+    env = {name: value for name, value in given.items() if name not in (*secret, *loading)}
     section = compiler_section(env, kept)
     options = {**{name: value for name, value in options.items() if name != "env"}, **({"env": env} if env else {})}
     values, extras = _values(options, num_processes, use_gpu=use_gpu)
@@ -265,8 +273,9 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
     text = yaml.safe_dump({**kept, **values})
     if extras:
         text = f"{MARK}{json.dumps(extras, sort_keys=True, default=dict)}\n{text}"
-    if secret:
-        text = f"# Not written, because their values are secrets: {', '.join(secret)}. Pass them as env=.\n{text}"
+    for names, why in ((loading, "they load code"), (secret, "their values are secrets")):
+        if names:
+            text = f"# Not written, because {why}: {', '.join(names)}. Pass them as env=.\n{text}"
     try:
         _replace(file, text, mode=0o600 if env else 0o666)
     except OSError as error:
@@ -416,6 +425,11 @@ def _extras(file: Path, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
             f"{file}: setup is code, and settings files hold none. Remove it from {one_line(line)!r}, and pass "
             "setup= to the launch."
         )
+    if loading := sorted({*LOADING} & set(extras["env"] if isinstance(extras.get("env"), dict) else ())):
+        raise ConfigError(
+            f"{file}: env sets {', '.join(loading)}, which loads code, and settings files hold none. Remove it from "
+            f"{one_line(line)!r}, and pass env={{{loading[0]!r}: ...}} to the launch."
+        )
     written = extras.pop("written", {})
     if not isinstance(written, dict) or any(values.get(key) != value for key, value in written.items()):
         for key in ("devices", "num_processes"):
@@ -470,10 +484,12 @@ def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dic
 def _replace(file: Path, text: str, *, mode: int) -> None:
     """Replace a file as a whole, or leave it as it is."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f".{file.name}-{os.getpid()}")
+    # Of a name that nobody can take before: in a folder that others write, it could be a link.
+    new = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     try:
-        new.touch(mode)
-        new.write_text(text, encoding="utf-8")
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(fd, "w", encoding="utf-8") as opened:
+            opened.write(text)
         new.replace(file)
     finally:
         new.unlink(missing_ok=True)

@@ -321,6 +321,23 @@ def test_runs_and_the_program_know_sessions(
     assert repr(again).endswith(": closed>")
 
 
+def test_session_is_closed_though_its_host_is_stopped(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    session = opened(1, name="exp", output="none")
+    host = psutil.Process(run_folders.owner_of(session._folder))
+    host.suspend()
+    with monkeypatch.context() as patched:
+        patched.setattr(host_socket, "PATIENCE", 1.0)
+        assert repr(session).endswith(": its host does not answer>")
+        with pytest.raises(TimeoutError, match=rf"does not answer: .* `kill -CONT {host.pid}` lets it go on"):
+            attach_session("exp")
+    session.close()
+    assert "was stopped (SIGSTOP), and was continued\n" in capfd.readouterr().err
+    until(lambda: not lives(host))
+    assert not session._folder.exists()
+
+
 def test_other_calls_wait_for_the_end_of_a_debugger(session: AttachedSession) -> None:
     with (
         contextlib.closing(host_socket.HostConnection(session._folder, SESSION_SOCKET)) as connection,

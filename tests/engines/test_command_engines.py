@@ -35,6 +35,7 @@ from notebook_launcher.errors import NodeLostError
 from notebook_launcher.messaging.links import Link
 from tests.engines.calls import all_up, kill_rank, sum_up, wait_for_rank_0
 from tests.engines.options import QUIET
+from tests.security.evil import Evil
 from tests.support.run_state import data_of, tree_of
 from tests.support.waiting import until
 
@@ -273,18 +274,22 @@ def test_clock_of_a_node_may_be_days_ahead() -> None:
         notebook_launch(fail, 2, engine=engine, **QUIET)
 
 
-def test_greeting_names_versions_that_differ() -> None:
+def test_greeting_names_versions_that_differ_and_nothing_behind_it_is_unpickled(tmp_path: Path) -> None:
+    mark = tmp_path / "their code ran"
     other = (
-        "from notebook_launcher.engines.cluster.connections import *; import dataclasses, sys;"
+        "from notebook_launcher.engines.cluster.connections import *; import struct, sys;"
+        f"record = {pickle.dumps(Evil(mark))!r};"
         "g = Greeting.of_this_machine(); g.versions['torch'] = '1.0';"
         "print('a login says hello'); sys.stdout.flush();"
-        "sys.stdout.buffer.write(g.to_line()); sys.stdout.flush(); sys.stdin.read()"
+        "sys.stdout.buffer.write(g.to_line() + struct.pack('<Q', len(record)) + record); sys.stdout.flush();"
+        "sys.stdin.read()"
     )
     engine = Commands([[sys.executable, "-c", other]])
     with pytest.raises(
         ConfigError, match=r"node 0 \(.*\) has other versions than this kernel: torch 1\.0 there, .* here"
     ):
         engine.look()
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize(

@@ -76,21 +76,22 @@ try:
     launch(work, 1, output="none", detached=True)
 except Exception as error:
     print(f"{type(error).__name__}: {error}")
-print(runs())
-print([path.name for path in pathlib.Path(os.environ["NOTEBOOK_LAUNCHER_RUNS"]).iterdir() if path.is_dir()])
+folders = [path for path in pathlib.Path(os.environ["NOTEBOOK_LAUNCHER_RUNS"]).iterdir() if path.is_dir()]
+print([run.state for run in runs()], len(folders))
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "reason", "left"),
     [
-        ("mount -o remount,ro {home}", "Read-only file system"),
-        ("dd if=/dev/zero of={home}/rest bs=4k status=none || true", "No space left on device"),
+        ("mount -o remount,ro {home}", "Read-only file system", "[] 0"),
+        ("dd if=/dev/zero of={home}/rest bs=4k status=none || true", "No space left on device", "[] 0"),
+        ("dd if=/dev/zero of={home}/rest bs=4k count=9 status=none", "No space left on device", "['done'] 1"),
     ],
-    ids=["read-only", "full"],
+    ids=["read-only", "full", "too full for the end of a run"],
 )
-def test_launch_without_room_for_its_folder_leaves_none(change: str, reason: str, tmp_path: Path) -> None:
+def test_launch_without_room_for_its_folder_leaves_none(change: str, reason: str, left: str, tmp_path: Path) -> None:
     program, home = tmp_path / "program.py", tmp_path / "runs"
     program.write_text(BARRED)
     home.mkdir()
@@ -101,6 +102,6 @@ def test_launch_without_room_for_its_folder_leaves_none(change: str, reason: str
     expected = (
         f"7\nResourceError: the folder of a detached run or session cannot be made in {home}: {reason}. attach() finds "
         "the run by this folder, so make room there, or name a folder on another disk: runs_folder='a/folder'.\n"
-        f"no runs in {home}\n[]\n"
+        f"{left}\n"
     )
     assert done.stdout == expected, done.stderr

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notebook_launcher.messaging import links
 from notebook_launcher.messaging.links import Link, LinkError
 
 if TYPE_CHECKING:
@@ -50,6 +51,22 @@ def test_record_that_arrives_in_parts_is_taken_once_it_is_whole(ends: tuple[Link
     thread.join()
     assert records == ["before", LARGE, "after"]
     assert num_reads > 3
+
+
+def test_stream_without_records_or_lines_is_refused(ends: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver = ends
+    monkeypatch.setattr(links, "LONGEST_LINE", 10)
+    os.write(sender._write_fd, (2**62).to_bytes(8, "little"))
+    receiver.read()
+    assert receiver.next_line() is None
+    with pytest.raises(LinkError, match="what arrives are no messages: one would have 4611686018427387904 bytes"):
+        receiver.whole_records()
+    with pytest.raises(LinkError, match="what arrives are no messages"):
+        receiver.receive()
+    os.write(sender._write_fd, b"words")
+    receiver.read()
+    with pytest.raises(LinkError, match="its output begins with a line of more than 10 bytes"):
+        receiver.next_line()
 
 
 def test_record_behind_a_line_is_not_part_of_it(ends: tuple[Link, Link]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -13,6 +10,7 @@ import psutil
 import pytest
 
 from tests.support.kernels import Kernel
+from tests.support.signals import keep_stopped
 from tests.support.waiting import until
 from tests.support.warm_kernels import FIRST, takes_less_than, unchanged
 
@@ -91,13 +89,6 @@ def test_second_stop_ends_a_run_whose_supervisor_is_stopped_again_and_again(kern
         return float(seconds)
 
     assert takes_less_than(3, attempt)
-
-
-def keep_stopped(pid: int, over: threading.Event) -> None:
-    """Stop a process as often as it is continued."""
-    with contextlib.suppress(ProcessLookupError):
-        while not over.wait(0.0):
-            os.kill(pid, signal.SIGSTOP)
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,14 +15,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher import RankFailedError, ReturnValueError, RunFolderError, attach, launch, open_run, runs
-from notebook_launcher.detached import host_socket
+from notebook_launcher import (
+    LaunchConfig,
+    RankFailedError,
+    ReturnValueError,
+    RunFolderError,
+    attach,
+    launch,
+    open_run,
+    runs,
+)
+from notebook_launcher.detached import host_socket, session_folders
+from notebook_launcher.detached.ending import KeptParcels
 from notebook_launcher.detached.host_socket import HostConnection
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.folder_files import open_file
+from notebook_launcher.history.run_files import append, replace
 from notebook_launcher.history.run_folders import SOCKET
+from notebook_launcher.training.checkpoints.folders import MOVES, settle
 from notebook_launcher.travel import pack_value
+from tests.security.evil import Evil
 from tests.security.recorded import READINGS
+from tests.support.drawn_runs import run_of
 from tests.support.toy_runs import make_run
 from tests.support.waiting import until
 
@@ -40,14 +56,6 @@ with open(f"{mine}/value-0.parcel", "wb") as file:
 """
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-
-
-class Evil:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return Path.touch, (self.mark,)
 
 
 @pytest.fixture
@@ -145,6 +153,49 @@ def outcomes(folder: Path) -> dict[str, object]:
 
 
 @as_root
+def test_other_end_of_another_user_is_not_spoken_to(tmp_path: Path) -> None:
+    folder, theirs = make_run(tmp_path, 123456), socket.socket(socket.AF_UNIX)
+    theirs.bind(str(folder / SOCKET))
+    os.seteuid(OTHER)  # Whose socket it is, the system notes when it listens.
+    try:
+        theirs.listen()
+    finally:
+        os.seteuid(0)
+    with theirs, pytest.raises(PermissionError, match=f"belongs to user {OTHER}, and this one to user 0"):
+        HostConnection(folder, patience=1.0)
+
+
+@as_root
+def test_folder_that_was_put_in_a_run_s_place_gets_nothing(shared: Path) -> None:
+    folder = make_run(shared, 123456)
+    append(folder / "rank-0.log", b"mine")
+    folder.rename(shared / "moved")
+    as_other("import os, sys; os.mkdir(sys.argv[1], 0o777); os.chmod(sys.argv[1], 0o777)", folder)
+    for write in (
+        lambda: append(folder / "rank-0.log", b"secret"),
+        lambda: replace(folder / "summary.json", b"secret", folder / "summary.json.part"),
+        lambda: KeptParcels(folder).keep_value(pack_value("secret")),
+    ):
+        with pytest.raises(OSError, match=rf"{folder} belongs to another user \({OTHER}\)"):
+            write()
+    assert not list(folder.iterdir())
+
+
+@as_root
+def test_unfinished_save_of_another_user_is_left_alone(tmp_path: Path) -> None:
+    target, ready = tmp_path / "save", tmp_path / ".save.ready-00"
+    ready.mkdir()
+    (ready / "model.bin").write_text("theirs")
+    (ready / MOVES).write_text('{"files": ["model.bin"], "stale": []}')
+    os.chown(ready, OTHER, OTHER)
+    settle(target)
+    assert not target.exists()
+    os.chown(ready, 0, 0)
+    settle(target)
+    assert (target / "model.bin").read_text() == "theirs"
+
+
+@as_root
 def test_host_of_another_user_is_not_asked(tmp_path: Path) -> None:
     folder = make_run(tmp_path, 123456)
     host_socket.listen(folder).close()
@@ -184,6 +235,17 @@ def test_folders_of_others_take_no_room(tmp_path: Path) -> None:
     run_folders.prune(tmp_path, max_runs=1)
     assert mine.exists()
     assert [run.folder for run in runs(tmp_path)] == [mine]
+
+
+def test_lock_of_another_user_delays_no_session_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_folders, "LOCKED", 0.1)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    config = LaunchConfig(runs_folder=tmp_path, name="exp")
+    folder, sock = session_folders.make(config, lambda: run_of(kind="session"))
+    sock.close()
+    os.close(fd)
+    assert folder.parent == tmp_path
 
 
 def test_edit_writes_through_no_link(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_folder_of_a_run_has_no_secret(tmp_path: Path, monkeypatch: pytest.Monke
 def test_exported_files_ask_for_secrets(tmp_path: Path) -> None:
     written = export(work, tmp_path / "work.py", 1, args=("", "", ""), env={**ENV, "MY_FLAG": "1"}, seed=1)
     assert "set PGPASSWORD, DB_PASS, DATABASE_URL, MY_TOKEN, PLAIN where the script runs" in repr(written)
+    held = export(work, tmp_path / "held.py", 1, args=("", "hunter2", ""), seed=1).script
+    assert held.stat().st_mode & 0o777 == 0o600
     settings = LaunchConfig(num_processes=1, devices="cpu", env={**ENV, "MY_FLAG": "1"}).to_yaml(tmp_path / "my.yaml")
     for path in (written.script, settings):
         assert SECRET not in path.read_text().replace(TOKEN, "")

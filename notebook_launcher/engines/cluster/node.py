@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.cluster import node_records
-from notebook_launcher.engines.cluster.connections import MARK, Greeting
+from notebook_launcher.engines.cluster.connections import MARK, Greeting, version_difference, versions
 from notebook_launcher.engines.kernel_imports import KernelImports
 from notebook_launcher.messaging.links import Link, LinkError
 
@@ -74,6 +74,8 @@ class Node:
         self._num_lines = 0
         """Lines that arrived before the greeting."""
         self._has_greeted = False
+        self._is_understood = False
+        """True once the agent has greeted, and is of the versions of this kernel."""
         self._connection = connection
         self.read_fd = connection.read_fd
         """Descriptor at which the agent's records arrive."""
@@ -184,6 +186,8 @@ class Node:
     def read(self) -> list[Any]:
         """Read what has arrived, and return what is whole of it: `Greeting` first, then records.
 
+        Records of an agent of other versions are not unpickled.
+
         The receiver calls this when the link is readable, then `take` for each record, and `lose` at the end.
 
         Raises:
@@ -191,13 +195,15 @@ class Node:
         """
         self._link.read()
         greeting = [] if self._has_greeted else self._find_greeting()
-        return greeting + self._link.whole_records() if self._has_greeted else []
+        return greeting + (self._link.whole_records() if self._is_understood else [])
 
     def _find_greeting(self) -> list[Any]:
         while (line := self._link.next_line()) is not None:
             if line.startswith(MARK):
                 self._has_greeted = True
-                return [Greeting.from_line(line)]
+                greeting = Greeting.from_line(line)
+                self._is_understood = not version_difference(versions(), greeting.versions)
+                return [greeting]
             self._num_lines += 1
             if self._num_lines == GREETING_LINES:
                 raise LinkError("the first lines of its output hold no greeting of an agent")

@@ -342,13 +342,14 @@ def describe_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
     Arguments with names of secrets (`api_key`) are left out.
     """
-    while isinstance(function, functools.partial):
-        args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
-    named = without_secrets(_bind(function, args, kwargs).items())
+    named = without_secrets(bound_arguments(function, args, kwargs).items())
     return {name: describe_value(value) for name, value in itertools.islice(named, MAX_ARGUMENTS)}
 
 
-def _bind(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bound_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments, including defaults and those of a `functools.partial`."""
+    while isinstance(function, functools.partial):
+        args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):  # Some functions written in C have no signature.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib.metadata
 import inspect
@@ -151,6 +152,8 @@ WHILE_RUNNING = 30.0
 AT_THE_END = 1.0
 """Seconds from its start for which the end of a run waits for git."""
 HASH = re.compile(r"[0-9a-f]{40,64}")
+MAX_REFS = 100_000_000
+"""Characters of a file of git's that are read."""
 
 
 class GitChanges:
@@ -164,7 +167,9 @@ class GitChanges:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when git is over
         self._process: subprocess.Popen[bytes] | None = None
         if git := shutil.which("git"):
-            words = [git, "--no-optional-locks", "-C", repository, "diff", "--no-ext-diff", "--no-color", "HEAD"]
+            # A repository that was copied may name programs to run: as file system monitor, and to show a kind of file.
+            words = [git, "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", repository]
+            words += ["diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD"]
             ours = {"stdin": subprocess.DEVNULL, "stdout": self._output, "stderr": subprocess.DEVNULL}
             with contextlib.suppress(OSError):
                 # A session of its own: an interrupt in a terminal is not for git.
@@ -191,7 +196,7 @@ class GitChanges:
 def git_commit(folder: Path) -> dict[str, str]:
     """Return commit and branch of the repository around a folder; empty if there is none. Starts no process."""
     for parent in (folder, *folder.parents):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
             git = _git_folder(parent / ".git")
             if git is not None:
                 return _head(git) | {"repository": str(parent)}
@@ -200,25 +205,34 @@ def git_commit(folder: Path) -> dict[str, str]:
 
 def _git_folder(entry: Path) -> Path | None:
     if entry.is_file():  # A worktree or submodule: `gitdir: <path>`.
-        return (entry.parent / entry.read_text("utf-8").partition(":")[2].strip()).resolve()
+        return (entry.parent / _text_of(entry).partition(":")[2].strip()).resolve()
     return entry if entry.is_dir() else None
 
 
 def _head(git: Path) -> dict[str, str]:
-    text = (git / "HEAD").read_text("utf-8").strip()
+    text = _text_of(git / "HEAD").strip()
     if not text.startswith("ref:"):
-        return {"commit": text}
+        return {"commit": text} if HASH.fullmatch(text) else {}
     ref = text.partition(":")[2].strip()
     branch = {"branch": ref.removeprefix("refs/heads/")}
     shared = git
     with contextlib.suppress(OSError):
-        shared = (git / (git / "commondir").read_text("utf-8").strip()).resolve()
+        shared = (git / _text_of(git / "commondir").strip()).resolve()
     for home in (git, shared):
         with contextlib.suppress(OSError):
-            return {"commit": (home / ref).read_text("utf-8").strip(), **branch}
+            if HASH.fullmatch(commit := _text_of(home / ref).strip()):
+                return {"commit": commit, **branch}
     with contextlib.suppress(OSError):
-        for line in (shared / "packed-refs").read_text("utf-8").splitlines():
+        for line in _text_of(shared / "packed-refs").splitlines():
             commit, _, name = line.partition(" ")
             if name == ref and HASH.fullmatch(commit):
                 return {"commit": commit, **branch}
     return branch
+
+
+def _text_of(path: Path) -> str:
+    """Return the text of an ordinary file; of another user's /tmp/.git it may be a pipe, and name any file."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "no ordinary file", str(path))
+    with path.open(encoding="utf-8") as file:
+        return file.read(MAX_REFS)

@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 
 from notebook_launcher.installed import version_of
+from notebook_launcher.wording import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -154,6 +155,8 @@ def _real(folder: str | os.PathLike[str]) -> Path:
 
 CHUNK = 2**20
 """Bytes read at a time; larger reads make a digest no faster."""
+MAX_TEXT = 100_000_000
+"""Bytes of a text that is read: the manifest of 10,000 files has 2 MB, the index of a million tensors 100 MB."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,6 +212,24 @@ def write_text(path: Path, text: str) -> None:
     with path.open("wb") as file:
         file.write(text.encode())
         _sync(file)
+
+
+def check_plain(path: Path) -> None:
+    """Raise `OSError` unless a file is an ordinary one: a named pipe, which an archive can hold, never ends.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of an ordinary file that is not larger than any of a checkpoint; raises `OSError`."""
+    check_plain(path)
+    if path.stat().st_size > MAX_TEXT:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_TEXT:,} bytes", str(path))
+    return path.read_text()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> FileDigest:
@@ -369,6 +390,8 @@ FORMAT = 3
 """The newest format: 2 has the sharded layout, and 3 states of objects by rank. A checkpoint without either is still
 written as format 1."""
 ADVICE = "Load another checkpoint; this one cannot be trusted."
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What a damaged text of JSON raises where it is read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,21 +429,23 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / MANIFEST
     try:
-        text = path.read_text()
+        text = read_text(path)
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is damaged: {error}. {ADVICE}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. {ADVICE}") from error
     try:
         values = json.loads(text)
         is_newer = values["format"] > FORMAT
         manifest = None if is_newer else _parse(values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: it does not parse ({error!r}). {ADVICE}") from error
+    except DAMAGE as error:
+        raise CheckpointError(f"{path} is damaged: it does not parse ({one_line(repr(error))}). {ADVICE}") from error
     if is_newer:
         raise CheckpointError(
             f"{path} has format {values['format']}, and this version reads up to {FORMAT}. It was written by "
-            f"{values.get('versions')}: install that version or a later one."
+            f"{one_line(values.get('versions'))}: install that version or a later one."
         )
     return manifest
 
@@ -437,6 +462,7 @@ def check_file(folder: Path, name: str, expected: FileDigest) -> None:
     """Raise CheckpointError unless the file has the size and digest of its entry."""
     path = folder / name
     try:
+        check_plain(path)
         size = path.stat().st_size
         if size != expected.bytes:
             raise CheckpointError(f"{path} is damaged: {size} bytes, where {expected.bytes} were written. {ADVICE}")
@@ -445,6 +471,8 @@ def check_file(folder: Path, name: str, expected: FileDigest) -> None:
         raise CheckpointError(
             f"{path} is missing, and {expected.bytes} bytes with sha256 {expected.sha256} were written. {ADVICE}"
         ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. {ADVICE}") from error
     if found != expected:
         raise CheckpointError(
             f"{path} is damaged: its sha256 is {found.sha256}, and {expected.sha256} was written. {ADVICE}"
@@ -535,9 +563,19 @@ def publish(stage: Path, target: Path, *, last: str, stale: Collection[str], rep
 
 
 def settle(target: Path) -> None:
-    """Finish the save that a killed process had completed but not moved to `target`."""
+    """Finish the save that a killed process had completed but not moved to `target`.
+
+    Anybody may have put a folder of such a name beside the target, or into it before it was copied: a folder of another
+    user stays as it is.
+
+    Raises:
+        CheckpointError: The list of what is to be moved leads out of the folders.
+    """
+    owners = {os.geteuid(), *(path.stat().st_uid for path in [target] if path.exists())}
     for ready in _siblings(target, "ready"):
-        _move_in(ready, target)
+        status = ready.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid in owners:
+            _move_in(ready, target)
 
 
 def discard(stage: Path) -> None:
@@ -608,7 +646,7 @@ def _move_in(ready: Path, target: Path) -> None:
     """Move the files of a complete save into their folder, continuing where another process was killed."""
     with _locked(ready):
         try:
-            moves = json.loads((ready / MOVES).read_text())
+            moves = _read_moves(ready, target)
         except FileNotFoundError:
             return  # another process was quicker
         *_, last = moves["files"]
@@ -629,6 +667,21 @@ def _move_in(ready: Path, target: Path) -> None:
         ready.rename(finished)
         shutil.rmtree(finished)
         sync_folder(target)
+
+
+def _read_moves(ready: Path, target: Path) -> dict[str, list[str]]:
+    """Return the names of the files to move and of those to remove; raise `CheckpointError` if one leads elsewhere."""
+    path = ready / MOVES
+    try:
+        moves = json.loads(read_text(path))
+        (*_, _), every = moves["files"], [*moves["files"], *moves["stale"]]
+    except DAMAGE as error:
+        raise CheckpointError(f"{path} is damaged: {one_line(repr(error))}. Remove {ready}.") from error
+    for name in every:
+        # A folder on the way may be a link.
+        if leaves_folder(name) or any((top / name).parent.resolve() != (top / name).parent for top in (ready, target)):
+            raise CheckpointError(f"{path} is damaged: {name!r} is outside the folder. Remove {ready}.")
+    return dict(moves)
 
 
 @contextlib.contextmanager

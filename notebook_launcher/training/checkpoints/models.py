@@ -17,10 +17,13 @@ import torch
 from notebook_launcher.training.checkpoints import folders
 from notebook_launcher.training.checkpoints.folders import (
     ADVICE,
+    DAMAGE,
     METADATA,
     CheckpointError,
     FileDigest,
+    check_plain,
     leaves_folder,
+    read_text,
     write_object,
     write_tensors,
 )
@@ -38,7 +41,7 @@ from notebook_launcher.training.checkpoints.sharded import (
 from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.unwrapping import unwrap_model
-from notebook_launcher.wording import type_of
+from notebook_launcher.wording import one_line, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -502,6 +505,7 @@ def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs
 
 def _read_safetensors(path: Path, map_location: Any, weights: Weights) -> None:
     try:
+        check_plain(path)
         weights.tensors.update(safetensors.torch.load_file(path, device=str(map_location)))
         with safetensors.safe_open(path, framework="pt") as file:
             weights.aliases.update(file.metadata() or {})
@@ -520,9 +524,10 @@ def read_index(path: Path) -> list[Path]:
         CheckpointError: The index does not parse, or names a file outside its folder.
     """
     try:
-        names = set(json.loads(path.read_text())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: it does not parse ({error!r}). Save the model again.") from error
+        names = set(json.loads(read_text(path))["weight_map"].values())
+    except (*DAMAGE, OSError) as error:
+        why = one_line(repr(error))
+        raise CheckpointError(f"{path} is damaged: it does not parse ({why}). Save the model again.") from error
     if outside := [name for name in names if leaves_folder(name)]:
         raise CheckpointError(f"{path} is damaged: {outside[0]!r} is outside the folder. Save the model again.")
     return [path.parent / name for name in sorted(names)]

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import hashlib
+import os
 import pickle
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from notebook_launcher.training.checkpoints.folders import ADVICE, CheckpointError
+from notebook_launcher.training.checkpoints.folders import ADVICE, CheckpointError, check_plain
 from notebook_launcher.training.fingerprints import fingerprint, is_comparable
 from notebook_launcher.training.spread_tensors import is_spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 __all__ = ["check_custom_objects", "digest_of", "load", "read_object", "unsafe_types"]
 
@@ -53,12 +54,16 @@ def read_object(path: Path, map_location: Any = "cpu", *, trust: str = TRUST, **
     """
     options: dict[str, Any] = {"weights_only": True, **load_kwargs}
     try:
+        if isinstance(path, str | os.PathLike):
+            check_plain(Path(path))
         with _plain_types():
             return torch.load(path, map_location=map_location, **options)
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} is missing. Load another checkpoint, or prepare what was prepared then."
         ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}. {ADVICE}") from error
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
         found = unsafe_types(path)
         if options["weights_only"] and found:

@@ -11,6 +11,7 @@ import os
 import pickle
 import warnings
 import zipfile
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from notebook_launcher.training.checkpoints.folders import (
     METADATA,
     CheckpointError,
     FileDigest,
+    check_plain,
     leaves_folder,
     measure,
     write_object,
@@ -33,7 +35,6 @@ from notebook_launcher.wording import format_bytes, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from notebook_launcher.training.process.process_state import ProcessState
 
@@ -466,11 +467,15 @@ class ShardReader(dcp.FileSystemReader):
 
     def read_metadata(self, *_: Any, **__: Any) -> Any:
         """Return the index of the folder."""
-        with (self.path / METADATA).open("rb") as file:  # type: ignore[operator]
+        folder = Path(self.path)
+        check_plain(folder / METADATA)
+        with (folder / METADATA).open("rb") as file:
             metadata = _IndexUnpickler(file).load()
-        for stored in (metadata.storage_data or {}).values():
-            if leaves_folder(stored.relative_path):
-                raise pickle.UnpicklingError(f"{stored.relative_path!r} is outside the folder")
+        for name in {stored.relative_path for stored in (metadata.storage_data or {}).values()}:
+            if leaves_folder(name):
+                raise pickle.UnpicklingError(f"{name!r} is outside the folder")
+            with contextlib.suppress(FileNotFoundError):  # torch names it.
+                check_plain(folder / name)
         if metadata.storage_meta is None:
             metadata.storage_meta = dcp.metadata.StorageMeta()
         metadata.storage_meta.load_id = self.load_id
