@@ -23,6 +23,7 @@ from notebook_launcher.kernel.calls import everywhere
 from notebook_launcher.kernel.calls.checks import bound_arguments, check_call
 from notebook_launcher.kernel.plan import make_plan
 from notebook_launcher.notebook_code import Needs, literal_of
+from notebook_launcher.settings.accelerate_yaml import replace_file
 from notebook_launcher.settings.option_checks import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
 from notebook_launcher.wording import format_seconds, is_secret, redact, type_of
@@ -122,11 +123,11 @@ def export(
     secret = [name for name, value in given_here if isinstance(value, str) and value and is_secret(name, value)]
     text = contents[script].decode()
     is_private = bool(plan.config.env or secret or redact(text) != text)  # Nobody else's business.
-    for file, content in contents.items():
-        if is_private:
-            file.touch(0o600)
-            file.chmod(0o600)
-        file.write_bytes(content)
+    try:
+        for file, content in contents.items():
+            replace_file(file, content, mode=0o600 if is_private else 0o666)
+    except OSError as error:
+        raise ConfigError(f"export(path={os.fspath(file)!r}): it cannot be written: {error.strerror}.") from error
     holds = f"the script holds {', '.join(secret)}: its owner alone can read it" if secret else ""
     return _exported(needs, plan, script, contents, untried, holds)
 

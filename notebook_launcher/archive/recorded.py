@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from notebook_launcher.history.schema import MetricPoint, RankPhases, RunPicture, RunState
 
 
+PARTS = ("git", "packages", "variables")
+"""Parts of the environment that have names and values; anything else in their place is left out."""
 TAIL = 20_000
 """Bytes of the end of each log that the picture of a run shows."""
 
@@ -167,7 +169,8 @@ class RecordedRun(FolderReader):
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, git commit, working directory and variables at the launch; empty if they were not recorded."""
-        return read_json(self._folder, run_folders.ENVIRONMENT) or {}
+        found = read_json(self._folder, run_folders.ENVIRONMENT) or {}
+        return {name: part for name, part in found.items() if name not in PARTS or isinstance(part, dict)}
 
     def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
         """Change the run's name, tags or notes in its folder; None leaves each as it is.
@@ -393,6 +396,11 @@ def read_edits(folder: Path) -> dict[str, Any]:
 
 
 def write_edits(folder: Path, edits: Mapping[str, Any]) -> None:
-    """Add edits to those in a run's folder; raises `OSError`."""
+    """Add edits to those in a run's folder; raises `RunFolderError`."""
     path, data = folder / run_folders.EDITS, encoding.encode({**read_edits(folder), **edits})
-    run_files.replace(path, data.encode("ascii"), path.with_suffix(".json.part"))
+    try:
+        run_files.replace(path, data.encode("ascii"), path.with_suffix(".json.part"))
+    except RunFolderError:
+        raise
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written: {error.strerror}.") from error

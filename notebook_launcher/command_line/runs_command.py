@@ -115,8 +115,7 @@ def _show(options: argparse.Namespace) -> int:
     curves.fold(run.metrics)
     lines = [static_text(snapshot, curves, terminal_width()), "", f"folder: {run.folder}"]
     lines += [f"name: {run.name}", *([f"notes: {run.notes}"] if run.notes else [])]
-    git = run.environment.get("git")
-    if commit := git.get("commit") if isinstance(git, dict) else "":
+    if commit := run.environment.get("git", {}).get("commit"):
         lines.append(f"git commit: {commit}")
     settings = plain_settings(snapshot)
     defaults = {} if options.all else _default_settings(snapshot)

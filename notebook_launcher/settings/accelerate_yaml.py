@@ -277,7 +277,7 @@ def write(file: Path, options: Mapping[str, Any], *, num_processes: int, use_gpu
         if names:
             text = f"# Not written, because {why}: {', '.join(names)}. Pass them as env=.\n{text}"
     try:
-        _replace(file, text, mode=0o600 if env else 0o666)
+        replace_file(file, text.encode(), mode=0o600 if env else 0o666)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
 
@@ -481,15 +481,15 @@ def _values(options: Mapping[str, Any], num: int, *, use_gpu: bool) -> tuple[dic
     return values, extras
 
 
-def _replace(file: Path, text: str, *, mode: int) -> None:
-    """Replace a file as a whole, or leave it as it is."""
+def replace_file(file: Path, data: bytes, *, mode: int) -> None:
+    """Replace a file as a whole, or leave it as it is; raises `OSError`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # Of a name that nobody can take before: in a folder that others write, it could be a link.
     new = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with open(fd, "w", encoding="utf-8") as opened:
-            opened.write(text)
+        with open(fd, "wb") as opened:
+            opened.write(data)
         new.replace(file)
     finally:
         new.unlink(missing_ok=True)

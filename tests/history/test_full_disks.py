@@ -64,20 +64,26 @@ def test_end_of_a_run_is_kept_though_the_disk_is_full(kind: str, end: str, said:
 
 BARRED = """
 import os, pathlib
-from notebook_launcher import launch, report, runs
+from notebook_launcher import ConfigError, export, launch, report, runs
 
 def work():
     report(step=1, loss=0.5)
     return 7
 
+home = pathlib.Path(os.environ["NOTEBOOK_LAUNCHER_RUNS"])
 plain = launch(work, 1, output="none")
 print(plain.result(100)[0])
 try:
     launch(work, 1, output="none", detached=True)
 except Exception as error:
     print(f"{type(error).__name__}: {error}")
-folders = [path for path in pathlib.Path(os.environ["NOTEBOOK_LAUNCHER_RUNS"]).iterdir() if path.is_dir()]
+try:
+    export(work, home / "work.py", 1)
+except ConfigError as error:
+    assert "work.py'): it cannot be written" in str(error)
+folders = [path for path in home.iterdir() if path.is_dir()]
 print([run.state for run in runs()], len(folders))
+print([path.name for path in home.iterdir() if path.suffix == ".py"])
 """
 
 
@@ -85,9 +91,13 @@ print([run.state for run in runs()], len(folders))
 @pytest.mark.parametrize(
     ("change", "reason", "left"),
     [
-        ("mount -o remount,ro {home}", "Read-only file system", "[] 0"),
-        ("dd if=/dev/zero of={home}/rest bs=4k status=none || true", "No space left on device", "[] 0"),
-        ("dd if=/dev/zero of={home}/rest bs=4k count=9 status=none", "No space left on device", "['done'] 1"),
+        ("mount -o remount,ro {home}", "Read-only file system", "[] 0\n[]"),
+        ("dd if=/dev/zero of={home}/rest bs=4k status=none || true", "No space left on device", "[] 0\n[]"),
+        (
+            "dd if=/dev/zero of={home}/rest bs=4k count=9 status=none",
+            "No space left on device",
+            "['done'] 1\n['work.py']",
+        ),
     ],
     ids=["read-only", "full", "too full for the end of a run"],
 )
