@@ -136,9 +136,9 @@ def test_name_without_a_counterpart_raises_on_use_with_the_way_out(name, way_out
 
 
 def test_refused_names_are_offered_nowhere_else():
-    from notebook_launcher.compat import availability, constants, names, utilities
+    from notebook_launcher.compat import availability, names, utilities
 
-    offered = {*names.OFFERED, *availability.NAMES, *constants.NAMES, *utilities.NAMES}
+    offered = {*names.OFFERED, *availability.NAMES, *utilities.NAMES}
     assert not offered & refusals.NAMES.keys()
 
 

@@ -28,7 +28,8 @@ from notebook_launcher.training.checkpoints.folders import (
 )
 from notebook_launcher.training.checkpoints.models import read_index, read_weights
 from notebook_launcher.training.checkpoints.objects import read_object
-from notebook_launcher.training.checkpoints.sharded import ShardReader, read_outline
+from notebook_launcher.training.checkpoints.shard_reader import ShardReader
+from notebook_launcher.training.checkpoints.sharded import read_outline
 from tests.security.evil import Evil
 from tests.support.toy_runs import make_run
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from notebook_launcher import RankFailedError, notebook_launch
 from notebook_launcher.training.accelerator import Accelerator
 from notebook_launcher.training.checkpoints import CheckpointError, load_model
-from notebook_launcher.training.checkpoints.sharded import ShardReader
+from notebook_launcher.training.checkpoints.shard_reader import ShardReader
 from notebook_launcher.training.plugins import GradientAccumulationPlugin, ProjectConfiguration
 from notebook_launcher.training.random import set_seed
 from tests.support.toy_training import sessions_fixture, shards_on_cpus
