@@ -42,7 +42,7 @@ OWN = {
 OFFERED = {
     **dict.fromkeys(training.__all__, "training"),
     **{name: f"compat.{module}" for name, module in OWN.items()},
-    "AcceleratedScheduler": "training.accumulation.scheduler",
+    "AcceleratedScheduler": "training.accumulation.updates",
     "MultiProcessAdapter": "compat.rules",
     "TorchTensorParallelConfig": "training.parallelism.mesh",
     "get_sampler": "training.data",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from notebook_launcher.compat.names import find as __getattr__  # noqa: F401 - the rest of Accelerate's module
-from notebook_launcher.training.accumulation.gradient_state import GradientState as _GradientState
+from notebook_launcher.training.accumulation.windows import GradientState as _GradientState
 from notebook_launcher.training.plugins import ACCELERATE, GradientAccumulationPlugin
 from notebook_launcher.training.process.process_state import AcceleratorState as _AcceleratorState
 from notebook_launcher.training.process.process_state import ProcessState

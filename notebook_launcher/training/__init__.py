@@ -8,11 +8,11 @@ from notebook_launcher.facade import LazyNames
 
 if TYPE_CHECKING:
     from notebook_launcher.training.accelerator import Accelerator as Accelerator
-    from notebook_launcher.training.accumulation.gradient_state import GradientState as GradientState
     from notebook_launcher.training.accumulation.local_sgd import LocalSGD as LocalSGD
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler as AcceleratedScheduler
+    from notebook_launcher.training.accumulation.updates import AcceleratedOptimizer as AcceleratedOptimizer
+    from notebook_launcher.training.accumulation.updates import AcceleratedScheduler as AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport as AccumulationReport
+    from notebook_launcher.training.accumulation.windows import GradientState as GradientState
     from notebook_launcher.training.checkpoints import CheckpointError as CheckpointError
     from notebook_launcher.training.checkpoints import load as load
     from notebook_launcher.training.checkpoints import load_model as load_model

@@ -11,10 +11,10 @@ import torch
 
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
-from notebook_launcher.training.accumulation.gradient_state import GradientState
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import sync_next, without_sync
 from notebook_launcher.training.accumulation.verify import check_accumulation
+from notebook_launcher.training.accumulation.windows import GradientState
 from notebook_launcher.training.checkpoints.models import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
 
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-    from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler
+    from notebook_launcher.training.accumulation.updates import AcceleratedOptimizer, AcceleratedScheduler
     from notebook_launcher.training.accumulation.verify import AccumulationReport
     from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin

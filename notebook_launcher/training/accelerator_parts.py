@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.training import precision, resolving
 from notebook_launcher.training.accumulation.members import Members
 from notebook_launcher.training.accumulation.micro_batches import MicroBatches
-from notebook_launcher.training.accumulation.optimizer import LiveOptimizers, StepChecks
-from notebook_launcher.training.accumulation.updates import Updates
+from notebook_launcher.training.accumulation.updates import LiveOptimizers, StepChecks, Updates
 from notebook_launcher.training.accumulation.weighing import Weighing
 from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.parallelism.mesh import make_layout
@@ -23,7 +22,7 @@ from notebook_launcher.training.user_warnings import Warner
 if TYPE_CHECKING:
     import torch
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.plugins import Rules
     from notebook_launcher.training.process.process_state import AcceleratorState

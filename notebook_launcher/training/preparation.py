@@ -13,10 +13,8 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from notebook_launcher.training import precision
-from notebook_launcher.training.accumulation.ddp import wrap
-from notebook_launcher.training.accumulation.member_kinds import synchronises_itself
-from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer
-from notebook_launcher.training.accumulation.scheduler import AcceleratedScheduler, preview
+from notebook_launcher.training.accumulation.members import synchronises_itself, wrap
+from notebook_launcher.training.accumulation.updates import AcceleratedOptimizer, AcceleratedScheduler, preview
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
 from notebook_launcher.training.data.loader import SharingSettings
 from notebook_launcher.training.data.prepare import make_prepared_loader
@@ -34,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from notebook_launcher.training.accelerator import Accelerator
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.members import Members
     from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.parallelism.sharded_models import Sharding
     from notebook_launcher.training.parallelism.zero import ZeroSettings
     from notebook_launcher.training.plugins import DataLoaderConfiguration, DistributedDataParallelKwargs, Rules

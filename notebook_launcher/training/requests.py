@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from notebook_launcher.context import RankContext
     from notebook_launcher.settings.changes import Wanted
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.preparation import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.queued_work import QueuedWork

@@ -145,7 +145,7 @@ _KIND_OF_TYPE = {
     "accelerate.state.PartialState": _ALONE,
     "notebook_launcher.training.accelerator.Accelerator": _ALONE,
     "notebook_launcher.training.process.process_state.ProcessState": _ALONE,
-    "notebook_launcher.training.accumulation.gradient_state.GradientState": _ALONE,
+    "notebook_launcher.training.accumulation.windows.GradientState": _ALONE,
     "notebook_launcher.kernel.cells.session_cells.SessionCells": _SESSION,
     "notebook_launcher.kernel.run.handle.Run": _RUN,
     "notebook_launcher.detached.attached_run.AttachedRun": _RUN,

@@ -399,7 +399,7 @@ def test_imports_follow_the_layers():
         ("processes.rank", "from ..kernel.run import Run"),
         ("training.accelerator", "def f():\n    import notebook_launcher.kernel.run.handle"),
         ("training.process.arrivals", "from notebook_launcher.training.operations import gather"),
-        ("training.accumulation.ddp", "from notebook_launcher.training.rank_check import check"),
+        ("training.accumulation.members", "from notebook_launcher.training.rank_check import check"),
         ("training.data.prepare", "def f():\n    from notebook_launcher.training.accelerator import Accelerator"),
         ("messaging.messages", "import numpy"),
         ("machine.devices", "from notebook_launcher.kernel import plan"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.training.accumulation.member_kinds import parameter_groups
+from notebook_launcher.training.accumulation.members import parameter_groups
 from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture, shards_on_cpus
 
 mse = torch.nn.functional.mse_loss

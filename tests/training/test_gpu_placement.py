@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.accumulation.member_kinds import LeafTensor
-from notebook_launcher.training.accumulation.members import reduce_leaves
+from notebook_launcher.training.accumulation.members import LeafTensor, reduce_leaves
 from notebook_launcher.training.operations import broadcast, checking, gather, reduce
 
 if TYPE_CHECKING:

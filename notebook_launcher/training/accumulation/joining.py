@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.algorithms.join import Join, Joinable
 
-from notebook_launcher.training.accumulation.ddp import SyncedModel
+from notebook_launcher.training.accumulation.members import SyncedModel
 from notebook_launcher.training.plugins import check_switch
 from notebook_launcher.training.user_warnings import warn_user
 

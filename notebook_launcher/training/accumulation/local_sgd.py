@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.settings.option_checks import whole_number
-from notebook_launcher.training.accumulation.member_kinds import is_sharded
+from notebook_launcher.training.accumulation.members import is_sharded
 from notebook_launcher.training.operations.collectives import all_reduce
 
 if TYPE_CHECKING:

@@ -11,8 +11,13 @@ from torch.autograd import graph
 
 from notebook_launcher import context
 from notebook_launcher.context import notify_of_loss
-from notebook_launcher.training.accumulation.member_kinds import SwitchOff
-from notebook_launcher.training.accumulation.members import reduce_leaves, switch_back, switch_off, waits_for_ranks
+from notebook_launcher.training.accumulation.members import (
+    SwitchOff,
+    reduce_leaves,
+    switch_back,
+    switch_off,
+    waits_for_ranks,
+)
 from notebook_launcher.training.recording.phases import read_clock
 from notebook_launcher.wording import unknown
 
@@ -20,12 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
-    from notebook_launcher.training.accumulation.gradient_state import Abandoned, GradientState
-    from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
-    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.members import Member, Members, PreparedModel
     from notebook_launcher.training.accumulation.weighing import Weighing
-    from notebook_launcher.training.accumulation.windows import Window
-    from notebook_launcher.training.data.active_loaders import ActiveLoader
+    from notebook_launcher.training.accumulation.windows import Abandoned, ActiveLoader, GradientState, Window
     from notebook_launcher.training.plugins import Rules
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock

@@ -1,25 +1,37 @@
-"""The end of a window: prepared optimizers clip and step, there and nowhere else."""
+"""The end of a window: prepared optimizers clip and step, and their schedulers advance, there and nowhere else."""
 
 from __future__ import annotations
 
+import copy
+import math
+import types
+import warnings
+import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+
 from notebook_launcher.training.accumulation.members import parameters_of
-from notebook_launcher.training.accumulation.optimizer import GradientScaling, clip_norm_, clip_value_, given_parameters
+from notebook_launcher.training.accumulation.windows import rescale
 from notebook_launcher.training.plugins import check_limit
+from notebook_launcher.training.spread_tensors import whole_tensor
+from notebook_launcher.training.user_warnings import Warner
+from notebook_launcher.wording import first_few, plural, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    import torch
-
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import Member
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.optimizer import AcceleratedOptimizer, LiveOptimizers, StepChecks
+    from notebook_launcher.training.accumulation.members import Member, Members
     from notebook_launcher.training.accumulation.weighing import Weighing
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.windows import GradientState, Window
     from notebook_launcher.training.plugins import Rules
+    from notebook_launcher.training.rank_check.check import RankCheck
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The end of a window: prepared optimizers clip and step, there and nowhere else.
 
 
 class Updates:
@@ -268,3 +280,591 @@ class Updates:
         """Release the optimizers."""
         self.optimizers.clear()
         self.scaling.clear()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# An optimizer that steps once, where a window ends, and knows if it stepped.
+
+
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """A prepared optimizer: inside a window `step()` and `zero_grad()` do nothing."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, updates: Updates | None = None) -> None:
+        # Not super().__init__(): the wrapped optimizer has the parameters and the state.
+        self.optimizer = optimizer
+        self._updates = updates
+        self._is_overflow = False  # Accelerate's name: loops set it, to hold a scheduler back
+
+    @property
+    def state(self) -> Any:
+        """Attribute of the wrapped optimizer."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Attribute of the wrapped optimizer."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = param_groups
+        self._note_other_parameters()
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Attribute of the wrapped optimizer."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """True if the last step was skipped because gradients had overflowed."""
+        return self._is_overflow
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step, if the window ends with this micro-batch.
+
+        Raises:
+            RuntimeError: Gradients of a model were not synchronised; the message has the reason.
+        """
+        if self._updates is None:
+            return self.optimizer.step(closure)
+        outcome, self._is_overflow = self._updates.step(self, closure)
+        return outcome
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, unless a window has gathered some that no step has used."""
+        if self._updates is None or self._updates.may_clear(self):
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters."""
+        if self._updates is not None and "params" in param_group:
+            param_group = {**param_group, "params": self._updates.present(param_group["params"], trains=True)}
+        self.optimizer.add_param_group(param_group)
+        self._note_other_parameters()
+
+    def _note_other_parameters(self) -> None:
+        """Have the members of this optimizer looked up again."""
+        if self._updates is not None:
+            self._updates.parameters_changed()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimizer's state."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def train(self) -> None:
+        """Call the wrapped optimizer's `train`, which schedule-free optimizers have."""
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
+
+    def eval(self) -> None:
+        """Call the wrapped optimizer's `eval`."""
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # missing while this object is being unpickled
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "_is_overflow": self._is_overflow}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _updates=None)
+
+    def __repr__(self) -> str:
+        return f"AcceleratedOptimizer({self.optimizer!r})"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Clipping of gradients, even if some are sharded (over one mesh or several) and others are whole.
+#
+# Torch's functions take one kind at a time (torch 2.13: "got mixed torch.Tensor and DTensor").
+
+
+def clip_norm_(parameters: Any, max_norm: float, norm_type: float) -> torch.Tensor:
+    """Scale gradients down to a total norm, and return the norm before, a whole tensor on every rank."""
+    groups = _by_mesh(parameters)
+    if len(groups) == 1 and next(iter(groups)) is None:
+        return torch.nn.utils.clip_grad_norm_(groups[None], max_norm, norm_type=norm_type)
+    norms = [_total_norm(group, norm_type) for group in groups.values()]
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    for group in groups.values():
+        torch.nn.utils.clip_grads_with_norm_(group, max_norm, total)
+    return total
+
+
+def clip_value_(parameters: Any, clip_value: float) -> None:
+    """Clip each element of the gradients to `[-clip_value, clip_value]`."""
+    for group in filter(None, _by_mesh(parameters).values()):  # Without gradients, torch's function fails.
+        torch.nn.utils.clip_grad_value_(group, clip_value)
+
+
+def given_parameters(given: Any) -> Iterable[torch.Tensor]:
+    """Return the parameters that a call was given: one, several, or a model for all of its own."""
+    if isinstance(given, torch.Tensor):
+        return [given]
+    parameters: Iterable[torch.Tensor] = given.parameters() if isinstance(given, torch.nn.Module) else given
+    try:
+        return iter(parameters)
+    except TypeError:
+        raise TypeError(
+            f"Gradients of {type_of(given)} cannot be clipped. Pass parameters, such as model.parameters(), or a model."
+        ) from None
+
+
+def _by_mesh(parameters: Any) -> dict[Any, list[torch.Tensor]]:
+    """Return the parameters that have a gradient, by the mesh that it is sharded over; None for whole gradients."""
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for parameter in given_parameters(parameters):
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        # A plain tensor is not asked: it takes 1 µs to find that it has no such attribute.
+        mesh = None if type(gradient) is torch.Tensor else getattr(gradient, "device_mesh", None)
+        groups.setdefault(mesh, []).append(parameter)
+    return groups or {None: []}
+
+
+def _total_norm(parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    grads: list[Any] = [parameter.grad for parameter in parameters]
+    if float(norm_type) == math.inf and hasattr(grads[0], "device_mesh"):
+        return _largest(grads)
+    norm = torch.nn.utils.get_total_norm(grads, norm_type)
+    return whole_tensor(norm)
+
+
+def _largest(gradients: list[Any]) -> torch.Tensor:
+    """Return the largest absolute value of sharded gradients, where torch fails if a rank's part of one is empty."""
+    parts = [gradient.to_local() for gradient in gradients]
+    # Not every backend reduces the maximum of 16-bit numbers.
+    exact = torch.promote_types(parts[0].dtype, torch.float32)
+    found = [torch.linalg.vector_norm(part.to(exact), math.inf) for part in parts if part.numel()]
+    largest = torch.stack(found).max() if found else torch.zeros((), dtype=exact, device=parts[0].device)
+    mesh = gradients[0].device_mesh
+    for dimension in range(mesh.ndim):
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=mesh.get_group(dimension))
+    return largest
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Steps with the scaled gradients of fp16: they are unscaled once for each update, and the scale follows the steps.
+
+
+class GradientScaling:
+    """Steps and unscales the prepared optimizers of an Accelerator with its `GradScaler`; without one, does nothing."""
+
+    def __init__(
+        self, scaler: torch.amp.GradScaler | None, gradient_state: GradientState, optimizers: LiveOptimizers
+    ) -> None:
+        self._scaler = scaler
+        self._gradient_state = gradient_state
+        self._optimizers = optimizers
+        self._unscaled: set[int] = set()
+        """Ids of the optimizers whose gradients were unscaled since their last step."""
+        self._stepped: set[int] = set()
+        """Ids of the optimizers that have stepped since the scale was updated last."""
+
+    def step(self, prepared: AcceleratedOptimizer, closure: Callable[[], Any] | None) -> tuple[Any, bool]:
+        """Step with scaled gradients; return the result of the optimizer, and True if the step was skipped."""
+        if closure is not None:
+            raise ValueError(
+                "step(closure) cannot be used with fp16: its gradients are scaled. Use bf16, or no closure."
+            )
+        scaler = self._scaler
+        assert scaler is not None
+        happened: list[bool] = []
+        handle = prepared.optimizer.register_step_post_hook(lambda *_: happened.append(True))
+        try:
+            outcome = scaler.step(prepared.optimizer)
+        finally:
+            handle.remove()
+        skipped = _skips_inside(prepared.optimizer) and _overflowed(scaler, prepared.optimizer)
+        self._unscaled.discard(id(prepared))
+        self._stepped.add(id(prepared))
+        # GradScaler.update() must run once, after all optimizers have stepped, because it forgets which were unscaled.
+        if len(self._stepped) >= len(self._optimizers):
+            self.update()
+        return outcome, skipped or not happened
+
+    def update(self) -> torch.amp.GradScaler | None:
+        """Update the scale by the steps since its last update; return the scaler, None in other precisions.
+
+        Gradients that other windows have gathered by then get the new scale, because more will be added to them.
+        """
+        scaler = self._scaler
+        if self._stepped and scaler is not None:
+            opened = [window for window in self._gradient_state.windows.values() if window.num_backwards]
+            before = _scale_of(scaler).clone() if opened else torch.ones(())
+            done = {
+                id(parameter)
+                for prepared in self._optimizers
+                if id(prepared) in self._stepped or id(prepared) in self._unscaled
+                for parameter in parameters_of(prepared)
+            }
+            self._stepped.clear()
+            self._unscaled.clear()
+            scaler.update()
+            for window in opened:
+                parameters = (parameter for member in window.all_members for parameter in member.parameters())
+                gathered = [parameter for parameter in parameters if id(parameter) not in done]
+                rescale(gathered, _scale_of(scaler) / before)
+                if window.gathered is not None:
+                    # The version of the gradient has changed.
+                    window.note_gathered(window.members)
+        return scaler
+
+    def unscale_given(self, given: Any) -> None:
+        """Undo the scaling of the gradients of one optimizer, of a list, or with None of all.
+
+        Raises:
+            ValueError: An optimizer was not prepared.
+        """
+        known = {id(ours): prepared for prepared in self._optimizers for ours in (prepared, prepared.optimizer)}
+        chosen = self._optimizers if given is None else given
+        listed = [chosen] if id(chosen) in known or not isinstance(chosen, Iterable) else list(chosen)
+        for optimizer in listed:
+            if id(optimizer) not in known:
+                raise ValueError(
+                    f"unscale_gradients({type(optimizer).__name__}): it was not prepared. Pass an optimizer that "
+                    "prepare() returned, a list of them, or nothing for all."
+                )
+        self.unscale(known[id(optimizer)] for optimizer in listed)
+
+    def unscale(self, optimizers: Iterable[AcceleratedOptimizer]) -> None:
+        """Undo the scaling of fp16 gradients, once for each update."""
+        scaler = self._scaler
+        if scaler is None:
+            return
+        for prepared in optimizers:
+            has_gradients = any(parameter.grad is not None for parameter in parameters_of(prepared))
+            if id(prepared) not in self._unscaled and has_gradients:
+                scaler.unscale_(prepared.optimizer)
+                self._unscaled.add(id(prepared))
+
+    def clear(self) -> None:
+        """Forget which optimizers were unscaled and have stepped."""
+        self._unscaled.clear()
+        self._stepped.clear()
+
+
+def _scale_of(scaler: torch.amp.GradScaler) -> torch.Tensor:
+    """Return the scale where it is; `get_scale()` would wait for a GPU."""
+    scale = scaler._scale  # noqa: SLF001
+    assert scale is not None
+    return scale
+
+
+def _skips_inside(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True for an optimizer that `GradScaler` always calls, and that skips by itself (`fused=True`)."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def _overflowed(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]  # noqa: SLF001 - no public name
+    return any(float(flag) for flag in found.values())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The prepared optimizers that are in use.
+
+
+class LiveOptimizers:
+    """The prepared optimizers that are in use, in order.
+
+    The optimizers are held weakly: each one refers to its `Updates`, and a strong reference back would be a cycle that
+    only the garbage collector frees.
+    """
+
+    def __init__(self, optimizers: Iterable[AcceleratedOptimizer] = ()) -> None:
+        self._refs = [weakref.ref(prepared) for prepared in optimizers]
+
+    def __iter__(self) -> Iterator[AcceleratedOptimizer]:
+        return (prepared for prepared in (ref() for ref in self._refs) if prepared is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def add(self, prepared: AcceleratedOptimizer) -> None:
+        """Add an optimizer."""
+        self._refs.append(weakref.ref(prepared))
+
+    def clear(self) -> None:
+        """Forget all optimizers."""
+        self._refs.clear()
+
+    def __reduce__(self) -> tuple[type[LiveOptimizers], tuple[list[AcceleratedOptimizer]]]:
+        return LiveOptimizers, (list(self),)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Refusals of a step whose gradients are not whole, or are one rank's alone.
+
+
+class StepChecks:
+    """Checks the gradients of an optimizer before it steps.
+
+    Args:
+        gradient_state: The state of accumulation.
+        members: Models and tensors that are trained.
+        rank_check: Compares the ranks' weights; None if they are not compared.
+        warn_once: Gives each warning once for each Accelerator.
+    """
+
+    def __init__(
+        self, gradient_state: GradientState, members: Members, rank_check: RankCheck | None, warn_once: Warner
+    ) -> None:
+        self._gradient_state = gradient_state
+        self._members = members
+        self._rank_check = rank_check
+        self._warn_once = warn_once
+
+    def check_complete(self, prepared: AcceleratedOptimizer) -> None:
+        """Raise RuntimeError if another window than the current one gathers gradients that this step would use."""
+        gradient_state = self._gradient_state
+        if len(gradient_state.windows) < 2:
+            return
+        owned = self._members.of_optimizer(prepared.optimizer)
+        for key, window in gradient_state.windows.items():
+            if window is not gradient_state.current and window.num_backwards and key and window.holds(owned):
+                raise RuntimeError(
+                    f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
+                    f"with {window.num_batches} of {window.num_steps} micro-batches. Pass all models of an optimizer "
+                    "to the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
+                )
+
+    def check_window(self, window: Window, closure: Callable[[], Any] | None) -> None:
+        """Raise ValueError for a closure in a window of several micro-batches; warn of a backward of torch's own."""
+        gradient_state = self._gradient_state
+        if closure is not None and (window.num_batches > 1 or not gradient_state.sync_gradients):
+            raise ValueError(
+                f"step(closure) in a window of {window.num_steps} micro-batches: the closure computes one of them, and "
+                "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
+                "and others that call their closure again need gradient_accumulation_steps=1."
+            )
+        lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
+        block = gradient_state.block
+        if lacks_backward and block is not None and window.has_unnoted_gradients(block.members):
+            self._note_foreign(window)
+
+    def check_clearing(self, window: Window) -> None:
+        """Note a backward of torch's own before a `zero_grad()` inside a window, which then keeps the gradients."""
+        block = self._gradient_state.block
+        if window.num_steps > 1 and block is not None and window.has_gained_gradients(block.probes):
+            self._note_foreign(window)
+
+    def _note_foreign(self, window: Window) -> None:
+        window.note_foreign()
+        self._warn_once(
+            "backward of torch",
+            "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss). loss.backward() "
+            f"alone adds the {window.num_steps} micro-batches of a window up: that is their mean only if the loss "
+            "is divided by their number, and if they are of equal size. Write accelerator.backward(loss), and do "
+            "not divide.",
+        )
+
+    def check_synced(self, prepared: AcceleratedOptimizer) -> None:
+        """Raise RuntimeError if gradients of this optimizer are one rank's alone, unless `LocalSGD` wants that."""
+        owned = self._members.owned_by(prepared.optimizer)
+        for member in owned.members:
+            notes = member.notes
+            if notes is not None and notes.trains_alone:
+                return
+            if not member.is_synced and member.has_gradients():
+                if notes is None or not self._members.are_set_by_hand(notes):
+                    raise RuntimeError(
+                        f"step(): the gradients of {member.describe()} were not synchronised, so the ranks' weights "
+                        f"would diverge. {member.explain_unsynced()}"
+                    )
+                self._check_foreign(member)
+            elif notes is not None and not notes.answered:
+                self._check_foreign(member)
+        if owned.local and (local := [parameter for parameter in owned.local if parameter.grad is not None]):
+            raise RuntimeError(_describe_local(prepared.optimizer, local, self._members))
+        if self._rank_check is not None:
+            self._rank_check.forgotten.checked = id(prepared.optimizer)
+
+    def forget_step(self) -> None:
+        """Look at the next step again, because an overflow may have left out the step that was checked."""
+        if self._rank_check is not None:
+            self._rank_check.forgotten.checked = None
+
+    def _check_foreign(self, member: Member) -> None:
+        """Have the ranks compare gradients that no backward of the Accelerator has computed, now and then."""
+        if self._rank_check is not None and member.has_gradients():
+            self._rank_check.gradients.compare(member)
+
+
+def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], members: Members) -> str:
+    """Return the message that nothing synchronises these parameters, and why."""
+    mine = {id(parameter) for parameter in parameters}
+    inside = [model for model in members.models if any(id(parameter) in mine for parameter in model.parameters())]
+    shapes = first_few([str(tuple(parameter.shape)) for parameter in parameters])
+    if inside:
+        name = type(getattr(inside[0], "module", inside[0])).__name__
+        why = (
+            f"were frozen, or not yet part of the {name}, when prepare() wrapped it. Unfreeze or add them first and "
+            "call prepare() then, after accelerator.free_memory() if it was called for this model before; for stages "
+            "that train other layers, give DistributedDataParallelKwargs(find_unused_parameters=True) and freeze after "
+            "prepare()."
+        )
+    else:
+        why = (
+            "belong to no model that prepare() was given. Write `model, optimizer = accelerator.prepare(model, "
+            "optimizer)`, with each model and leaf tensor that the optimizer updates. Prepare the model to average "
+            "gradients by hand, too."
+        )
+    return (
+        f"step(): nothing synchronised the gradients of {len(parameters)} parameters of this "
+        f"{type(optimizer).__name__} (shapes {shapes}), so the ranks' weights "
+        f"would diverge: they {why}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A learning-rate scheduler that advances once for each update, and the rates that it will give.
+
+
+PLANNED = ("total_steps", "T_max", "total_iters")
+"""Attributes of schedulers that give the number of their steps."""
+FEW = 100
+"""Updates of a preview if the scheduler does not say how many it is made for."""
+
+
+class AcceleratedScheduler:
+    """A prepared scheduler: `step()` advances it if an update was made, and only then.
+
+    Args:
+        scheduler: A torch scheduler, or anything with `step()`.
+        optimizers: The optimizers whose updates it follows: its own, or all.
+        step_with_optimizer: False: every `step()` advances it.
+        steps_per_update: 1; Accelerate's number of processes in `compat`.
+        gradient_state: Knows if a micro-batch is the last of its window.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        optimizers: list[AcceleratedOptimizer],
+        *,
+        step_with_optimizer: bool = True,
+        steps_per_update: int = 1,
+        gradient_state: GradientState | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.optimizers = optimizers
+        self.step_with_optimizer = step_with_optimizer
+        self.steps_per_update = steps_per_update
+        self.gradient_state = gradient_state
+        self._warn_once = Warner()
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Advance, if the window has ended and its update was not skipped for an overflow."""
+        if not self.step_with_optimizer:
+            self.scheduler.step(*args, **kwargs)
+            return
+        if self.gradient_state is not None and not self.gradient_state.sync_gradients:
+            if self.gradient_state.has_left_window:
+                self._warn_once(
+                    "left window",
+                    "scheduler.step() did not advance: the loop was left inside a window of micro-batches, and a "
+                    "prepared scheduler takes a step for each update. Leave the loop where accelerator.sync_gradients "
+                    "is True; or, for a step at the end of each epoch whatever was left, give "
+                    "Accelerator(step_scheduler_with_optimizer=False).",
+                )
+            return
+        if any(optimizer.step_was_skipped for optimizer in self.optimizers):
+            return
+        _advance(self.scheduler, self.steps_per_update, *args, **kwargs)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rates of the last step, one for each parameter group."""
+        rates: list[float] = self.scheduler.get_last_lr()
+        return rates
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped scheduler's state."""
+        state: dict[str, Any] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped scheduler's state."""
+        self.scheduler.load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has no window to wait for.
+        return {**self.__dict__, "gradient_state": None}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler":
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+
+def _advance(scheduler: Any, steps: int, *args: Any, **kwargs: Any) -> None:
+    for _ in range(steps):
+        # Short windows make more updates than planned, and OneCycleLR refuses to go past its end.
+        if getattr(scheduler, "_step_count", 0) <= getattr(scheduler, "total_steps", float("inf")):
+            scheduler.step(*args, **kwargs)
+
+
+def preview(scheduler: Any, updates: int | None, group: int, *, steps_per_update: int) -> list[float]:
+    """Carry out `Accelerator.preview` with a copy of the scheduler, which a copy of the optimizer's rates follows."""
+    name, optimizer = type(scheduler).__name__, getattr(scheduler, "optimizer", None)
+    if not hasattr(optimizer, "param_groups") or not hasattr(scheduler, "get_last_lr"):
+        raise TypeError(f"preview({name}): pass a scheduler of torch.optim.lr_scheduler, prepared or not.")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise TypeError(f"preview({name}): its rates follow a metric of the training, so nobody knows them before.")
+    if updates is None:
+        left = [getattr(scheduler, planned, None) for planned in PLANNED]
+        updates = next((number for number in left if isinstance(number, int) and number > 0), FEW)
+    if isinstance(updates, bool) or not isinstance(updates, int) or updates < 1:
+        raise ValueError(f"preview(updates={updates!r}): the number of updates must be a whole number, at least 1.")
+    rates = _Rates(optimizer)
+    if not 0 <= group < len(rates.param_groups):
+        raise ValueError(
+            f"preview(group={group!r}): the optimizer has {plural(len(rates.param_groups), 'parameter group')}."
+        )
+    # What a user's schedule refers to, such as the model, stays as it is.
+    kept = {id(optimizer): rates, **{id(method): method for method in _methods_of(scheduler)}}
+    follower, found = copy.deepcopy(scheduler, kept), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of a scheduler that steps without its optimizer.
+        for _ in range(updates):
+            found.append(float(rates.param_groups[group]["lr"]))
+            _advance(follower, steps_per_update)
+    return found
+
+
+def _methods_of(scheduler: Any) -> list[Any]:
+    """Return the methods, of objects of any kind, by which a scheduler computes its rates."""
+    held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(scheduler).values()]
+    inner = [_methods_of(other) for other in getattr(scheduler, "_schedulers", ())]
+    return [each for values in (*held, *inner) for each in values if isinstance(each, (types.MethodType, weakref.ref))]
+
+
+class _Rates:
+    """The parameter groups of an optimizer without its parameters and its state, for a scheduler to write into."""
+
+    def __init__(self, optimizer: Any) -> None:
+        groups = optimizer.param_groups
+        self.param_groups = [
+            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"} for group in groups
+        ]
+        self.defaults = dict(optimizer.defaults)
+
+    def step(self) -> None:
+        """Do nothing; schedulers look whether it is there."""

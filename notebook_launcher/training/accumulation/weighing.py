@@ -20,20 +20,24 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.accumulation.windows import has_values, keep_old_gradients, keep_or_read, ratio, rescale
-from notebook_launcher.training.data.active_loaders import full_rows_of, relative_weights
+from notebook_launcher.training.accumulation.windows import (
+    full_rows_of,
+    has_values,
+    keep_old_gradients,
+    keep_or_read,
+    ratio,
+    relative_weights,
+    rescale,
+)
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.training.user_warnings import users_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import Member
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.optimizer import LiveOptimizers
-    from notebook_launcher.training.accumulation.windows import Window
-    from notebook_launcher.training.data.active_loaders import ActiveLoader
+    from notebook_launcher.training.accumulation.members import Member, Members
+    from notebook_launcher.training.accumulation.updates import LiveOptimizers
+    from notebook_launcher.training.accumulation.windows import ActiveLoader, GradientState, Window
     from notebook_launcher.training.data.rows import Round
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.plugins import Rules

@@ -15,8 +15,8 @@ from notebook_launcher.training.unwrapping import unwrap_model
 if TYPE_CHECKING:
     import os
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
     from notebook_launcher.training.accumulation.updates import Updates
+    from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.parallelism.fsdp_plugin import FullyShardedDataParallelPlugin
     from notebook_launcher.training.plugins import ProjectConfiguration, Rules
     from notebook_launcher.training.preparation import Prepared

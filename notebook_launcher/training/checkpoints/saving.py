@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher import context
-from notebook_launcher.training.accumulation.member_kinds import has_held, parameter_groups
-from notebook_launcher.training.accumulation.members import parameters_of
+from notebook_launcher.training.accumulation.members import has_held, parameter_groups, parameters_of
 from notebook_launcher.training.checkpoints import folders
 from notebook_launcher.training.checkpoints.folders import (
     MANIFEST,
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
+    from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.checkpoints.folders import FileDigest
     from notebook_launcher.training.plugins import ProjectConfiguration, Rules
     from notebook_launcher.training.preparation import Prepared

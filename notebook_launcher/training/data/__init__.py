@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notebook_launcher.training.data.active_loaders import ActiveLoaders
+from notebook_launcher.training.accumulation.windows import ActiveLoaders
 from notebook_launcher.training.data.dispatching import DataLoaderDispatcher
 from notebook_launcher.training.data.iterables import IterableDatasetShard
 from notebook_launcher.training.data.loader import DataLoaderStateMixin

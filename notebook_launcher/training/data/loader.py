@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from notebook_launcher import reporting
 from notebook_launcher.context import current, step_boundary
 from notebook_launcher.messaging.board_layout import STOP_FLAG
-from notebook_launcher.training.data.active_loaders import ActiveLoaders
+from notebook_launcher.training.accumulation.windows import ActiveLoaders
 from notebook_launcher.training.data.iterables import open_as_only_rank
 from notebook_launcher.training.data.position import (
     LoaderProgress,

@@ -37,7 +37,7 @@ from notebook_launcher.training.user_warnings import warn_user
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from notebook_launcher.training.data.active_loaders import ActiveLoaders
+    from notebook_launcher.training.accumulation.windows import ActiveLoaders
 
 
 def prepare_data_loader(

@@ -25,12 +25,7 @@ import torch.distributed as dist
 
 from notebook_launcher.context import RankContext, call_id, current
 from notebook_launcher.messaging.board_layout import COLLECTIVES, NUM_KEPT, ORDERS
-from notebook_launcher.training.accumulation.member_kinds import (
-    held_places,
-    hold_zeros,
-    parameter_groups,
-    trained_places,
-)
+from notebook_launcher.training.accumulation.members import held_places, hold_zeros, parameter_groups, trained_places
 from notebook_launcher.training.rank_check.check import Bulletin
 from notebook_launcher.wording import first_few, rank_list
 

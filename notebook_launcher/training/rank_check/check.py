@@ -26,7 +26,7 @@ import torch.distributed as dist
 from notebook_launcher import context
 from notebook_launcher.context import current
 from notebook_launcher.messaging import messages
-from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED
+from notebook_launcher.training.accumulation.members import FORWARD_SYNCED
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.divergence import (
     SWITCH,
@@ -40,11 +40,8 @@ from notebook_launcher.training.user_warnings import warn_user
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from notebook_launcher.training.accumulation.ddp import Notes, SyncedModel
-    from notebook_launcher.training.accumulation.gradient_state import GradientState
-    from notebook_launcher.training.accumulation.member_kinds import Member, PreparedModel
-    from notebook_launcher.training.accumulation.members import Members
-    from notebook_launcher.training.accumulation.windows import Window
+    from notebook_launcher.training.accumulation.members import Member, Members, Notes, PreparedModel, SyncedModel
+    from notebook_launcher.training.accumulation.windows import GradientState, Window
     from notebook_launcher.training.requests import UpdateFence
 
 

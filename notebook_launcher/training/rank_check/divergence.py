@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from notebook_launcher.training.accumulation.ddp import FORWARD_SYNCED
-from notebook_launcher.training.accumulation.members import parameters_of
+from notebook_launcher.training.accumulation.members import FORWARD_SYNCED, parameters_of
 from notebook_launcher.training.fingerprints import is_comparable
 
 if TYPE_CHECKING:

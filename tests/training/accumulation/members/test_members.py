@@ -9,17 +9,20 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher import notebook_launch
-from notebook_launcher.training.accumulation.ddp import SyncedModel
-from notebook_launcher.training.accumulation.member_kinds import (
+from notebook_launcher.training.accumulation.members import (
     LeafTensor,
     Member,
     PlainModel,
     ShardedModel,
     StrayParameters,
     SwitchOff,
+    SyncedModel,
+    ends_window,
     member_of,
+    switch_back,
+    switch_off,
+    without_sync,
 )
-from notebook_launcher.training.accumulation.members import ends_window, switch_back, switch_off, without_sync
 
 
 class FakeSharded(torch.nn.Linear):
