@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.plugins import GradientAccumulationPlugin
     from notebook_launcher.training.requests import Safepoint
+    from notebook_launcher.training.resolving import Settings
 
 
 class Accelerator(_Accelerator):
@@ -28,9 +29,9 @@ class Accelerator(_Accelerator):
             return AcceleratorState().mixed_precision
         return super()._resolve_precision(argument, conflicts)
 
-    def _make_accelerator_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
-        handler = self.init_handler
-        return AcceleratorState(precision, cpu, backend=handler.backend, timeout=handler.timeout)
+    def _make_accelerator_state(self, settings: Settings, *, cpu: bool) -> AcceleratorState:
+        group = settings.group
+        return AcceleratorState(settings.mixed_precision, cpu, backend=group.backend, timeout=group.timeout)
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare objects for training on all ranks.

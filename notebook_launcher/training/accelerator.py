@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import gc
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,14 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
-from notebook_launcher.training.accelerator_parts import AcceleratorParts, lay_out
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
-from notebook_launcher.training.accumulation.members import sync_next, without_sync
+from notebook_launcher.training.accumulation.members import Members, sync_next, without_sync
+from notebook_launcher.training.accumulation.micro_batches import MicroBatches
+from notebook_launcher.training.accumulation.updates import LiveOptimizers, StepChecks, Updates
 from notebook_launcher.training.accumulation.verify import check_accumulation
+from notebook_launcher.training.accumulation.weighing import Weighing
 from notebook_launcher.training.accumulation.windows import GradientState
+from notebook_launcher.training.checkpoints.checkpointer import Checkpointer
 from notebook_launcher.training.checkpoints.models import gather_state_dict
 from notebook_launcher.training.data import skip_first_batches
 from notebook_launcher.training.data.metrics import gather_for_metrics
+from notebook_launcher.training.parallelism.mesh import Layout, make_layout
+from notebook_launcher.training.parallelism.sharded_models import Replacements, Sharding
 from notebook_launcher.training.parallelism.zero import announce_zero
 from notebook_launcher.training.plugins import (
     EXACT,
@@ -35,11 +41,16 @@ from notebook_launcher.training.plugins import (
     check_switch,
     pick_handlers,
 )
+from notebook_launcher.training.preparation import Preparation, Prepared
 from notebook_launcher.training.process.process_state import AcceleratorState
 from notebook_launcher.training.random import draw_alike
+from notebook_launcher.training.rank_check.check import RankCheck
+from notebook_launcher.training.recording.phases import make_clock
 from notebook_launcher.training.recording.profiling import build_profiler
-from notebook_launcher.training.requests import make_safepoint
-from notebook_launcher.training.resolving import AcceleratorArguments, PreparationArguments
+from notebook_launcher.training.recording.trackers import Trackers
+from notebook_launcher.training.requests import Steering, make_fence, make_safepoint
+from notebook_launcher.training.resolving import Settings
+from notebook_launcher.training.user_warnings import Warner
 
 if TYPE_CHECKING:
     import os
@@ -81,6 +92,20 @@ UNSUPPORTED_ARGUMENTS = {
     "dynamo_plugin": "pass dynamo_backend='inductor', or compile the model with torch.compile(model).",
 }
 """Accelerate's arguments that have no counterpart, and what to write instead."""
+
+
+def _setting(name: str, doc: str, check: Callable[[Any], Any] | None = None) -> Any:
+    """Return a property that shows one of the settings; what is set holds for objects that are prepared afterwards."""
+
+    def show(accelerator: Accelerator) -> Any:
+        return getattr(accelerator._preparation.settings, name)  # noqa: SLF001
+
+    def change(accelerator: Accelerator, value: Any) -> None:
+        checked = value if check is None else check(value)
+        part = accelerator._preparation  # noqa: SLF001
+        part.settings = dataclasses.replace(part.settings, **{name: checked})
+
+    return property(show, change, doc=doc)
 
 
 class Accelerator:
@@ -175,72 +200,123 @@ class Accelerator:
         _refuse(unsupported)
         check_switch("cpu", cpu)
         handlers = pick_handlers(kwargs_handlers, HANDLERS)
-        self.autocast_handler: AutocastKwargs = handlers.get(AutocastKwargs) or AutocastKwargs()
-        self.init_handler: InitProcessGroupKwargs = handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs()
-        self.profile_handler: ProfileKwargs | None = handlers.get(ProfileKwargs)
-        resolved = resolving.resolve(
-            AcceleratorArguments(
-                mixed_precision=mixed_precision,
-                accumulation=resolving.given_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
-                max_grad_norm=max_grad_norm,
-                fsdp_plugin=fsdp_plugin,
-                parallelism_config=parallelism_config,
-                scaler=handlers.get(GradScalerKwargs),
-            ),
-            PreparationArguments(
-                device_placement=device_placement,
-                ddp_handler=handlers.get(DistributedDataParallelKwargs),
-                dataloader_config=dataloader_config,
-                loader_shortcuts={
-                    "split_batches": split_batches,
-                    "even_batches": even_batches,
-                    "dispatch_batches": dispatch_batches,
-                    "use_seedable_sampler": use_seedable_sampler,
-                },
-                rng_types=rng_types,
-                step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-                dynamo_backend=dynamo_backend,
-            ),
-            self._rules,
-            resolve_precision=self._resolve_precision,
-            deepspeed_plugin=deepspeed_plugin,
+        given = Settings(
+            rules=self._rules,
+            mixed_precision=mixed_precision,
+            accumulation=resolving.given_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
+            max_grad_norm=max_grad_norm,
             check_ranks=check_ranks,
-            project_config=project_config,
-            project_dir=project_dir,
+            loaders=resolving.resolve_loaders(
+                dataloader_config,
+                split_batches=split_batches,
+                even_batches=even_batches,
+                dispatch_batches=dispatch_batches,
+                use_seedable_sampler=use_seedable_sampler,
+            ),
+            device_placement=device_placement,
+            rng_types=resolving.resolve_rng_types(rng_types),
+            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+            dynamo_backend=dynamo_backend,
+            project=resolving.resolve_project(project_config, project_dir),
+            ddp=handlers.get(DistributedDataParallelKwargs) or DistributedDataParallelKwargs(),
+            scaler=handlers.get(GradScalerKwargs),
+            autocast=handlers.get(AutocastKwargs) or AutocastKwargs(),
+            group=handlers.get(InitProcessGroupKwargs) or InitProcessGroupKwargs(),
+            profile=handlers.get(ProfileKwargs),
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            parallelism_config=parallelism_config,
         )
-        self._start(resolved, cpu=cpu, log_with=log_with)
-
-    def _start(self, resolved: resolving.Resolved, *, cpu: bool, log_with: Any) -> None:
-        """Join the process group, make the parts, and report what a user should know of the settings."""
-        self.deepspeed_plugin = resolved.deepspeed_plugin
-        self.scaler_handler = resolved.scaler_handler
-        self.state = self._make_accelerator_state(resolved.precision, cpu=cpu)
+        settings = resolving.resolve(given, resolve_precision=self._resolve_precision)
+        self.state = self._make_accelerator_state(settings, cpu=cpu)
         draw_alike()  # Data are split before `prepare`, with the same numbers on all ranks.
-        self._layout = lay_out(resolved, self.state)
-        safepoint = make_safepoint(self.state)
-        self.gradient_state = self._make_gradient_state(resolved.accumulation, safepoint)
-        parts = AcceleratorParts(
-            resolved,
-            self._rules,
-            self.state,
-            self._layout,
-            self.gradient_state,
-            safepoint=safepoint,
-            log_with=log_with,
-        )
-        self._prepared = parts.prepared
-        self.rank_check = parts.rank_check
+        self._layout = lay_out(settings, self.state)
+        self._make_parts(settings, log_with)
+        resolving.report_conflicts(settings.conflicts)
+        announce_zero(settings.zero)
+
+    def _make_parts(self, settings: Settings, log_with: Any) -> None:
+        """Make the parts in the order in which they need each other: each gets its collaborators in its constructor."""
+        process, layout, rules, warn_once = self.state, self._layout, settings.rules, Warner()
+        safepoint = make_safepoint(process)
+        state = self.gradient_state = self._make_gradient_state(settings.accumulation, safepoint)
+        members = Members(num_processes=process.num_processes, strict=rules.guards)
+        state.loops.models = members.models
+        self._prepared = Prepared(members)
+        optimizers, replacements = LiveOptimizers(), Replacements()
+        scaler, scales = None, process.device.type != "cpu" or rules.fp16_on_cpu
+        if process.mixed_precision == "fp16" and scales and settings.scaler is not None and settings.scaler.enabled:
+            scaler = precision.make_scaler(process.device, settings.scaler)
+        self.rank_check = None
         """Compares the ranks' weights now and then; None with one process, and where it is switched off."""
-        self._micro_batches = parts.micro_batches
-        self._updates = parts.updates
-        self._steering = parts.steering
-        self._preparation = parts.preparation
-        self._checkpointer = parts.checkpointer
-        self._trackers = parts.trackers
+        if settings.check_ranks and process.num_processes > 1:
+            self.rank_check = RankCheck(
+                members,
+                optimizers,
+                state,
+                rank=process.process_index,
+                num_processes=process.num_processes,
+                fence=make_fence(process.device, process.num_processes),
+            )
+        weighing = Weighing(state, members, rules, process, layout, optimizers, scaler=scaler, warn_once=warn_once)
+        self._micro_batches = MicroBatches(
+            state,
+            members,
+            rules,
+            weighing,
+            num_processes=process.num_processes,
+            scaler=scaler,
+            clock=make_clock(),
+            safepoint=safepoint,
+            rank_check=self.rank_check,
+            warn_once=warn_once,
+        )
+        self._updates = Updates(
+            state,
+            members,
+            optimizers,
+            rules,
+            weighing,
+            StepChecks(state, members, self.rank_check, warn_once),
+            num_processes=process.num_processes,
+            max_grad_norm=settings.max_grad_norm,
+            scaler=scaler,
+            note_step=self._micro_batches.note_step,
+            present=replacements.present,
+        )
+        self._preparation = Preparation(
+            process=process,
+            prepared=self._prepared,
+            updates=self._updates,
+            gradient_state=state,
+            settings=settings,
+            sharding=Sharding(
+                layout=layout,
+                device=process.device,
+                computes_in=precision.forward_precision(process.mixed_precision, scaler),
+                replacements=replacements,
+            ),
+        )
+        self._checkpointer = Checkpointer(
+            process,
+            self._prepared,
+            self._updates,
+            state,
+            rules,
+            project=settings.project,
+            rank_check=self.rank_check,
+            fsdp_plugin=layout.plugin,
+        )
+        self._trackers = Trackers(
+            process,
+            log_with,
+            settings.project.logging_dir,
+            observe=self._updates.observe,
+            skip_missing=rules.skip_missing_trackers,
+        )
+        self._steering = Steering(self._prepared, self._updates, state)
         if safepoint is not None:
-            safepoint.connect(parts.steering, self._save_update)
-        resolving.report_conflicts(resolved.conflicts)
-        announce_zero(resolved.zero)
+            safepoint.connect(self._steering, self._save_update)
 
     # Settings.
 
@@ -318,59 +394,29 @@ class Accelerator:
         window = self.gradient_state.current
         return 0 if window is None else window.num_batches
 
-    @property
-    def device_placement(self) -> bool:
-        """True if models and batches are moved to the device."""
-        return self._preparation.device_placement
-
-    @device_placement.setter
-    def device_placement(self, device_placement: bool) -> None:
-        self._preparation.device_placement = device_placement
-
-    @property
-    def ddp_handler(self) -> DistributedDataParallelKwargs:
-        """Arguments of DistributedDataParallel."""
-        return self._preparation.ddp_handler
-
-    @ddp_handler.setter
-    def ddp_handler(self, ddp_handler: DistributedDataParallelKwargs) -> None:
-        self._preparation.ddp_handler = ddp_handler
-
-    @property
-    def dataloader_config(self) -> DataLoaderConfiguration:
-        """Settings of prepared loaders."""
-        return self._preparation.dataloader_config
-
-    @dataloader_config.setter
-    def dataloader_config(self, dataloader_config: DataLoaderConfiguration) -> None:
-        self._preparation.dataloader_config = resolving.resolve_loaders(dataloader_config)
-
-    @property
-    def dynamo_backend(self) -> str | None:
-        """The backend of `torch.compile` that prepared models are compiled with."""
-        return self._preparation.dynamo_backend
-
-    @dynamo_backend.setter
-    def dynamo_backend(self, dynamo_backend: str | None) -> None:
-        self._preparation.dynamo_backend = resolving.resolve_backend(dynamo_backend)
-
-    @property
-    def rng_types(self) -> list[str]:
-        """Generators that are made equal on all ranks at the start of each epoch."""
-        return self._preparation.rng_types
-
-    @rng_types.setter
-    def rng_types(self, rng_types: list[str]) -> None:
-        self._preparation.rng_types = resolving.resolve_rng_types(rng_types)
-
-    @property
-    def step_scheduler_with_optimizer(self) -> bool:
-        """False: each `step()` of a scheduler advances it."""
-        return self._preparation.step_scheduler_with_optimizer
-
-    @step_scheduler_with_optimizer.setter
-    def step_scheduler_with_optimizer(self, step_scheduler_with_optimizer: bool) -> None:
-        self._preparation.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+    device_placement: bool = _setting("device_placement", "True if models and batches are moved to the device.")
+    ddp_handler: DistributedDataParallelKwargs = _setting("ddp", "Arguments of DistributedDataParallel.")
+    autocast_handler: AutocastKwargs = _setting("autocast", "Arguments of `torch.autocast`.")
+    init_handler: InitProcessGroupKwargs = _setting("group", "Arguments of `init_process_group`.")
+    profile_handler: ProfileKwargs | None = _setting("profile", "Arguments of `profile`.")
+    scaler_handler: GradScalerKwargs | None = _setting("scaler", "Arguments of the scaler of fp16 losses.")
+    deepspeed_plugin: DeepSpeedPlugin | None = _setting("deepspeed_plugin", "DeepSpeed's settings.")
+    dataloader_config: DataLoaderConfiguration = _setting(
+        "loaders", "Settings of prepared loaders.", resolving.resolve_loaders
+    )
+    dynamo_backend: str | None = _setting(
+        "dynamo_backend",
+        "The backend of `torch.compile` that prepared models are compiled with.",
+        resolving.resolve_backend,
+    )
+    rng_types: list[str] = _setting(
+        "rng_types",
+        "Generators that are made equal on all ranks at the start of each epoch.",
+        resolving.resolve_rng_types,
+    )
+    step_scheduler_with_optimizer: bool = _setting(
+        "step_scheduler_with_optimizer", "False: each `step()` of a scheduler advances it."
+    )
 
     @property
     def split_batches(self) -> bool:
@@ -1022,9 +1068,9 @@ class Accelerator:
     def _resolve_precision(self, argument: str | None, conflicts: list[str]) -> str:
         return resolving.resolve_precision(argument, conflicts)
 
-    def _make_accelerator_state(self, precision: str, *, cpu: bool) -> AcceleratorState:
-        handler = self.init_handler
-        return AcceleratorState(cpu=cpu, backend=handler.backend, timeout=handler.timeout, mixed_precision=precision)
+    def _make_accelerator_state(self, settings: Settings, *, cpu: bool) -> AcceleratorState:
+        group, chosen = settings.group, settings.mixed_precision or "no"
+        return AcceleratorState(cpu=cpu, backend=group.backend, timeout=group.timeout, mixed_precision=chosen)
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin, requests: Safepoint | None) -> GradientState:
         return GradientState(plugin, self._rules, requests)
@@ -1069,3 +1115,26 @@ def _refuse(unsupported: dict[str, Any]) -> None:
             raise TypeError(f"Accelerator() has no argument {name}=. {hint}")
         if value is not None:
             raise ValueError(f"Accelerator({name}=...): {UNSUPPORTED_ARGUMENTS[name]}")
+
+
+def lay_out(settings: Settings, process: AcceleratorState) -> Layout:
+    """Make the mesh of ranks that the settings ask for, and note it in `process`.
+
+    Raises:
+        ValueError: The number of ranks does not fit the sizes, or the device cannot compute in the precision.
+    """
+    resolving.check_precision(settings.mixed_precision, process.device)
+    if settings.zero is not None:
+        process.note_deepspeed(settings.deepspeed_plugin)
+    layout = make_layout(
+        settings.parallelism_config,
+        settings.fsdp_plugin,
+        launched=settings.shard,
+        num_processes=process.num_processes,
+        process_index=process.process_index,
+        device=process.device,
+    )
+    if layout.shards:
+        process.note_layout(layout)
+        resolving.report_dropped(() if layout.plugin is None else layout.plugin.dropped)
+    return layout

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.updates import Updates
     from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.parallelism.sharded_models import Sharding
-    from notebook_launcher.training.parallelism.zero import ZeroSettings
-    from notebook_launcher.training.plugins import DataLoaderConfiguration, DistributedDataParallelKwargs, Rules
     from notebook_launcher.training.process.process_state import ProcessState
+    from notebook_launcher.training.resolving import Settings
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -52,36 +51,26 @@ class Preparation:
     prepared: Prepared
     updates: Updates
     gradient_state: GradientState
-    rules: Rules
+    settings: Settings
+    """The present settings; the Accelerator replaces them where one is set."""
     sharding: Sharding
-    zero: ZeroSettings | None
-    """DeepSpeed's settings in torch's terms; None without any."""
-    computes_in: str
-    """Precision of a prepared model's forward: `"no"`, `"fp16"` or `"bf16"`."""
-    compares: bool
-    """True if the ranks compare their weights now and then."""
-    device_placement: bool
-    """True if objects are moved to the device, unless the call sets another value."""
-    ddp_handler: DistributedDataParallelKwargs
-    dataloader_config: DataLoaderConfiguration
-    dynamo_backend: str | None
-    """The backend by which models are compiled; None and `"no"`: they are not."""
-    rng_types: list[str]
-    """Generators that are made equal on all ranks at the start of each epoch."""
-    step_scheduler_with_optimizer: bool
-    """True if a scheduler advances once for each update; False: with each of its own steps."""
     _unit_order: UnitOrder | None = dataclasses.field(default=None, init=False)
     """Compares the order in which the ranks run the units of sharded models; None without any."""
+
+    @property
+    def _compares(self) -> bool:
+        """True if the ranks compare their weights now and then."""
+        return bool(self.settings.check_ranks) and self.process.num_processes > 1
 
     def prepare(self, *args: Any, preparer: Accelerator, device_placement: list[bool] | None = None) -> Any:
         """Carry out `Accelerator.prepare`: `preparer` prepares each object, schedulers after their optimizers."""
         placements = check_placements(device_placement, len(args))
-        if self.rules.guards:
+        if self.settings.rules.guards:
             check_objects(args)
         self._check_batch_sizes(args)
         first = [self._prepare_object(obj, preparer, placed) for obj, placed in zip(args, placements, strict=True)]
         result = tuple(preparer.prepare_scheduler(obj) if is_scheduler(obj) else obj for obj in first)
-        if self.rules.parts_ranks:  # After the loaders, whose order is drawn from what all ranks share.
+        if self.settings.rules.parts_ranks:  # After the loaders, whose order is drawn from what all ranks share.
             draw_apart(self.sharding.layout.data_rank)
         return result[0] if len(result) == 1 else result
 
@@ -89,11 +78,11 @@ class Preparation:
         """Raise ValueError for loaders whose batch size differs from DeepSpeed's settings."""
         loaders = [obj for obj in args if isinstance(obj, DataLoader)]
         trains = self.prepared.optimizers or any(isinstance(obj, torch.optim.Optimizer) for obj in args)
-        if self.zero is None or not loaders or not trains:
+        if self.settings.zero is None or not loaders or not trains:
             return
-        cut = self.sharding.layout.num_data_ranks if self.dataloader_config.split_batches else 1
+        cut = self.sharding.layout.num_data_ranks if self.settings.loaders.split_batches else 1
         sizes = [getattr(loader, "batch_size", None) for loader in [*self.prepared.loaders, *loaders]]
-        self.zero.check_batch_sizes([size // cut for size in sizes if size is not None])
+        self.settings.zero.check_batch_sizes([size // cut for size in sizes if size is not None])
 
     def _prepare_object(self, obj: Any, preparer: Accelerator, placed: bool | None) -> Any:
         if isinstance(obj, DataLoader):
@@ -102,8 +91,13 @@ class Preparation:
             return preparer.prepare_model(obj, device_placement=placed)
         if isinstance(obj, torch.optim.Optimizer):
             return preparer.prepare_optimizer(obj, device_placement=placed)
-        if isinstance(obj, torch.Tensor) and obj.requires_grad and obj.is_leaf and self.rules.sync_leaf_tensors:
-            return self._prepare_leaf(obj, self.device_placement if placed is None else placed)
+        if (
+            isinstance(obj, torch.Tensor)
+            and obj.requires_grad
+            and obj.is_leaf
+            and self.settings.rules.sync_leaf_tensors
+        ):
+            return self._prepare_leaf(obj, self.settings.device_placement if placed is None else placed)
         return obj
 
     def prepare_model(
@@ -119,7 +113,7 @@ class Preparation:
         if known is not None:
             return known
         original = model
-        place = self.device_placement if device_placement is None else device_placement
+        place = self.settings.device_placement if device_placement is None else device_placement
         synced = synced_part(model)
         replicated = isinstance(synced, torch.nn.parallel.DistributedDataParallel)
         ready_made = replicated or synchronises_itself(model)
@@ -127,16 +121,18 @@ class Preparation:
             return self._shard(model)
         if ready_made and not replicated and self.process.device.type == "cpu":
             reduce_units_by_sums(model)
-        precision.compute_in(synced.module if replicated else model, self.process.device.type, self.computes_in)
+        precision.compute_in(
+            synced.module if replicated else model, self.process.device.type, self.sharding.computes_in
+        )
         if place and not ready_made and getattr(model, "hf_device_map", None) is None:
             _check_data(model)
             model = model.to(self.process.device)
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if self.process.num_processes > 1 and trains and not evaluation_mode and not ready_made:
             _check_place(model)
-            model = wrap(model, self.process.device, self.ddp_handler, compares=self.compares)
-        if self.dynamo_backend not in (None, "no") and not hasattr(model, "_orig_mod"):
-            model = torch.compile(model, backend=self.dynamo_backend)
+            model = wrap(model, self.process.device, self.settings.ddp, compares=self._compares)
+        if self.settings.dynamo_backend not in (None, "no") and not hasattr(model, "_orig_mod"):
+            model = torch.compile(model, backend=self.settings.dynamo_backend)
         self.prepared.members.add_model(model)
         self.prepared.remember(original, model)
         return model
@@ -144,14 +140,14 @@ class Preparation:
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
         """Share a model out among the ranks, and let optimizers that are prepared already update its shards."""
         # Beside the precision of its units, for buffers in float32: any model that runs whole also runs sharded.
-        precision.compute_in(model, self.process.device.type, self.computes_in)
-        for parameter in self.sharding.shard(model, self.ddp_handler, self.dynamo_backend):
+        precision.compute_in(model, self.process.device.type, self.sharding.computes_in)
+        for parameter in self.sharding.shard(model, self.settings.ddp, self.settings.dynamo_backend):
             if parameter.requires_grad:
                 self.prepared.members.add_leaf(parameter)
         for prepared in self.prepared.optimizers:
             self.sharding.replacements.apply(prepared.optimizer)
         self.prepared.members.add_model(model)
-        if self.compares:
+        if self._compares:
             ranks = torch.distributed.get_process_group_ranks(self.sharding.layout.shard_group)
             order = self._unit_order = self._unit_order or UnitOrder(ranks)
             units = order.add(model)
@@ -164,9 +160,9 @@ class Preparation:
                 count_steps=lambda: updates.steps_made,
                 record=work_recorder(self.process.device),
             )
-            if not self.ddp_handler.find_unused_parameters:
+            if not self.settings.ddp.find_unused_parameters:
                 check_gradients(units, order, record=work_recorder(self.process.device))
-        if self.ddp_handler.broadcast_buffers:
+        if self.settings.ddp.broadcast_buffers:
             self.prepared.members.share_buffers(model)
         self.prepared.remember(model, model)
         return model
@@ -217,7 +213,7 @@ class Preparation:
         prepared = AcceleratedScheduler(
             scheduler,
             followed,
-            step_with_optimizer=self.step_scheduler_with_optimizer,
+            step_with_optimizer=self.settings.step_scheduler_with_optimizer,
             steps_per_update=self._steps_per_update,
             gradient_state=self.gradient_state,
         )
@@ -228,7 +224,7 @@ class Preparation:
     @property
     def _steps_per_update(self) -> int:
         """Steps of a prepared scheduler for each update."""
-        per_process = self.rules.scheduler_per_process and not self.dataloader_config.split_batches
+        per_process = self.settings.rules.scheduler_per_process and not self.settings.loaders.split_batches
         return self.sharding.layout.num_data_ranks if per_process else 1
 
     def preview(self, scheduler: Any, updates: int | None, group: int) -> list[float]:
@@ -252,7 +248,7 @@ class Preparation:
         known = self.prepared.find(data_loader)
         if known is not None:
             return known
-        place = self.device_placement if device_placement is None else device_placement
+        place = self.settings.device_placement if device_placement is None else device_placement
         prepared = self._loader_shared_out_before(data_loader, place)
         if prepared is None:
             prepared = self._share_out(data_loader, place, slice_fn_for_dispatch)
@@ -281,7 +277,7 @@ class Preparation:
 
     def _dispatches(self) -> bool | None:
         """Return True if rank 0 reads for all, None to let the kind of data decide."""
-        tp_size, asked = self.sharding.layout.sizes.tp_size or 1, self.dataloader_config.dispatch_batches
+        tp_size, asked = self.sharding.layout.sizes.tp_size or 1, self.settings.loaders.dispatch_batches
         if tp_size == 1:
             return asked
         if asked:
@@ -292,7 +288,7 @@ class Preparation:
         return False
 
     def _share_out(self, data_loader: Any, place: bool, slice_fn: Callable[..., Any] | None) -> Any:
-        config, layout = self.dataloader_config, self.sharding.layout
+        config, layout = self.settings.loaders, self.sharding.layout
         settings = SharingSettings(
             num_processes=layout.num_data_ranks,
             process_index=layout.data_rank,
@@ -301,14 +297,14 @@ class Preparation:
             split_batches=config.split_batches,
             dispatch_batches=self._dispatches(),
             even_batches=config.even_batches,
-            uneven=config.uneven or ("weigh" if self.rules.weigh_uneven else "leave"),
+            uneven=config.uneven or ("weigh" if self.settings.rules.weigh_uneven else "leave"),
             slice_fn=slice_fn,
-            rng_types=self.rng_types,
+            rng_types=self.settings.rng_types,
             seed=config.data_seed if config.use_seedable_sampler else False,
             non_blocking=config.non_blocking,
             use_stateful_dataloader=config.use_stateful_dataloader,
-            check_ranks=self.rules.guards,
-            keeps_shares=self.rules.keeps_shares,
+            check_ranks=self.settings.rules.guards,
+            keeps_shares=self.settings.rules.keeps_shares,
             active_loaders=self.gradient_state.active_loaders,
         )
         return make_prepared_loader(data_loader, settings)

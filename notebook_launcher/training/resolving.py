@@ -11,11 +11,15 @@ from notebook_launcher.settings.option_checks import NUMBERS, accumulation_steps
 from notebook_launcher.settings.training_settings import STEPS_VARIABLE, precision_of, read_precision, steps_of
 from notebook_launcher.training.parallelism.zero import apply_deepspeed
 from notebook_launcher.training.plugins import (
+    EXACT,
+    AutocastKwargs,
     DataLoaderConfiguration,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
     ProjectConfiguration,
     RNGType,
     check_instance,
@@ -24,7 +28,7 @@ from notebook_launcher.training.plugins import (
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
@@ -37,83 +41,67 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """Settings of an Accelerator, as code, DeepSpeed's settings, launch and environment give them together."""
+class Settings:
+    """Settings of an Accelerator: as its arguments give them, then resolved; parts get them whole."""
 
-    precision: str
-    accumulation: GradientAccumulationPlugin
-    max_grad_norm: float | None
-    checks_ranks: bool
-    """True if ranks compare their weights."""
-    loaders: DataLoaderConfiguration
-    device_placement: bool
-    """True if models and batches are moved to the device."""
-    rng_types: list[str]
-    step_scheduler_with_optimizer: bool
-    dynamo_backend: str | None
-    project: ProjectConfiguration
-    ddp_handler: DistributedDataParallelKwargs
-    scaler_handler: GradScalerKwargs
-    deepspeed_plugin: DeepSpeedPlugin | None
-    zero: ZeroSettings | None
+    rules: Rules = EXACT
+    """The differences from Accelerate."""
+    mixed_precision: str | None = None
+    """Precision of the forward; None: not resolved yet."""
+    accumulation: GradientAccumulationPlugin = dataclasses.field(default_factory=GradientAccumulationPlugin)
+    max_grad_norm: float | None = None
+    check_ranks: bool | None = None
+    """True if ranks compare their weights; None: not resolved yet."""
+    loaders: DataLoaderConfiguration = dataclasses.field(default_factory=DataLoaderConfiguration)
+    device_placement: bool = True
+    """True if models and batches are moved to the device, unless a call sets another value."""
+    rng_types: list[str] = dataclasses.field(default_factory=lambda: ["generator"])
+    """Generators that are made equal on all ranks at the start of each epoch."""
+    step_scheduler_with_optimizer: bool = True
+    """True if a scheduler advances once for each update; False: with each of its own steps."""
+    dynamo_backend: str | None = None
+    """The backend by which models are compiled; None and `"no"`: they are not."""
+    project: ProjectConfiguration = dataclasses.field(default_factory=ProjectConfiguration)
+    ddp: DistributedDataParallelKwargs = dataclasses.field(default_factory=DistributedDataParallelKwargs)
+    scaler: GradScalerKwargs | None = None
+    autocast: AutocastKwargs = dataclasses.field(default_factory=AutocastKwargs)
+    group: InitProcessGroupKwargs = dataclasses.field(default_factory=InitProcessGroupKwargs)
+    profile: ProfileKwargs | None = None
+    deepspeed_plugin: DeepSpeedPlugin | None = None
+    zero: ZeroSettings | None = None
     """DeepSpeed's settings in torch's terms."""
-    fsdp_plugin: FullyShardedDataParallelPlugin | None
-    parallelism_config: ParallelismConfig | None
-    shard: int | None
+    fsdp_plugin: FullyShardedDataParallelPlugin | None = None
+    parallelism_config: ParallelismConfig | None = None
+    shard: int | None = None
     """The launch's number of ranks that share a model out, unless the code has sizes."""
-    conflicts: tuple[str, ...]
+    conflicts: tuple[str, ...] = ()
     """Settings in which the code and the launch differ, in words."""
 
 
-def resolve(
-    given: AcceleratorArguments,
-    preparation: PreparationArguments,
-    rules: Rules,
-    *,
-    resolve_precision: Callable[[str | None, list[str]], str],
-    deepspeed_plugin: DeepSpeedPlugin | None,
-    check_ranks: bool | None,
-    project_config: ProjectConfiguration | None,
-    project_dir: str | os.PathLike[str] | None,
-) -> Resolved:
+def resolve(given: Settings, *, resolve_precision: Callable[[str | None, list[str]], str]) -> Settings:
     """Resolve all settings of an Accelerator, as far as they need no process group.
 
     Args:
-        given: The arguments that DeepSpeed's settings give as well.
-        preparation: The arguments that say how `prepare` treats each kind of object.
-        rules: The differences from Accelerate.
+        given: The settings as the arguments give them.
         resolve_precision: Function of this module, or its replacement in a subclass of the Accelerator.
-        deepspeed_plugin: DeepSpeed's settings.
-        check_ranks: True if ranks compare their weights.
-        project_config: Folder and naming of checkpoints.
-        project_dir: The folder alone.
 
     Raises:
         ValueError: A setting is invalid, or two of them differ.
         TypeError: A switch is not True or False.
     """
-    check_switch("device_placement", preparation.device_placement)
-    check_switch("step_scheduler_with_optimizer", preparation.step_scheduler_with_optimizer)
+    check_switch("device_placement", given.device_placement)
+    check_switch("step_scheduler_with_optimizer", given.step_scheduler_with_optimizer)
     conflicts: list[str] = []
-    ddp_handler = _resolve_hook(preparation.ddp_handler, conflicts)
-    deepspeed_plugin, zero, given = apply_deepspeed(deepspeed_plugin, given)
-    return Resolved(  # The report names conflicts in the order of these fields.
-        precision=resolve_precision(given.mixed_precision, conflicts),
-        accumulation=_resolve_accumulation(given.accumulation, rules, conflicts),
+    given = apply_deepspeed(dataclasses.replace(given, ddp=_resolve_hook(given.ddp, conflicts)))
+    num_steps = given.accumulation.num_steps
+    return dataclasses.replace(  # The report names conflicts in the order of these fields.
+        given,
+        mixed_precision=resolve_precision(given.mixed_precision, conflicts),
+        accumulation=dataclasses.replace(given.accumulation, num_steps=_num_steps(num_steps, given.rules, conflicts)),
         max_grad_norm=_resolve_max_grad_norm(given.max_grad_norm, conflicts),
-        checks_ranks=_resolve_check(check_ranks, rules, conflicts),
-        loaders=resolve_loaders(preparation.dataloader_config, **preparation.loader_shortcuts),
-        device_placement=preparation.device_placement,
-        rng_types=resolve_rng_types(preparation.rng_types),
-        step_scheduler_with_optimizer=preparation.step_scheduler_with_optimizer,
-        dynamo_backend=resolve_backend(preparation.dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND")),
-        project=_resolve_project(project_config, project_dir),
-        ddp_handler=ddp_handler,
-        scaler_handler=given.scaler or GradScalerKwargs(),
-        deepspeed_plugin=deepspeed_plugin,
-        zero=zero,
-        fsdp_plugin=given.fsdp_plugin,
-        parallelism_config=given.parallelism_config,
+        check_ranks=_resolve_check(given.check_ranks, given.rules, conflicts),
+        dynamo_backend=resolve_backend(given.dynamo_backend or os.environ.get("ACCELERATE_DYNAMO_BACKEND")),
+        scaler=given.scaler or GradScalerKwargs(),
         shard=_resolve_shard(given.parallelism_config, conflicts),
         conflicts=tuple(conflicts),
     )
@@ -174,7 +162,7 @@ def emulates_bf16(capability: tuple[int, int]) -> bool:
 def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
     """Return the settings of accumulation that the code gives, as one plugin; its `num_steps` is None if not given.
 
-    The launch and the environment are left out here and added by `_resolve_accumulation`, because between the two
+    The launch and the environment are left out here and added by `resolve`, because between the two
     calls DeepSpeed's settings are compared with the number that the code gives, and may give one themselves.
 
     Raises:
@@ -198,13 +186,6 @@ def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin
     return dataclasses.replace(given, num_steps=num_steps if given.num_steps is None else given.num_steps)
 
 
-def _resolve_accumulation(
-    given: GradientAccumulationPlugin, rules: Rules, conflicts: list[str]
-) -> GradientAccumulationPlugin:
-    """Return the settings of `given_accumulation`, or DeepSpeed's, with the resolved number of steps."""
-    return dataclasses.replace(given, num_steps=_num_steps(given.num_steps, rules, conflicts))
-
-
 def _num_steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
     if rules.environment_wins and STEPS_VARIABLE in os.environ:
         return steps_of(None, os.environ)
@@ -224,10 +205,9 @@ def _resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> floa
     return limit
 
 
-def _resolve_hook(handler: DistributedDataParallelKwargs | None, conflicts: list[str]) -> DistributedDataParallelKwargs:
+def _resolve_hook(handler: DistributedDataParallelKwargs, conflicts: list[str]) -> DistributedDataParallelKwargs:
     """Return the arguments of DDP, with the launch's communication hook if the code names none."""
     launched = context.setting("comm_hook")
-    handler = handler or DistributedDataParallelKwargs()
     if launched is None or launched == "no":
         return handler
     if handler.comm_hook != DDPCommunicationHookType.NO:
@@ -261,9 +241,10 @@ def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) ->
     return config
 
 
-def _resolve_project(
+def resolve_project(
     config: ProjectConfiguration | None, directory: str | os.PathLike[str] | None
 ) -> ProjectConfiguration:
+    """Return the configuration of the project's folders, with the folder that was given alone."""
     check_instance("project_config", config, ProjectConfiguration, "ProjectConfiguration(project_dir='runs')")
     project = config or ProjectConfiguration(project_dir=None if directory is None else os.fspath(directory))
     if directory is not None and project.project_dir is None:
@@ -309,39 +290,3 @@ def _compare(name: SettingName, chosen: Any, conflicts: list[str]) -> None:
     launched = context.setting(name)
     if launched is not None and launched != chosen:
         conflicts.append(f"{name}={chosen!r} in the code, {launched!r} in the launch")
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Arguments of an Accelerator as they were given, in the groups that `resolving.py` resolves.
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AcceleratorArguments:
-    """Arguments of an Accelerator that DeepSpeed's settings give as well."""
-
-    mixed_precision: str | None
-    accumulation: GradientAccumulationPlugin
-    max_grad_norm: float | None
-    fsdp_plugin: FullyShardedDataParallelPlugin | None
-    parallelism_config: ParallelismConfig | None
-    scaler: GradScalerKwargs | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PreparationArguments:
-    """Arguments of an Accelerator that say how `prepare` treats each kind of object."""
-
-    device_placement: bool
-    """True if models and batches are moved to the device."""
-    ddp_handler: DistributedDataParallelKwargs | None
-    """Arguments of DistributedDataParallel."""
-    dataloader_config: DataLoaderConfiguration | None
-    """Settings of loaders."""
-    loader_shortcuts: Mapping[str, Any]
-    """Settings of loaders that were given one by one; None: not given."""
-    rng_types: Iterable[Any] | None
-    """Generators that are made equal on all ranks at the start of each epoch."""
-    step_scheduler_with_optimizer: bool
-    """False: each `step()` of a scheduler advances it."""
-    dynamo_backend: str | None
-    """The backend of `torch.compile`; None: by `ACCELERATE_DYNAMO_BACKEND`."""

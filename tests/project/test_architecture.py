@@ -43,8 +43,8 @@ TRAINING_ROOMS = (
     "operations",
     "recording",
     "requests",
-    "data",
     "accumulation",
+    "data",
     "rank_check",
     "parallelism",
     "checkpoints",
@@ -52,7 +52,7 @@ TRAINING_ROOMS = (
 """The rooms of `training`: each may import those before it."""
 KERNEL_ROOMS = ("display", "comms", "inspection", "metering", "failures", "calls", "run", "cells")
 """The rooms of `kernel`: each may import those before it."""
-TRAINING_TOP = ("accelerator", "accelerator_parts", "preparation")
+TRAINING_TOP = ("accelerator", "preparation")
 """The modules of `training` that put its rooms together."""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.settings.training_settings import SettingName
-    from notebook_launcher.training.resolving import AcceleratorArguments
+    from notebook_launcher.training.resolving import Settings
 
 
 STAGES = {
@@ -214,31 +214,39 @@ def _settle_scaler(plugin: DeepSpeedPlugin, given: GradScalerKwargs | None) -> G
 # The arguments of an Accelerator after DeepSpeed's settings were taken over.
 
 
-def apply_deepspeed(
-    plugin: DeepSpeedPlugin | None, given: AcceleratorArguments
-) -> tuple[DeepSpeedPlugin | None, ZeroSettings | None, AcceleratorArguments]:
-    """Return the plugin, its settings in torch's terms, and the given arguments with DeepSpeed's settings in them.
-
-    Args:
-        plugin: DeepSpeed's settings. None: the settings that `ACCELERATE_USE_DEEPSPEED` asks for, if any.
-        given: The arguments of the Accelerator.
+def apply_deepspeed(given: Settings) -> Settings:
+    """Return the given settings with DeepSpeed's in them, those that `ACCELERATE_USE_DEEPSPEED` asks for included.
 
     Raises:
-        TypeError: `plugin` is not a DeepSpeedPlugin.
-        ValueError: DeepSpeed's settings and the given arguments differ; the message has both values.
+        TypeError: The plugin is not a DeepSpeedPlugin.
+        ValueError: DeepSpeed's settings and the given ones differ; the message has both values.
     """
+    plugin = given.deepspeed_plugin
     if plugin is None and given.fsdp_plugin is None and deepspeed_is_asked_for():
         plugin = DeepSpeedPlugin()
     if plugin is None:
-        return None, None, given
+        return given
     check_instance("deepspeed_plugin", plugin, DeepSpeedPlugin, "DeepSpeedPlugin(hf_ds_config='settings.json')")
     if given.fsdp_plugin is not None:
         raise ValueError(
             "Accelerator got both deepspeed_plugin and fsdp_plugin, and torch's fully_shard carries out either one. "
             "Pass one of them."
         )
-    zero = _resolve_zero(plugin, given)
-    return plugin, zero, _with_settings(given, zero)
+    zero, accumulation = _resolve_zero(plugin, given), given.accumulation
+    if zero.stage == 1 and accumulation.sync_each_batch is None:
+        accumulation = dataclasses.replace(accumulation, sync_each_batch=False)
+    if zero.gradient_accumulation_steps is not None:
+        accumulation = dataclasses.replace(accumulation, num_steps=zero.gradient_accumulation_steps)
+    return dataclasses.replace(
+        given,
+        deepspeed_plugin=plugin,
+        zero=zero,
+        mixed_precision=zero.mixed_precision or given.mixed_precision,
+        accumulation=accumulation,
+        max_grad_norm=zero.max_grad_norm or given.max_grad_norm,
+        fsdp_plugin=_fsdp_plugin(zero),
+        scaler=zero.scaler,
+    )
 
 
 def announce_zero(zero: ZeroSettings | None) -> None:
@@ -247,7 +255,7 @@ def announce_zero(zero: ZeroSettings | None) -> None:
         context.notify(f"Accelerator(): {zero.describe()}")
 
 
-def _resolve_zero(plugin: DeepSpeedPlugin, given: AcceleratorArguments) -> ZeroSettings:
+def _resolve_zero(plugin: DeepSpeedPlugin, given: Settings) -> ZeroSettings:
     shard = context.setting("shard")
     if plugin.zero_stage == 0 and shard is not None and shard > 1:
         raise ValueError(
@@ -263,22 +271,6 @@ def _resolve_zero(plugin: DeepSpeedPlugin, given: AcceleratorArguments) -> ZeroS
         max_grad_norm=_asked("max_grad_norm", given.max_grad_norm),
         mixed_precision=_asked("mixed_precision", given.mixed_precision),
         scaler=given.scaler,
-    )
-
-
-def _with_settings(given: AcceleratorArguments, zero: ZeroSettings) -> AcceleratorArguments:
-    accumulation = given.accumulation
-    if zero.stage == 1 and accumulation.sync_each_batch is None:
-        accumulation = dataclasses.replace(accumulation, sync_each_batch=False)
-    if zero.gradient_accumulation_steps is not None:
-        accumulation = dataclasses.replace(accumulation, num_steps=zero.gradient_accumulation_steps)
-    return dataclasses.replace(
-        given,
-        mixed_precision=zero.mixed_precision or given.mixed_precision,
-        accumulation=accumulation,
-        max_grad_norm=zero.max_grad_norm or given.max_grad_norm,
-        fsdp_plugin=_fsdp_plugin(zero),
-        scaler=zero.scaler,
     )
 
 

@@ -11,8 +11,8 @@ import pytest
 from notebook_launcher import context
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
 from notebook_launcher.training.parallelism.zero import GivenSetting, ZeroSettings, apply_deepspeed, resolve_zero
-from notebook_launcher.training.plugins import GradientAccumulationPlugin, GradScalerKwargs
-from notebook_launcher.training.resolving import AcceleratorArguments
+from notebook_launcher.training.plugins import GradScalerKwargs
+from notebook_launcher.training.resolving import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -287,14 +287,6 @@ def test_settings_changed_before_the_accelerator_count():
 
 
 def test_settings_differ_from_those_of_an_exported_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = AcceleratorArguments(
-        mixed_precision=None,
-        accumulation=GradientAccumulationPlugin(),
-        max_grad_norm=None,
-        fsdp_plugin=None,
-        parallelism_config=None,
-        scaler=None,
-    )
     monkeypatch.setattr(context._Current, "adopted", {"max_grad_norm": 0.5})
     with pytest.raises(ValueError, match=r"gradient_clipping=1.0 and the launch's max_grad_norm=0.5 differ"):
-        apply_deepspeed(DeepSpeedPlugin(hf_ds_config=TYPICAL), given)
+        apply_deepspeed(Settings(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=TYPICAL)))
