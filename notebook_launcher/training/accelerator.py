@@ -392,7 +392,7 @@ class Accelerator:
     def step(self) -> int:
         """Micro-batches in the window that is open."""
         window = self.gradient_state.current
-        return 0 if window is None else window.num_batches
+        return 0 if window is None else window.num_begun
 
     device_placement: bool = _setting("device_placement", "True if models and batches are moved to the device.")
     ddp_handler: DistributedDataParallelKwargs = _setting("ddp", "Arguments of DistributedDataParallel.")
@@ -1123,7 +1123,7 @@ def lay_out(settings: Settings, process: AcceleratorState) -> Layout:
     Raises:
         ValueError: The number of ranks does not fit the sizes, or the device cannot compute in the precision.
     """
-    resolving.check_precision(settings.mixed_precision, process.device)
+    resolving.check_precision(settings.mixed_precision or "no", process.device)
     if settings.zero is not None:
         process.note_deepspeed(settings.deepspeed_plugin)
     layout = make_layout(

@@ -22,3 +22,8 @@ def part_of_gradient(gradient: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a gradient, without the graph that `to_local()` makes."""
     part: torch.Tensor = getattr(gradient, "_local_tensor", gradient)
     return part
+
+
+def has_values(gradient: torch.Tensor | None) -> bool:
+    """Return True if a gradient, or of a sharded one this rank's part, is not all zeros."""
+    return gradient is not None and bool(part_of_gradient(gradient).any())

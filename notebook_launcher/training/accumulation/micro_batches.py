@@ -134,17 +134,17 @@ class MicroBatches:
             _check_loss(loss, reduction, weight)
         block = self._gradient_state.block
         window: Window | None = None if block is None else block.window  # As `gradient_state.current`, without a call.
-        factor, ends, syncs = self._weigh(window, weight, reduction)
+        factor, ends, syncs = self._weigh(block, weight, reduction)
         if self._clock is not None:
             self._clock.note(("forward", read_clock()))
         self._members.num_backwards += 1
         in_reach, check = self._models_in_reach(), self._rank_check
         written = () if check is None else check.write(in_reach, window, syncs=syncs)
-        ending = window if ends else None  # The window that ends with this micro-batch.
-        pending = None if ending is None or ending.kind != "given" else self._weighing.sum_weights(ending)
+        ending = block if ends else None  # The block whose window ends with this micro-batch.
+        pending = None if ending is None else self._weighing.sum_weights(ending)
         self._compute(loss, factor, kwargs, window, syncs=syncs)
         if block is not None and not ends:
-            block.window.note_gathered(block.members)
+            block.window.gradients.note_written(block.members)
         # A call that comes after the wait for the other ranks takes about 1 µs: the processor has forgotten the code.
         for member, versions in in_reach:
             member.note_backward(versions, self._warn_once)
@@ -152,7 +152,7 @@ class MicroBatches:
             self._synchronise_others(ends=ends)
         if check is not None and check.is_pending:
             check.compare(written)
-        if ending is not None and not ending.knows_its_weight:
+        if ending is not None and not ending.window.knows_its_weight:
             self._weighing.correct(ending, pending)
         if self._safepoint is not None:  # Before the phase ends: on GPUs it waits for the ranks, too.
             self._look_at(loss, factor, window, self._safepoint)
@@ -173,7 +173,7 @@ class MicroBatches:
             return
         where = f"in update {safepoint.num_updates + 1}"
         if window is not None and self._gradient_state.num_steps > 1:
-            where += f", micro-batch {window.num_batches} of its window"
+            where += f", micro-batch {window.num_begun} of its window"
         loader = self._gradient_state.active_dataloader
         if loader is not None:
             where += f", batch {loader.num_drawn} of the data loader"
@@ -202,13 +202,16 @@ class MicroBatches:
         if self._safepoint is not None:
             self._safepoint.count(updated=True)
 
-    def _weigh(self, window: Window | None, weight: Any, reduction: str) -> tuple[float | torch.Tensor, bool, bool]:
+    def _weigh(
+        self, block: MicroBatchBlock | None, weight: Any, reduction: str
+    ) -> tuple[float | torch.Tensor, bool, bool]:
         """Return the factor of the loss, True if an update may follow, and True if the backward waits for the ranks."""
-        if window is None:
+        window = None if block is None else block.window
+        if block is None:
             self._act_between_updates()
             factor, ends = self._weighing.factor_outside_blocks(weight, reduction), True
         else:
-            factor = self._weighing.count_and_weigh(window, weight, reduction)
+            factor = self._weighing.count_and_weigh(block, weight, reduction)
             ends = self._gradient_state.sync_gradients
         syncs = ends and self._num_processes > 1 and waits_for_ranks(window, self._members)
         if window is None and self._clock is not None and (syncs or self._num_processes == 1):
@@ -341,7 +344,9 @@ class MicroBatchBlock:
         "_switched_off",
         "_warn_once",
         "free",
+        "is_put_off",
         "members",
+        "num_backwards",
         "outer",
         "probes",
         "window",
@@ -372,6 +377,10 @@ class MicroBatchBlock:
         ]
         """A trained parameter of each member: its version shows whether the weights were changed, and its gradient
         whether there are gradients. So no walk through the model is needed."""
+        self.num_backwards = 0
+        """Backwards of this micro-batch."""
+        self.is_put_off = False
+        """True if the window's update was put off, because this last micro-batch of it had no backward."""
         self._num_drawn = 0
         """Batches that the prepared loader had drawn when this block was last entered."""
         self._switched_off: list[tuple[Member, bool]] = []
@@ -393,16 +402,17 @@ class MicroBatchBlock:
             self._pass_boundary(loaders.active)
         else:  # The loop over the prepared loader has passed one.
             self._num_drawn = loaders.active.num_drawn
-        if self._safepoint is not None and self._safepoint.is_due and window.num_batches == 0:
+        if self._safepoint is not None and self._safepoint.is_due and window.num_begun == 0:
             self._safepoint.act()
         for abandoned in gradient_state.enter(window, self.probes):
             self._drop(abandoned)
         if gradient_state.loops.is_out_of_step and self._rules.guards:
             self._warn_of_reading()
-        if window.num_batches > 1 and self._rules.guards:
+        if window.num_begun > 1 and self._rules.guards:
             self._check_untouched()
         self.outer, gradient_state.block = gradient_state.block, self
-        self.free = False
+        self.free = self.is_put_off = False
+        self.num_backwards = 0
         if not gradient_state.sync_gradients and self._switchable:
             self._switched_off = switch_off(self._switchable, sync_each_batch=gradient_state.plugin.sync_each_batch)
 
@@ -420,7 +430,7 @@ class MicroBatchBlock:
         elif kind is None and self._clock is not None:
             if gradient_state.active_loaders.active is None:  # A prepared loader marks the end of a step itself.
                 self._clock.note((None, read_clock()))
-            self._clock.note_window((window.num_batches, window.world_weight))
+            self._clock.note_window((window.num_begun, window.weights.total))
         is_endless = not gradient_state.leave(self, failed=kind is not None)
         self.outer = None
         if is_endless:
@@ -467,7 +477,7 @@ class MicroBatchBlock:
         )
 
     def _check_untouched(self) -> None:
-        for probe, version in zip(self.probes, self.window.weight_versions, strict=False):
+        for probe, version in zip(self.probes, self.window.gradients.weight_versions, strict=False):
             if probe is not None and probe._version != version:  # noqa: SLF001
                 self._warn_once(
                     "touched",

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.accumulation.members import parameters_of
-from notebook_launcher.training.accumulation.windows import rescale
+from notebook_launcher.training.accumulation.weighing import rescale
 from notebook_launcher.training.plugins import check_limit
 from notebook_launcher.training.spread_tensors import whole_tensor
 from notebook_launcher.training.user_warnings import Warner
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from notebook_launcher.training.accumulation.members import Member, Members
+    from notebook_launcher.training.accumulation.micro_batches import MicroBatchBlock
     from notebook_launcher.training.accumulation.weighing import Weighing
     from notebook_launcher.training.accumulation.windows import GradientState, Window
     from notebook_launcher.training.plugins import Rules
@@ -105,10 +106,9 @@ class Updates:
         """Step where the window ends; return the result of the optimizer, and True if the step was skipped."""
         gradient_state = self._gradient_state
         block = gradient_state.block
-        window = None if block is None else block.window  # As `gradient_state.current`, without a call.
-        if self._rules.guards and window is not None:
-            self._check_window(prepared, window, closure)
-        if not gradient_state.sync_gradients or self._puts_off(window):
+        if self._rules.guards and block is not None:
+            self._check_window(prepared, block, closure)
+        if not gradient_state.sync_gradients or self._puts_off(block):
             return None, prepared.step_was_skipped
         if self._rules.guards:
             if len(gradient_state.windows) > 1:
@@ -122,8 +122,8 @@ class Updates:
             outcome, skipped = self._step_with_more(prepared, closure)
             self._checks.forget_step()
         self.steps_made += 1
-        if window is not None:
-            window.note_step()
+        if block is not None:
+            block.window.note_step()
         self._note_step()
         return outcome, skipped
 
@@ -141,14 +141,17 @@ class Updates:
         with self._weighing.in_closure():
             return optimizer.step(closure), prepared.step_was_skipped
 
-    def _check_window(self, prepared: AcceleratedOptimizer, window: Window, closure: Callable[[], Any] | None) -> None:
+    def _check_window(
+        self, prepared: AcceleratedOptimizer, block: MicroBatchBlock, closure: Callable[[], Any] | None
+    ) -> None:
         """Check a step inside `accumulate`, and let models join its window."""
-        if closure is not None or window.backwards_in_block == 0:
-            self._checks.check_window(window, closure)
+        window = block.window
+        if closure is not None or block.num_backwards == 0:
+            self._checks.check_window(block, closure)
         covered, key = self._members.looked_up.covered, (id(prepared), id(window))
-        if window.num_backwards and key not in covered:
+        if window.num_gathered and key not in covered:
             owned = self._members.of_optimizer(prepared.optimizer)
-            if owned and all(id(member) in window.key for member in owned):
+            if owned and all(member in window.members for member in owned):
                 covered.add(key)
             else:
                 self._join(owned, window)
@@ -165,19 +168,18 @@ class Updates:
         if not members:
             return
         others = [other for other in self._gradient_state.windows.values() if other is not window]
-        if any(other.num_backwards and other.holds(members) for other in others):
+        if any(other.num_gathered and other.holds(members) for other in others):
             return
         window.join(members)
         if self._gradient_state.sync_gradients:
             # The window has ended, and has corrected the models that it knew.
             self._weighing.correct_joined(window, members)
 
-    def _puts_off(self, window: Window | None) -> bool:
+    def _puts_off(self, block: MicroBatchBlock | None) -> bool:
         """Put the update off, and return True, if the window has not ended: its last micro-batch was left out."""
-        gradient_state = self._gradient_state
-        if window is None or window.backwards_in_block or not gradient_state.lacks_end(window):
+        if block is None or block.num_backwards or not self._gradient_state.lacks_end(block):
             return False
-        gradient_state.put_off(window)
+        self._gradient_state.put_off(block)
         return True
 
     def may_clear(self, prepared: AcceleratedOptimizer) -> bool:
@@ -189,35 +191,35 @@ class Updates:
             return False
         block, ends = gradient_state.block, gradient_state.sync_gradients
         current = None if block is None else block.window
-        gathers = current is not None and current.num_backwards and not ends
+        gathers = current is not None and current.num_gathered and not ends
         if gathers and (id(prepared), id(current)) in self._members.looked_up.covered:
             return False
-        if current is not None and not (current.num_backwards or current.has_foreign or current.has_stepped):
-            self._checks.check_clearing(current)
+        if block is not None and not (block.window.num_gathered or block.window.has_stepped):
+            self._checks.check_clearing(block)
         lookup = self._members.owned_by(prepared.optimizer)
         owned, shared = lookup.members, lookup.shared
-        if self._are_gathered(owned, current if ends else None):
+        if self._are_gathered(owned, block if ends else None):
             return False
         for member in owned:
             # Gradients that another optimizer has not used yet are still those of the last backward.
             if not shared or all(parameter.grad is None for parameter in shared.get(id(member), ())):
                 member.clear_synced()
         if current is not None and not ends and current.holds(owned):
-            current.note_cleared()
+            current.gradients.was_clear = True
         self._members.num_backwards = 0
         return True
 
-    def _are_gathered(self, owned: Sequence[Member], ended: Window | None) -> bool:
+    def _are_gathered(self, owned: Sequence[Member], ended: MicroBatchBlock | None) -> bool:
         """Return True if a window has gathered gradients of these members that no step has used.
 
         Args:
             owned: Members of an optimizer.
-            ended: The window of this micro-batch, if it ends here.
+            ended: The block of this micro-batch, if its window ends here.
         """
         for window in self._gradient_state.windows.values():
-            if not (window.num_backwards or window.has_foreign):
+            if not (window.num_gathered or window.gradients.has_foreign):
                 continue
-            if window is ended and (window.backwards_in_block or window.has_stepped):
+            if ended is not None and window is ended.window and (ended.num_backwards or window.has_stepped):
                 continue
             if window.holds(owned):
                 return True
@@ -243,12 +245,13 @@ class Updates:
         """Return True where a window ends; by Accelerate's rules also inside a window."""
         gradient_state = self._gradient_state
         is_wanted = gradient_state.sync_gradients or self._rules.clip_inside_window
-        return is_wanted and not self._puts_off(gradient_state.current)
+        return is_wanted and not self._puts_off(gradient_state.block)
 
     def _all_corrected(self, parameters: Any) -> Any:
         """Return the parameters that are to be clipped, after their models have joined the window that has ended."""
         window = self._gradient_state.current
-        if window is None or not self._rules.guards or (type(window.correction) is float and window.correction == 1.0):
+        correction = 1.0 if window is None else window.weights.correction
+        if window is None or not self._rules.guards or (type(correction) is float and correction == 1.0):
             return parameters
         listed = list(given_parameters(parameters))
         clipped = set(map(id, listed))
@@ -507,7 +510,7 @@ class GradientScaling:
         """
         scaler = self._scaler
         if self._stepped and scaler is not None:
-            opened = [window for window in self._gradient_state.windows.values() if window.num_backwards]
+            opened = [window for window in self._gradient_state.windows.values() if window.num_gathered]
             before = _scale_of(scaler).clone() if opened else torch.ones(())
             done = {
                 id(parameter)
@@ -522,9 +525,9 @@ class GradientScaling:
                 parameters = (parameter for member in window.all_members for parameter in member.parameters())
                 gathered = [parameter for parameter in parameters if id(parameter) not in done]
                 rescale(gathered, _scale_of(scaler) / before)
-                if window.gathered is not None:
+                if window.gradients.newest is not None:
                     # The version of the gradient has changed.
-                    window.note_gathered(window.members)
+                    window.gradients.note_written(window.members)
         return scaler
 
     def unscale_given(self, given: Any) -> None:
@@ -639,39 +642,38 @@ class StepChecks:
             return
         owned = self._members.of_optimizer(prepared.optimizer)
         for key, window in gradient_state.windows.items():
-            if window is not gradient_state.current and window.num_backwards and key and window.holds(owned):
+            if window is not gradient_state.current and window.num_gathered and key and window.holds(owned):
                 raise RuntimeError(
                     f"step(): this {type(prepared.optimizer).__name__} also updates models whose window is still open, "
-                    f"with {window.num_batches} of {window.num_steps} micro-batches. Pass all models of an optimizer "
+                    f"with {window.num_begun} of {window.full_size} micro-batches. Pass all models of an optimizer "
                     "to the same accumulate(), as in accumulate(encoder, decoder), or give each model an optimizer."
                 )
 
-    def check_window(self, window: Window, closure: Callable[[], Any] | None) -> None:
+    def check_window(self, block: MicroBatchBlock, closure: Callable[[], Any] | None) -> None:
         """Raise ValueError for a closure in a window of several micro-batches; warn of a backward of torch's own."""
-        gradient_state = self._gradient_state
-        if closure is not None and (window.num_batches > 1 or not gradient_state.sync_gradients):
+        window = block.window
+        if closure is not None and (window.num_begun > 1 or not self._gradient_state.sync_gradients):
             raise ValueError(
-                f"step(closure) in a window of {window.num_steps} micro-batches: the closure computes one of them, and "
+                f"step(closure) in a window of {window.full_size} micro-batches: the closure computes one of them, and "
                 "the step needs the gradient of all. Call backward(loss) before step(), without a closure; LBFGS "
                 "and others that call their closure again need gradient_accumulation_steps=1."
             )
-        lacks_backward = closure is None and window.num_steps > 1 and window.backwards_in_block == 0
-        block = gradient_state.block
-        if lacks_backward and block is not None and window.has_unnoted_gradients(block.members):
+        lacks_backward = closure is None and window.full_size > 1 and block.num_backwards == 0
+        if lacks_backward and window.gradients.has_unnoted(block.members):
             self._note_foreign(window)
 
-    def check_clearing(self, window: Window) -> None:
+    def check_clearing(self, block: MicroBatchBlock) -> None:
         """Note a backward of torch's own before a `zero_grad()` inside a window, which then keeps the gradients."""
-        block = self._gradient_state.block
-        if window.num_steps > 1 and block is not None and window.has_gained_gradients(block.probes):
+        window = block.window
+        if window.full_size > 1 and not window.gradients.has_foreign and window.gradients.has_gained(block.probes):
             self._note_foreign(window)
 
     def _note_foreign(self, window: Window) -> None:
-        window.note_foreign()
+        window.gradients.has_foreign = True
         self._warn_once(
             "backward of torch",
             "a micro-batch of accumulate() has gradients and called no accelerator.backward(loss). loss.backward() "
-            f"alone adds the {window.num_steps} micro-batches of a window up: that is their mean only if the loss "
+            f"alone adds the {window.full_size} micro-batches of a window up: that is their mean only if the loss "
             "is divided by their number, and if they are of equal size. Write accelerator.backward(loss), and do "
             "not divide.",
         )

@@ -2,9 +2,9 @@
 
 In a window of micro-batches i with weights w_i, on all ranks together, the gradient of the mean loss is
 sum(w_i * g_i) / sum(w_i). The sum of the weights is known only when the window ends. So each backward
-is scaled as if the window were going to be full, by w_i / (num_steps * unit), and if it was not,
+is scaled as if the window were going to be full, by w_i / (full_size * unit), and if it was not,
 the gradients are corrected once, where the window ends. A full window of equal micro-batches needs no
-correction, and its numbers equal `loss / num_steps`.
+correction, and its numbers equal `loss / full_size`.
 
 The weight of a micro-batch is the number of samples or tokens that its mean loss is over. The user gives the number, a
 prepared loader counts it, or all micro-batches weigh the same.
@@ -13,29 +13,22 @@ prepared loader counts it, or all micro-batches weigh the same.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from notebook_launcher.training import operations
-from notebook_launcher.training.accumulation.windows import (
-    full_rows_of,
-    has_values,
-    keep_old_gradients,
-    keep_or_read,
-    ratio,
-    relative_weights,
-    rescale,
-)
-from notebook_launcher.training.spread_tensors import is_spread
+from notebook_launcher.training.spread_tensors import has_values, is_spread, part_of_gradient
 from notebook_launcher.training.user_warnings import users_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from notebook_launcher.training.accumulation.members import Member, Members
+    from notebook_launcher.training.accumulation.micro_batches import MicroBatchBlock
     from notebook_launcher.training.accumulation.updates import LiveOptimizers
     from notebook_launcher.training.accumulation.windows import ActiveLoader, GradientState, Window
     from notebook_launcher.training.data.rows import Round
@@ -50,6 +43,63 @@ _ZIPPED = (
     "such as its last one. A micro-batch weighs as many samples as the loader counted that was read last. Pass "
     "weight=, the number of samples that the loss is a mean over, to every backward."
 )
+
+
+WeightKind: TypeAlias = Literal["given", "counted", "equal"]
+"""Sources of the weights of a window's micro-batches; `Weights.kind` explains each."""
+
+
+@dataclasses.dataclass(slots=True)
+class Weights:
+    """The weights of a window's micro-batches, all of one kind.
+
+    A micro-batch's weight is, in this order, what `backward(weight=...)` was given, its number of samples
+    if a prepared loader counted them, or 1.
+    """
+
+    kind: WeightKind | None = None
+    """`"given"` if each rank alone knows the weights of its micro-batches, by `weight=` or by the rows of a ready
+    batch; `"counted"` if a prepared loader knows the samples of all ranks; `"equal"` if the first micro-batch came
+    from no prepared loader, so that a full one weighs 1; None before the first backward."""
+    unit: float = 1.0
+    """The unit of weights: the size of a full micro-batch where weights are counted."""
+    mine: float | torch.Tensor = 0.0
+    """Sum of this rank's weights; a tensor if they were given on a GPU."""
+    total: float | torch.Tensor = 0.0
+    """Sum of all ranks' weights, a tensor on GPUs. Weights passed as `weight=` are summed when the window ends."""
+    correction: float | torch.Tensor = 1.0
+    """The factor by which the gradients were multiplied where the window ended."""
+
+    def settle(self, kind: WeightKind, unit: float) -> None:
+        """Take the kind and the unit of the first backward; raise ValueError for a later one of another kind."""
+        if self.kind is None:
+            self.kind = kind
+            self.unit = unit
+        elif (self.kind == "given") != (kind == "given"):
+            have, miss = ("weight=", "none") if kind == "given" else ("no weight=", "one")
+            raise ValueError(
+                f"backward() got {have} after micro-batches of the same window got {miss}: their mean has no meaning. "
+                "Pass weight= to every backward of a window, or to none."
+            )
+
+    def add(self, mine: float | torch.Tensor, total: float) -> None:
+        """Add the weights of a micro-batch, of this rank and of all."""
+        self.mine += mine
+        self.total += total
+
+    def close(self, num_ranks: int, full_size: int, total: float | torch.Tensor | None = None) -> None:
+        """Set the correction of the window that ends: the weight of a full window by the weight that it held.
+
+        `Weighing.count_and_weigh` has divided each loss by the former, and `Weighing.correct` multiplies by this.
+
+        Args:
+            num_ranks: Ranks whose weights are summed.
+            full_size: Micro-batches of a full window.
+            total: The sum of all ranks' weights; None: `add` has summed it.
+        """
+        if total is not None:
+            self.total = total
+        self.correction = ratio(num_ranks * full_size * self.unit, self.total, 1.0)
 
 
 class PendingSum(NamedTuple):
@@ -155,69 +205,89 @@ class Weighing:
             return 1.0 / num_steps
         return float(self._num_data_ranks * weights[self._data_rank] / (sum(weights) or 1))
 
-    def count_and_weigh(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
-        """Count the micro-batch in its window, and return the factor of its loss."""
+    def count_and_weigh(self, block: MicroBatchBlock, weight: Any, reduction: str) -> float | torch.Tensor:
+        """Count the backward in its block and window, and return the factor of its loss."""
+        window = block.window
         if self._rules.nominal_divisor:
             window.count_backward()
+            block.num_backwards += 1
             return 1.0 / self._gradient_state.num_steps
+        weights, gradients, full_size = window.weights, window.gradients, window.full_size
         is_last, loader = self._gradient_state.sync_gradients, self._gradient_state.active_loaders.active
         if weight is None and loader is not None:
             weight = loader.current_rows  # of a ready batch, which this rank alone knows
         # An earlier backward of this block has ended the window.
-        is_corrected = is_last and window.backwards_in_block > 0
-        if window.num_backwards == 0 and not window.was_clear and self._rules.guards:
-            self._check_trained()
-        if window.num_backwards == 0 and (window.num_steps > 1 or weight is not None):
-            keep_old_gradients(window, self._members, self._optimizers)
-        if window.num_steps > 1 or window.backwards_in_block:
-            self._check_gradients(window)
-        mine = self._weigh_counted(window, loader) if weight is None else self._weigh_given(window, weight, reduction)
+        is_corrected = is_last and block.num_backwards > 0
+        if window.num_gathered == 0 and not gradients.was_clear and self._rules.guards:
+            self._check_trained(block)
+        if window.num_gathered == 0 and (full_size > 1 or weight is not None):
+            gradients.keep_old(window, self._members, self._optimizers)
+        if full_size > 1 or block.num_backwards:
+            self._check_gradients(block)
+        if weight is None:
+            mine = self._weigh_counted(block, loader)
+        else:
+            given = self._given_weight(weight)
+            self._count(block, "given", given, 0.0, self._unit_of_given(given))
+            mine = given if reduction == "mean" else one_if_used(given)
         if is_last and window.knows_its_weight:
             # No gradient needs the correction yet, but a second backward of this block will.
-            window.close(self._num_data_ranks)
-            return self._num_data_ranks * mine / (window.world_weight or 1.0)
-        # What a full window would hold; `Window.close` corrects it by what the window held.
-        factor = mine / (window.num_steps * window.unit)
-        return factor * window.correction if is_corrected else factor
+            weights.close(self._num_data_ranks, full_size)
+            return self._num_data_ranks * mine / (weights.total or 1.0)
+        # What a full window would hold; `Weights.close` corrects it by what the window held.
+        factor = mine / (full_size * weights.unit)
+        return factor * weights.correction if is_corrected else factor
 
-    def _check_gradients(self, window: Window) -> None:
+    def _count(
+        self, block: MicroBatchBlock, kind: WeightKind, mine: float | torch.Tensor, total: float, unit: float
+    ) -> None:
+        """Count a backward in its window, with its weights if it is the first of its micro-batch."""
+        window = block.window
+        window.weights.settle(kind, unit)
+        if block.num_backwards == 0:
+            window.weights.add(mine, total)
+        window.count_backward()
+        block.num_backwards += 1
+
+    def _check_gradients(self, block: MicroBatchBlock) -> None:
         """Warn before a backward if gradients are there that it must not be added to.
 
         Raises:
             RuntimeError: The gradients of the window's earlier micro-batches were cleared.
         """
-        if window.gathered is not None and not window.check_gathered() and self._rules.guards:
-            self._warn_of_changed_gradients()
-        if window.old_gradients and window.num_backwards == 0 and window.num_steps > 1 and self._rules.guards:
-            self._warn_of_old_gradients()
-        if window.backwards_in_block > 0:
-            self._warn_of_second_backward(window)
+        window, gradients, guards = block.window, block.window.gradients, self._rules.guards
+        if block.num_backwards == 0 and not gradients.are_untouched(window.num_gathered) and guards:
+            self._warn_of_changed_gradients(block)
+        if gradients.old and window.num_gathered == 0 and window.full_size > 1 and guards:
+            self._warn_of_old_gradients(block)
+        if guards and not self._is_in_closure and block.num_backwards >= max(1, len(block.members)):
+            self._warn_once(
+                "two backwards",
+                "two backwards in one accumulate(): the block is one micro-batch, so their losses add up, and at the "
+                "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
+                "micro-batch.",
+            )
 
-    def _weigh_given(self, window: Window, weight: Any, reduction: str) -> float | torch.Tensor:
-        """Count a backward and its weight in its window; return the weight by which the loss is multiplied."""
-        mine = self._given_weight(weight)
-        window.weigh("given", mine, 0.0, self._unit_of_given(mine))
-        return mine if reduction == "mean" else one_if_used(mine)
-
-    def _weigh_counted(self, window: Window, loader: ActiveLoader | None) -> float:
+    def _weigh_counted(self, block: MicroBatchBlock, loader: ActiveLoader | None) -> float:
         """Count a micro-batch by its samples; without a prepared loader, as a full micro-batch."""
+        weights = block.window.weights
         counted = None if loader is None else self._newest_round
         # Each iteration of a loader makes rounds of its own, so the round shows if it is another one.
         if loader is not None and (counted is None or counted.round is not loader.current_round):
-            counted = self._newest_round = self._count(loader)
+            counted = self._newest_round = self._count_round(loader)
         if loader is None or counted is None:
-            mine = window.unit if window.kind == "counted" else 1.0
-            window.weigh("equal", mine, mine * self._num_data_ranks, mine)
+            mine = weights.unit if weights.kind == "counted" else 1.0
+            self._count(block, "equal", mine, mine * self._num_data_ranks, mine)
             return mine
         if loader.counts_otherwise or self._gradient_state.active_loaders.are_several:
-            self._check_counts(window, loader)
-        unit = window.unit if window.kind == "counted" else counted.full
-        per_weight = counted.full if window.kind == "equal" else 1.0
+            self._check_counts(block.window, loader)
+        unit = weights.unit if weights.kind == "counted" else counted.full
+        per_weight = counted.full if weights.kind == "equal" else 1.0
         mine = counted.mine / per_weight
-        window.weigh("counted", mine, counted.total / per_weight, unit)
+        self._count(block, "counted", mine, counted.total / per_weight, unit)
         return mine
 
-    def _count(self, loader: ActiveLoader) -> CountedRound | None:
+    def _count_round(self, loader: ActiveLoader) -> CountedRound | None:
         """Return the present round of a loader; None if it is unknown, or of other ranks."""
         current, weights = loader.current_round, self._weights_of_round(loader, loader.current_round)
         if current is None or weights is None:
@@ -229,7 +299,7 @@ class Weighing:
         """Warn if the samples that the loader counts may not be the weight of the loss."""
         if not self._rules.guards:
             return
-        if loader.counts_otherwise and (window.num_steps > 1 or self._num_data_ranks > 1):
+        if loader.counts_otherwise and (window.full_size > 1 or self._num_data_ranks > 1):
             self._warn_once("counts otherwise", loader.counts_otherwise)
         expected = relative_weights(loader)
         if any(relative_weights(other) != expected for other in self._gradient_state.active_loaders.in_step(loader)):
@@ -279,43 +349,42 @@ class Weighing:
         dist.all_reduce(total, group=self._data_group)
         return keep_or_read(total)
 
-    def sum_weights(self, window: Window) -> PendingSum | None:
+    def sum_weights(self, block: MicroBatchBlock) -> PendingSum | None:
         """Begin the all-reduce of the weights that only their ranks know, beside the backward."""
-        if window.kind != "given" or self._num_data_ranks == 1 or self._is_local or window.backwards_in_block > 1:
+        weights = block.window.weights
+        if weights.kind != "given" or self._num_data_ranks == 1 or self._is_local or block.num_backwards > 1:
             return None
-        total = as_total(window.weight, self._device)
+        total = as_total(weights.mine, self._device)
         return PendingSum(total, dist.all_reduce(total, group=self._data_group, async_op=True))
 
-    def correct(self, window: Window, pending: PendingSum | None) -> None:
+    def correct(self, block: MicroBatchBlock, pending: PendingSum | None) -> None:
         """Rescale the gradients to the mean over the micro-batches that the window really held.
 
         A window that `knows_its_weight` needs no correction: the factor of its loss was the final one.
         """
-        if self._rules.nominal_divisor or window.backwards_in_block > 1 or window.num_backwards == 0:
+        window, weights = block.window, block.window.weights
+        if self._rules.nominal_divisor or block.num_backwards > 1 or window.num_gathered == 0:
             return
+        total = None
         if pending is not None:
             pending.work.wait()
-            window.close(self._num_data_ranks, keep_or_read(pending.total))
-        elif window.kind == "given":
-            window.close(self._num_data_ranks, self._num_data_ranks * window.weight)
-        else:
-            window.close(self._num_data_ranks)
-        block = self._gradient_state.block
-        assert block is not None  # Every window here belongs to a block.
+            total = keep_or_read(pending.total)
+        elif weights.kind == "given":
+            total = self._num_data_ranks * weights.mine
+        weights.close(self._num_data_ranks, window.full_size, total)
         named: Iterable[torch.Tensor] = (parameter for member in block.members for parameter in member.parameters())
         if window.joined:
             named = [*named, *window.outside(window.joined)]
-        rescale(named, window.correction, window.old_gradients)
+        rescale(named, weights.correction, window.gradients.old)
 
     def correct_joined(self, window: Window, members: Iterable[Member]) -> None:
         """Rescale the gradients of models that have joined the window after its last backward."""
         if not window.knows_its_weight:
-            rescale(window.outside(members), window.correction, window.old_gradients)
+            rescale(window.outside(members), window.weights.correction, window.gradients.old)
 
-    def _check_trained(self) -> None:
+    def _check_trained(self, block: MicroBatchBlock) -> None:
         """Warn if gradients are left of a sharded model that no prepared optimizer trains."""
-        block = self._gradient_state.block
-        if block is None or len(self._optimizers):
+        if len(self._optimizers):
             return
         if any(probe is not None and is_spread(probe) and has_values(probe.grad) for probe in block.probes):
             self._warn_once(
@@ -325,9 +394,8 @@ class Weighing:
                 "`model, optimizer = accelerator.prepare(model, optimizer)`.",
             )
 
-    def _warn_of_old_gradients(self) -> None:
-        block = self._gradient_state.block
-        if block is None or self._warn_once.has_warned("not fresh"):
+    def _warn_of_old_gradients(self, block: MicroBatchBlock) -> None:
+        if self._warn_once.has_warned("not fresh"):
             return
         if any(probe is not None and has_values(probe.grad) for probe in block.probes):
             self._warn_once(
@@ -335,40 +403,97 @@ class Weighing:
                 "a window began with gradients that its models had already, from an update without zero_grad() or from "
                 "another model's loss: the window's are added to them. If they are not meant to be there, call "
                 "optimizer.zero_grad() before the backward, or freeze the model where another model's loss passes "
-                f"through it: {self._freezing()}.",
+                f"through it: {_freezing(block)}.",
             )
 
-    def _freezing(self) -> str:
-        """Return the call that freezes the first model of this block that has gradients, by the user's name for it."""
-        block = self._gradient_state.block
-        for member in () if block is None else block.members:
-            module = getattr(member, "module", None)
-            if module is not None and any(has_values(parameter.grad) for parameter in member.parameters()):
-                name = users_name(module, getattr(module, "module", module)) or f"<the {member.describe()}>"
-                return f"{name}.requires_grad_(False)"
-        return "model.requires_grad_(False)"
-
-    def _warn_of_changed_gradients(self) -> None:
+    def _warn_of_changed_gradients(self, block: MicroBatchBlock) -> None:
         if self._warn_once.has_warned("changed"):
             return
         self._warn_once(
             "changed",
             "gradients were changed between two micro-batches of a window, by another model's loss or by your code: "
             "the update uses the changed gradients. If a loss passes through a model that it does not train, freeze "
-            f"that model for this loss: {self._freezing()}, and True again before the model's own backward. Change "
+            f"that model for this loss: {_freezing(block)}, and True again before the model's own backward. Change "
             "gradients where accelerator.sync_gradients is True.",
         )
 
-    def _warn_of_second_backward(self, window: Window) -> None:
-        block = self._gradient_state.block
-        num_members = 1 if block is None else max(1, len(block.members))
-        if self._rules.guards and not self._is_in_closure and window.backwards_in_block >= num_members:
-            self._warn_once(
-                "two backwards",
-                "two backwards in one accumulate(): the block is one micro-batch, so their losses add up, and at the "
-                "end of a window each one synchronises. Write backward(loss_a + loss_b), or a block for each "
-                "micro-batch.",
-            )
+
+def _freezing(block: MicroBatchBlock) -> str:
+    """Return the call that freezes the first model of this block that has gradients, by the user's name for it."""
+    for member in block.members:
+        module = getattr(member, "module", None)
+        if module is not None and any(has_values(parameter.grad) for parameter in member.parameters()):
+            name = users_name(module, getattr(module, "module", module)) or f"<the {member.describe()}>"
+            return f"{name}.requires_grad_(False)"
+    return "model.requires_grad_(False)"
+
+
+def full_rows_of(loader: ActiveLoader) -> int:
+    """Return the samples of a full batch of one rank, at least 1: of the present round if the loader does not know."""
+    drawn = loader.current_round
+    return loader.current_full_rows or (0 if drawn is None else max(drawn.rows)) or 1
+
+
+def relative_weights(loader: ActiveLoader) -> tuple[float, ...] | None:
+    """Return the weights of a loader's present batches, in full batches; None if they are unknown."""
+    drawn = loader.current_round
+    if drawn is None:
+        return None
+    full = full_rows_of(loader)
+    return tuple(weight / full for weight in drawn.weights)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The correction of a window's gradients, once it is known what the window held.
+#
+# On a CPU its factor is a number. If the ranks' weights were reduced on a GPU, the factor stays a tensor there,
+# because reading it would make the program wait for all queued work, once for each update.
+
+
+def keep_or_read(total: torch.Tensor) -> float | torch.Tensor:
+    """Return a reduced total of one element: a number if that needs no wait, otherwise a tensor."""
+    return float(total) if total.device.type == "cpu" else total.squeeze()
+
+
+def ratio(numerator: float | torch.Tensor, total: float | torch.Tensor, otherwise: float) -> float | torch.Tensor:
+    """Return `numerator / total`, or `otherwise` if the total is 0."""
+    if isinstance(total, torch.Tensor):
+        return torch.where(total == 0, otherwise, numerator / total)
+    return numerator / total if total else otherwise
+
+
+def rescale(
+    parameters: Iterable[torch.Tensor], factor: float | torch.Tensor, old: Mapping[int, torch.Tensor] | None = None
+) -> None:
+    """Multiply the gradients of parameters by a factor, each once.
+
+    Args:
+        parameters: The parameters.
+        factor: The factor.
+        old: By the id of a parameter, a part of its gradient that stays as it is.
+    """
+    if not isinstance(factor, torch.Tensor) and factor == 1.0:
+        return
+    # By id, so that a gradient of several models is multiplied once. A sharded gradient is represented by this rank's
+    # part, because torch refuses whole and sharded tensors in one call.
+    found = {id(parameter): part_of_gradient(parameter.grad) for parameter in parameters if parameter.grad is not None}
+    gradients = list(found.values())
+    if isinstance(factor, torch.Tensor):
+        apart = [gradient for gradient in gradients if not _fits(gradient, factor)]
+        gradients = [gradient for gradient in gradients if _fits(gradient, factor)]
+        for gradient in apart:
+            exact = torch.promote_types(gradient.dtype, torch.float32)
+            gradient.copy_(gradient.to(exact).mul_(factor.to(gradient.device)))
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
+    for key, part in (old or {}).items():
+        if key in found:
+            found[key].add_(part * (1.0 - factor))
+
+
+def _fits(gradient: torch.Tensor, factor: torch.Tensor) -> bool:
+    # torch would round the factor to the 16 bits of the gradient first.
+    return gradient.device == factor.device and gradient.dtype.itemsize >= 4
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -6,13 +6,14 @@ import collections
 import dataclasses
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from notebook_launcher.settings.option_checks import DEFAULT_STEPS, accumulation_steps
 from notebook_launcher.training.accumulation.members import ends_window, parameters_of
-from notebook_launcher.training.spread_tensors import part_of_gradient
+from notebook_launcher.training.accumulation.weighing import Weights
+from notebook_launcher.training.spread_tensors import has_values, part_of_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,122 +26,194 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# The gradients of a window, and who has written them.
+#
+# An optimizer that steps in every second window only leaves gradients, as do an update without `zero_grad()` and
+# another model's loss. As with torch alone, the window's gradients are added to them. The window's correction leaves
+# them out.
+
+
+@dataclasses.dataclass(slots=True)
+class Gradients:
+    """What is known of the gradients that a window gathers; probes are a trained parameter of each of its models."""
+
+    weight_versions: list[int] = dataclasses.field(default_factory=list)
+    """Versions of the probes when the window began, which show whether the weights were changed inside it."""
+    was_clear: bool = False
+    """True if the probes had no gradients when the window began, or lost them since."""
+    old: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    """By the id of a parameter, a copy of the gradient that it had before the window, which needs no correction."""
+    newest: tuple[torch.Tensor, int] | None = None
+    """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
+    has_foreign: bool = False
+    """True if a backward of torch's own has written gradients of this window, which no `zero_grad` inside it clears."""
+
+    def begin(self, probes: Sequence[torch.Tensor | None]) -> None:
+        """Look at the weights and the gradients before the first micro-batch."""
+        self.weight_versions = [-1 if probe is None else probe._version for probe in probes]  # noqa: SLF001
+        self.was_clear = not _have_gradients(probes)
+
+    def keep_old(self, window: Window, members: Members, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Copy the gradients that are there before a window's first backward, for its correction, if there are any."""
+        if not any(_may_count(probe.grad, window) for probe in _probes(window, members, optimizers)):
+            return
+        for member in members.models_and_leaves:  # Any of them may join the window.
+            for parameter in member.parameters():
+                if parameter.grad is not None:
+                    self.old[id(parameter)] = part_of_gradient(parameter.grad).detach().clone()
+
+    def note_written(self, members: Iterable[Member]) -> None:
+        """Note the version of a gradient of these members, which a backward has just written to."""
+        known = self.newest
+        if known is None or (grad := known[0].grad) is None:
+            self.newest = _find_gradient(members)
+        else:
+            self.newest = known[0], grad._version  # noqa: SLF001
+
+    def has_unnoted(self, members: Iterable[Member]) -> bool:
+        """Return True if one of these members has gradients that were written since the last `note_written`."""
+        known = self.newest
+        if known is None or (grad := known[0].grad) is None:
+            return _find_gradient(members) is not None
+        return known[1] >= 0 and grad._version != known[1]  # noqa: SLF001
+
+    def has_gained(self, probes: Iterable[torch.Tensor | None]) -> bool:
+        """Return True if the probes had no gradients in this window, and now there are some."""
+        return self.was_clear and _have_gradients(probes)
+
+    def are_untouched(self, num_gathered: int) -> bool:
+        """Return False if something else has changed the gradients of these earlier micro-batches.
+
+        Raises:
+            RuntimeError: The gradients were cleared.
+        """
+        if self.newest is None:
+            return True
+        grad, version = self.newest[0].grad, self.newest[1]
+        if grad is not None and grad._version == version:  # noqa: SLF001
+            return True
+        if not has_values(grad):
+            raise RuntimeError(
+                f"backward(): the gradients of {num_gathered} earlier micro-batches of this window were cleared, "
+                "by model.zero_grad() or by zero_grad() of an optimizer that prepare() did not return. Call the "
+                "prepared optimizer's zero_grad() instead: it keeps the gradients of a window that is open."
+            )
+        return False
+
+
+def _have_gradients(probes: Iterable[torch.Tensor | None]) -> bool:
+    return any([probe is not None and probe.grad is not None for probe in probes])  # noqa: C419 - takes half the time
+
+
+def _find_gradient(members: Iterable[Member]) -> tuple[torch.Tensor, int] | None:
+    """Return the first parameter that has a gradient, and the gradient's version."""
+    trained = (parameter for member in members for parameter in member.parameters())
+    found = ((tensor, tensor.grad._version) for tensor in trained if tensor.grad is not None)  # noqa: SLF001
+    return next(found, None)
+
+
+def _may_count(gradient: torch.Tensor | None, window: Window) -> bool:
+    """Return True unless a gradient is missing or known to be all zeros."""
+    if gradient is None or window.full_size > 1 or gradient.device.type == "cpu":
+        return has_values(gradient)
+    return True  # Reading it would make every update wait for the GPU.
+
+
+def _probes(window: Window, members: Members, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """Return a trained parameter of each member and each optimizer whose gradients the window gathers.
+
+    A sharded parameter of which this rank has no part shows nothing.
+    """
+    known = members.looked_up.probes
+    probes = known.get(id(window))
+    if probes is None:
+        mine = [list(member.parameters()) for member in window.members or members.models_and_leaves]
+        trained = {
+            id(parameter)
+            for parameters in mine
+            for parameter in parameters
+            if parameter.requires_grad and part_of_gradient(parameter).numel()
+        }
+        firsts = [
+            next((parameter for parameter in parameters if id(parameter) in trained), None)
+            for parameters in (*mine, *map(parameters_of, optimizers))
+        ]
+        probes = known[id(window)] = list({id(first): first for first in firsts if first is not None}.values())
+    return probes
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # The windows of gradient accumulation: the count and the weights of their micro-batches.
 #
-# A window is the micro-batches between two updates. It ends after `num_steps` of them, or where its loader ends. Its
+# A window is the micro-batches between two updates. It ends after `full_size` of them, or where its loader ends. Its
 # contents are counted on the way, so that the gradient is divided by the weight that the window held, not by the
 # weight of a full window.
-
-
-WeightKind: TypeAlias = Literal["given", "counted", "equal"]
-"""Sources of the weights of a window's micro-batches; `Window.kind` explains each."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Window:
     """The micro-batches that one set of models has gathered since its last update.
 
-    A micro-batch's weight is, in this order, what `backward(weight=...)` was given, its number of samples
-    if a prepared loader counted them, or 1. All micro-batches of a window are weighed the same way.
-
-    Other modules read the fields; only the methods here write them.
+    Other modules read the fields; only the methods here write them. `Weights` and `Gradients` are written by their own.
     """
 
     members: tuple[Member, ...] = ()
     """Members whose gradients the window gathers; empty for the one window that everything shares."""
-    key: frozenset[int] = dataclasses.field(init=False)
-    """The ids of the members, by which `GradientState` finds the window."""
-    _parameters: frozenset[int] | None = None
+    joined: list[Member] = dataclasses.field(default_factory=list)
+    """Members that `accumulate` was not given, and that an optimizer was to update inside the window nevertheless."""
+    trained: frozenset[int] | None = None
     """The ids of the members' trained parameters; None until they are asked for."""
-    is_broken: bool = False
-    """True if a backward failed half way, so that the gradients are not of whole micro-batches."""
+    full_size: int = 1
+    """Micro-batches of a full window, when this one began."""
+    num_begun: int = 0
+    """Micro-batches so far, with the current one."""
+    num_gathered: int = 0
+    """Backwards so far: one for each micro-batch, unless a block has none or several."""
     iteration: object | None = None
     """The loader's iteration that the window began in."""
     num_drawn: int = 0
     """Number of batches that the loader had drawn when the last micro-batch began."""
-    weight_versions: list[int] = dataclasses.field(default_factory=list)
-    """Versions of the weights when the window began."""
-    was_clear: bool = False
-    """True if the models had no gradients when the window began, or lost them since."""
-
-    # What `reset` forgets.
-    joined: list[Member] = dataclasses.field(default_factory=list)
-    """Members that `accumulate` was not given, and that an optimizer was to update inside the window nevertheless."""
-    num_batches: int = 0
-    """Micro-batches so far, with the current one."""
-    num_backwards: int = 0
-    """Backwards so far."""
-    backwards_in_block: int = 0
-    """Backwards of the current micro-batch."""
-    gathered: tuple[torch.Tensor, int] | None = None
-    """A parameter whose gradient the window has gathered, with the gradient's version after the last backward."""
-    old_gradients: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    """By the id of a parameter, a copy of the gradient that it had before the window, which needs no correction."""
-    has_foreign: bool = False
-    """True if a backward of torch's own has written gradients of this window, which no `zero_grad` inside it clears."""
     has_stepped: bool = False
     """True if an optimizer has made its update: nothing of the window is left to be saved, though its block is open."""
-    is_deferred: bool = False
-    """True if an update was put off because the window's last micro-batch had no backward."""
-    kind: WeightKind | None = None
-    """`"given"` if each rank alone knows the weights of its micro-batches, by `weight=` or by the rows of a ready
-    batch; `"counted"` if a prepared loader knows the samples of all ranks; `"equal"` if the first micro-batch came
-    from no prepared loader, so that a full one weighs 1; None before the first backward."""
-    knows_its_weight: bool = False
-    """True after a single backward that all ranks can count: its weight is the window's, if no other follows."""
-    num_steps: int = 1
-    """Micro-batches of a full window, when this one began."""
-    unit: float = 1.0
-    """The unit of weights: the size of a full micro-batch where weights are counted."""
-    weight: float | torch.Tensor = 0.0
-    """Sum of this rank's weights; a tensor if they were given on a GPU."""
-    world_weight: float | torch.Tensor = 0.0
-    """Sum of all ranks' weights, a tensor on GPUs. Weights passed as `weight=` are summed when the window ends."""
-    correction: float | torch.Tensor = 1.0
-    """The factor by which the gradients were multiplied where the window ended."""
+    is_broken: bool = False
+    """True if a backward failed half way, so that the gradients are not of whole micro-batches."""
+    weights: Weights = dataclasses.field(default_factory=Weights)
+    """The weights of the micro-batches so far."""
+    gradients: Gradients = dataclasses.field(default_factory=Gradients)
+    """What is known of the gradients, to find those that nobody has weighed."""
 
-    def __post_init__(self) -> None:
-        self.renew_ids()
+    @property
+    def key(self) -> frozenset[int]:
+        """The ids of the members, by which `GradientState` finds the window."""
+        return frozenset(map(id, self.members))
 
     def renew_ids(self) -> None:
-        """Read the ids of members and parameters again: in another process they belong to other objects."""
-        self.key = frozenset(map(id, self.members))
-        self._parameters = None
+        """Read the ids of parameters again: in another process they belong to other objects."""
+        self.trained = None
 
     def reset(self) -> None:
         """Forget the micro-batches; members stay."""
-        # Written out: a loop over the fields' defaults would take 1 to 2 µs of each update.
-        self.num_batches = self.num_backwards = self.backwards_in_block = 0
-        self.gathered = self.kind = None
-        self.has_foreign = self.has_stepped = self.is_deferred = self.knows_its_weight = False
-        self.num_steps = 1
-        self.unit = self.correction = 1.0
-        self.weight = self.world_weight = 0.0
-        if self.joined:
-            self.joined.clear()
-        if self.old_gradients:
-            self.old_gradients = {}
+        self.full_size, self.num_begun, self.num_gathered, self.has_stepped = 1, 0, 0, False
+        self.weights, self.gradients = Weights(), Gradients()
+        self.joined.clear()
 
     def begin_micro_batch(
-        self, num_steps: int, iteration: object | None, probes: Sequence[torch.Tensor | None]
+        self, full_size: int, iteration: object | None, probes: Sequence[torch.Tensor | None]
     ) -> None:
         """Count a micro-batch that begins.
 
         Args:
-            num_steps: Micro-batches of a full window, if this is its first one.
+            full_size: Micro-batches of a full window, if this is its first one.
             iteration: The loader's iteration that the micro-batch comes from; None outside a loop.
-            probes: A trained parameter of each model: its version shows whether the weights were changed inside the
-                window, and its gradient whether there are any.
+            probes: A trained parameter of each model.
         """
-        if self.num_batches == 0:
-            self.num_steps = num_steps
+        if self.num_begun == 0:
+            self.full_size = full_size
             self.iteration = iteration
-            self.weight_versions = [-1 if probe is None else probe._version for probe in probes]  # noqa: SLF001
-            self.was_clear = not _have_gradients(probes)
+            self.gradients.begin(probes)
         elif self.iteration is None:
             self.iteration = iteration
-        self.num_batches += 1
-        self.backwards_in_block = 0
+        self.num_begun += 1
 
     def take_batch(self, iteration: object | None, num_drawn: int) -> bool:
         """Note how many batches the loader has drawn; return False if none is new since the last micro-batch."""
@@ -149,20 +222,14 @@ class Window:
 
     def drop_micro_batch(self) -> None:
         """Leave the current micro-batch out, because it failed before its backward: its batch may be tried again."""
-        self.num_batches -= 1
+        self.num_begun -= 1
         self.num_drawn = -1
-        self.is_deferred = False
-
-    def put_off(self) -> None:
-        """Note that an update was put off, because the window's last micro-batch had no backward."""
-        self.is_deferred = True
 
     def extend(self, *, is_exhausted: bool) -> bool:
         """Take one more micro-batch in place of one without a backward; return False if the loader has no more."""
-        self.is_deferred = False
         self.is_broken = is_exhausted
         if not is_exhausted:
-            self.num_batches -= 1
+            self.num_begun -= 1
         return not is_exhausted
 
     def break_off(self) -> None:
@@ -174,9 +241,22 @@ class Window:
         self.reset()
         self.is_broken = False
 
+    def count_backward(self) -> None:
+        """Count a backward of a micro-batch."""
+        self.num_gathered += 1
+
+    def note_step(self) -> None:
+        """Note that an optimizer has made its update."""
+        self.has_stepped = True
+
     def join(self, members: Iterable[Member]) -> None:
         """Add members that `accumulate` was not given and that an optimizer updates with the window's."""
         self.joined += members
+
+    @property
+    def knows_its_weight(self) -> bool:
+        """True after a single backward that all ranks can count: its weight is the window's, if no other follows."""
+        return self.num_gathered == 1 and self.weights.kind in ("counted", "equal")
 
     @property
     def all_members(self) -> list[Member]:
@@ -185,8 +265,8 @@ class Window:
 
     def holds(self, members: Iterable[Member]) -> bool:
         """Return True if the window gathers gradients of one of these members."""
-        return not self.key or any(
-            id(member) in self.key or member in self.joined or not self.outside([member]) for member in members
+        return not self.members or any(
+            member in self.members or member in self.joined or not self.outside([member]) for member in members
         )
 
     def outside(self, members: Iterable[Member]) -> list[torch.Tensor]:
@@ -201,146 +281,42 @@ class Window:
             return True
         if other.joined and self.holds(other.joined):
             return True
-        return not self.key.isdisjoint(other.key) or not self._trained().isdisjoint(other._trained())
+        shares_member = any(member in other.members for member in self.members)
+        return shares_member or not self._trained().isdisjoint(other._trained())
 
     def _trained(self) -> frozenset[int]:
-        if self._parameters is None:
-            self._parameters = frozenset(
+        if self.trained is None:
+            self.trained = frozenset(
                 id(parameter) for member in self.members for parameter in member.parameters() if parameter.requires_grad
             )
-        return self._parameters
-
-    def note_gathered(self, members: Iterable[Member]) -> None:
-        """Note the version of a gradient of these members, which a backward has just written to."""
-        known = self.gathered
-        if known is None or (grad := known[0].grad) is None:
-            self.gathered = _find_gradient(members)
-        else:
-            self.gathered = known[0], grad._version  # noqa: SLF001
-
-    def has_unnoted_gradients(self, members: Iterable[Member]) -> bool:
-        """Return True if one of these members has gradients that were written since the last `note_gathered`."""
-        known = self.gathered
-        if known is None or (grad := known[0].grad) is None:
-            return _find_gradient(members) is not None
-        return known[1] >= 0 and grad._version != known[1]  # noqa: SLF001
-
-    def note_step(self) -> None:
-        """Note that an optimizer has made its update."""
-        self.has_stepped = True
-
-    def has_gained_gradients(self, probes: Iterable[torch.Tensor | None]) -> bool:
-        """Return True if these parameters had no gradients in this window, and now there are some."""
-        return self.was_clear and _have_gradients(probes)
-
-    def note_cleared(self) -> None:
-        """Note that gradients of these models were cleared inside the window."""
-        self.was_clear = True
-
-    def note_foreign(self) -> None:
-        """Note that a backward of torch's own has written gradients of this window."""
-        self.has_foreign = True
-
-    def check_gathered(self) -> bool:
-        """Return False if something else has changed the gradients of earlier micro-batches.
-
-        Raises:
-            RuntimeError: The gradients were cleared.
-        """
-        if self.gathered is None or self.backwards_in_block:
-            return True
-        grad, version = self.gathered[0].grad, self.gathered[1]
-        if grad is not None and grad._version == version:  # noqa: SLF001
-            return True
-        if not has_values(grad):
-            raise RuntimeError(
-                f"backward(): the gradients of {self.num_backwards} earlier micro-batches of this window were cleared, "
-                "by model.zero_grad() or by zero_grad() of an optimizer that prepare() did not return. Call the "
-                "prepared optimizer's zero_grad() instead: it keeps the gradients of a window that is open."
-            )
-        return False
-
-    def weigh(self, kind: WeightKind, weight: float | torch.Tensor, world_weight: float, unit: float) -> None:
-        """Count a micro-batch; raise ValueError if the window's other micro-batches were weighed in another way."""
-        if self.kind is None:
-            self.kind = kind
-            self.unit = unit
-        elif (self.kind == "given") != (kind == "given"):
-            have, miss = ("weight=", "none") if kind == "given" else ("no weight=", "one")
-            raise ValueError(
-                f"backward() got {have} after micro-batches of the same window got {miss}: their mean has no meaning. "
-                "Pass weight= to every backward of a window, or to none."
-            )
-        if self.backwards_in_block == 0:
-            self.weight += weight
-            self.world_weight += world_weight
-        self.num_backwards += 1
-        self.backwards_in_block += 1
-        self.knows_its_weight = self.num_backwards == 1 and kind != "given"
-
-    def count_backward(self) -> None:
-        """Count a micro-batch without a weight, as Accelerate does."""
-        self.num_backwards += 1
-        self.backwards_in_block += 1
-
-    def close(self, num_ranks: int, world_weight: float | torch.Tensor | None = None) -> None:
-        """Set the correction of the window that ends: the weight of a full window by the weight that it held.
-
-        `Weighing.count_and_weigh` has divided each loss by the former, and `Weighing.correct` multiplies by this.
-
-        Args:
-            num_ranks: Ranks whose weights are summed.
-            world_weight: The sum of all ranks' weights; None: `weigh` has summed it.
-        """
-        if world_weight is not None:
-            self.world_weight = world_weight
-        self.correction = ratio(num_ranks * self.num_steps * self.unit, self.world_weight, 1.0)
+        return self.trained
 
     def state_dict(self) -> dict[str, Any]:
         """Return the micro-batches of an open window for a checkpoint."""
-        return {key: _plain(getattr(self, name)) for key, name in _KEPT.items()}
+        return {
+            **{key: getattr(self, name) for key, name in _KEPT.items()},
+            **{key: _plain(getattr(self.weights, name)) for key, name in _KEPT_WEIGHTS.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Forget the loop and the micro-batches; restore the micro-batches of a checkpoint, if the state has any."""
         self.reset()
         self.iteration = None
-        self.weight_versions = []
-        for key, name in _KEPT.items():
-            if key in state:
-                setattr(self, name, state[key])
+        for names, record in ((_KEPT, self), (_KEPT_WEIGHTS, self.weights)):
+            for key, name in names.items():
+                if key in state:
+                    setattr(record, name, state[key])
 
 
-def _have_gradients(probes: Iterable[torch.Tensor | None]) -> bool:
-    return any([probe is not None and probe.grad is not None for probe in probes])  # noqa: C419 - takes half the time
-
-
-_KEPT = {
-    "num_batches": "num_batches",
-    "num_backwards": "num_backwards",
-    "divisor": "num_steps",
-    "kind": "kind",
-    "reference": "unit",
-    "weight": "weight",
-    "world_weight": "world_weight",
-}
+_KEPT = {"num_batches": "num_begun", "num_backwards": "num_gathered", "divisor": "full_size"}
 """Parts of a window in a checkpoint, by the names there: fields of the window."""
+_KEPT_WEIGHTS = {"kind": "kind", "reference": "unit", "weight": "mine", "world_weight": "total"}
+"""The same of its weights."""
 
 
 def _plain(value: Any) -> Any:
     """Return a weight that may be on a GPU as a number."""
     return value if value is None or isinstance(value, (int, float, str)) else value.item()
-
-
-def _find_gradient(members: Iterable[Member]) -> tuple[torch.Tensor, int] | None:
-    """Return the first parameter that has a gradient, and the gradient's version."""
-    trained = (parameter for member in members for parameter in member.parameters())
-    found = ((tensor, tensor.grad._version) for tensor in trained if tensor.grad is not None)  # noqa: SLF001
-    return next(found, None)
-
-
-def has_values(gradient: torch.Tensor | None) -> bool:
-    """Return True if a gradient, or of a sharded one this rank's part, is not all zeros."""
-    return gradient is not None and bool(part_of_gradient(gradient).any())
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -397,170 +373,7 @@ class LoopNotes:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Gradients that parameters have before the first backward of a window.
-#
-# An optimizer that steps in every second window only leaves them, as do an update without `zero_grad()` and another
-# model's loss. As with torch alone, the window's gradients are added to them. The window's correction leaves them
-# out.
-
-
-def keep_old_gradients(window: Window, members: Members, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Copy the gradients that are there before a window's first backward, for its correction, if there are any."""
-    if not any(_may_count(probe.grad, window) for probe in _probes(window, members, optimizers)):
-        return
-    for member in members.models_and_leaves:  # Any of them may join the window.
-        for parameter in member.parameters():
-            if parameter.grad is not None:
-                window.old_gradients[id(parameter)] = part_of_gradient(parameter.grad).detach().clone()
-
-
-def _may_count(gradient: torch.Tensor | None, window: Window) -> bool:
-    """Return True unless a gradient is missing or known to be all zeros."""
-    if gradient is None or window.num_steps > 1 or gradient.device.type == "cpu":
-        return has_values(gradient)
-    return True  # Reading it would make every update wait for the GPU.
-
-
-def _probes(window: Window, members: Members, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """Return a trained parameter of each member and each optimizer whose gradients the window gathers.
-
-    A sharded parameter of which this rank has no part shows nothing.
-    """
-    known = members.looked_up.probes
-    probes = known.get(id(window))
-    if probes is None:
-        mine = [list(member.parameters()) for member in window.members or members.models_and_leaves]
-        trained = {
-            id(parameter)
-            for parameters in mine
-            for parameter in parameters
-            if parameter.requires_grad and part_of_gradient(parameter).numel()
-        }
-        firsts = [
-            next((parameter for parameter in parameters if id(parameter) in trained), None)
-            for parameters in (*mine, *map(parameters_of, optimizers))
-        ]
-        probes = known[id(window)] = list({id(first): first for first in firsts if first is not None}.values())
-    return probes
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The correction of a window's gradients, once it is known what the window held.
-#
-# On a CPU its factor is a number. If the ranks' weights were reduced on a GPU, the factor stays a tensor there,
-# because reading it would make the program wait for all queued work, once for each update.
-
-
-def keep_or_read(total: torch.Tensor) -> float | torch.Tensor:
-    """Return a reduced total of one element: a number if that needs no wait, otherwise a tensor."""
-    return float(total) if total.device.type == "cpu" else total.squeeze()
-
-
-def ratio(numerator: float | torch.Tensor, total: float | torch.Tensor, otherwise: float) -> float | torch.Tensor:
-    """Return `numerator / total`, or `otherwise` if the total is 0."""
-    if isinstance(total, torch.Tensor):
-        return torch.where(total == 0, otherwise, numerator / total)
-    return numerator / total if total else otherwise
-
-
-def rescale(
-    parameters: Iterable[torch.Tensor], factor: float | torch.Tensor, old: Mapping[int, torch.Tensor] | None = None
-) -> None:
-    """Multiply the gradients of parameters by a factor, each once.
-
-    Args:
-        parameters: The parameters.
-        factor: The factor.
-        old: By the id of a parameter, a part of its gradient that stays as it is.
-    """
-    if not isinstance(factor, torch.Tensor) and factor == 1.0:
-        return
-    # By id, so that a gradient of several models is multiplied once. A sharded gradient is represented by this rank's
-    # part, because torch refuses whole and sharded tensors in one call.
-    found = {id(parameter): part_of_gradient(parameter.grad) for parameter in parameters if parameter.grad is not None}
-    gradients = list(found.values())
-    if isinstance(factor, torch.Tensor):
-        apart = [gradient for gradient in gradients if not _fits(gradient, factor)]
-        gradients = [gradient for gradient in gradients if _fits(gradient, factor)]
-        for gradient in apart:
-            exact = torch.promote_types(gradient.dtype, torch.float32)
-            gradient.copy_(gradient.to(exact).mul_(factor.to(gradient.device)))
-    if gradients:
-        torch._foreach_mul_(gradients, factor)
-    for key, part in (old or {}).items():
-        if key in found:
-            found[key].add_(part * (1.0 - factor))
-
-
-def _fits(gradient: torch.Tensor, factor: torch.Tensor) -> bool:
-    # torch would round the factor to the 16 bits of the gradient first.
-    return gradient.device == factor.device and gradient.dtype.itemsize >= 4
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The state of accumulation by the names of Accelerate's `GradientState`.
-
-
-class AccelerateNames:
-    """The properties of Accelerate's `GradientState`, for code that asks it; the base of `GradientState`."""
-
-    active_loaders: ActiveLoaders
-    """The loaders that are being iterated."""
-    num_steps: int
-    """Micro-batches per update."""
-    plugin: GradientAccumulationPlugin
-    """The settings of accumulation."""
-
-    @property
-    def active_dataloader(self) -> Any | None:
-        """The prepared loader that has drawn a batch last and is still iterated; None outside a loop."""
-        return self.active_loaders.active
-
-    @property
-    def dataloader_references(self) -> list[Any]:
-        """The loaders that are being iterated, and None at the end, as in Accelerate."""
-        return [None, *self.active_loaders.loaders]
-
-    @property
-    def in_dataloader(self) -> bool:
-        """True while a prepared loader is being iterated."""
-        return self.active_loaders.active is not None
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """True if the active loader is at its last batch, or one that is iterated beside it, as by `zip`."""
-        return self.active_loaders.is_at_end(self.active_loaders.active)
-
-    @property
-    def remainder(self) -> int:
-        """Samples of the last round that are not repetitions; -1 if unknown, or if the data divide evenly."""
-        loader = self.active_loaders.active
-        return -1 if loader is None else int(loader.remainder)
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """As given; without effect, as in Accelerate 1.15."""
-        return self.plugin.adjust_scheduler
-
-    @property
-    def sync_with_dataloader(self) -> bool:
-        """True if a window ends where its loader ends."""
-        return self.plugin.sync_with_dataloader
-
-    @property
-    def sync_each_batch(self) -> bool:
-        """True if gradients are synchronised in every micro-batch."""
-        return bool(self.plugin.sync_each_batch)
-
-    @property
-    def is_xla_gradients_synced(self) -> bool:
-        """False: nothing runs on XLA here."""
-        return False
-
-    @property
-    def plugin_kwargs(self) -> dict[str, Any]:
-        """The settings by name."""
-        return {**vars(self.plugin), "num_steps": self.num_steps}
+# The state of accumulation: the settings, the windows, and the loaders that are being iterated.
 
 
 class Abandoned(NamedTuple):
@@ -574,7 +387,7 @@ class Abandoned(NamedTuple):
     """Micro-batches that it held."""
 
 
-class GradientState(AccelerateNames):
+class GradientState:
     """The state of accumulation: the settings, the windows, and the loaders that are being iterated.
 
     Args:
@@ -659,17 +472,17 @@ class GradientState(AccelerateNames):
             self.active_loaders.take_round()
         abandoned: Sequence[Abandoned] = ()
         # Calls that have nothing to do are left out here: a tenth of a microsecond each, in every micro-batch.
-        is_continued = not window.num_batches or iteration is window.iteration
+        is_continued = not window.num_begun or iteration is window.iteration
         if len(self.windows) > 1 or window.is_broken or not is_continued:
             abandoned = self._abandoned(window, iteration)
-            if window.num_batches == 0:
+            if window.num_begun == 0:
                 self._check_alone(window)
         window.begin_micro_batch(self._num_steps, iteration, probes)
         loops.num_blocks += 1
         # A number of steps that is set inside a window holds from the next one on.
-        num_steps = self._num_steps if self._rules.nominal_divisor else window.num_steps
+        full_size = self._num_steps if self._rules.nominal_divisor else window.full_size
         is_last = with_loader and self.active_loaders.is_at_end(loader)
-        self.sync_gradients = ends_window(window.num_batches, num_steps, is_last=is_last)
+        self.sync_gradients = ends_window(window.num_begun, full_size, is_last=is_last)
         self._last = window
         return abandoned
 
@@ -689,23 +502,23 @@ class GradientState(AccelerateNames):
         """Reset the windows that were left before their end and whose gradients would get into this window."""
         abandoned = []
         for other in self.windows.values():
-            is_open = other.num_batches > 0 or other.is_broken
+            is_open = other.num_begun > 0 or other.is_broken
             if (
                 is_open
                 and self._is_abandoned(other, iteration)
                 and (other is window or other.shares_parameters(window))
             ):
-                abandoned.append(Abandoned(other, other.num_steps, other.num_batches))
+                abandoned.append(Abandoned(other, other.full_size, other.num_begun))
                 other.drop()
         return abandoned
 
     def _check_alone(self, window: Window) -> None:
         """Raise ValueError if a window that is open gathers gradients of the same parameters."""
         for other in self.windows.values():
-            if other.num_backwards and other is not window and window.shares_parameters(other):
+            if other.num_gathered and other is not window and window.shares_parameters(other):
                 raise ValueError(
                     f"accumulate({_names(window)}): the window of accumulate({_names(other)}) is open, with "
-                    f"{other.num_batches} of {other.num_steps} micro-batches, and both train some of the same "
+                    f"{other.num_begun} of {other.full_size} micro-batches, and both train some of the same "
                     "parameters: their gradients would mix. Pass the same models to each accumulate() of a loop."
                 )
 
@@ -723,12 +536,12 @@ class GradientState(AccelerateNames):
         A micro-batch that failed before its backward does not count.
         """
         self.block, window = block.outer, block.window
-        if window.backwards_in_block == 0:
-            was_last = (self.sync_gradients or window.is_deferred) and not failed
+        if block.num_backwards == 0:
+            was_last = (self.sync_gradients or block.is_put_off) and not failed
             self.loops.left_out = LeftOutBatch(window.iteration, was_begun=True, was_last=was_last)
-        if failed and window.backwards_in_block == 0:
+        if failed and block.num_backwards == 0:
             window.drop_micro_batch()
-        elif window.is_deferred or (window.backwards_in_block == 0 and self.lacks_end(window)):
+        elif block.is_put_off or self.lacks_end(block):
             return window.extend(is_exhausted=self.end_of_dataloader and self.plugin.sync_with_dataloader)
         elif failed and self.sync_gradients:
             window.break_off()
@@ -736,15 +549,15 @@ class GradientState(AccelerateNames):
             window.reset()
         return True
 
-    def lacks_end(self, window: Window | None) -> bool:
+    def lacks_end(self, block: MicroBatchBlock) -> bool:
         """Return True if the last micro-batch of a window has had no backward yet, though earlier ones had."""
-        if window is None or not self.sync_gradients or self._rules.nominal_divisor:
+        if not self.sync_gradients or self._rules.nominal_divisor:
             return False
-        return window.num_backwards > 0 and window.backwards_in_block == 0
+        return block.window.num_gathered > 0 and block.num_backwards == 0
 
-    def put_off(self, window: Window) -> None:
+    def put_off(self, block: MicroBatchBlock) -> None:
         """Put the update of a window off, because its last micro-batch was left out; schedulers wait, too."""
-        window.put_off()
+        block.is_put_off = True
         self.sync_gradients = False
 
     def given_unit_by(self, measure: Callable[[], float]) -> float:
@@ -759,7 +572,7 @@ class GradientState(AccelerateNames):
         last = self._last
         if not self._rules.guards or last is None or last.iteration is None:
             return False
-        return last.num_batches > 0 and self._is_over(last)
+        return last.num_begun > 0 and self._is_over(last)
 
     def loop_begins(self) -> None:
         """Forget that the last loop was left inside a window, because the new loop may not use `accumulate`."""
@@ -777,7 +590,7 @@ class GradientState(AccelerateNames):
     @property
     def has_open_window(self) -> bool:
         """True if gradients have been gathered that no update has used."""
-        return any(window.num_batches and not window.has_stepped for window in self.windows.values())
+        return any(window.num_begun and not window.has_stepped for window in self.windows.values())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -797,7 +610,7 @@ class GradientState(AccelerateNames):
         opened = [
             {"number": number, **window.state_dict()}
             for number, window in enumerate(self.windows.values())
-            if window.num_batches and not window.has_stepped
+            if window.num_begun and not window.has_stepped
         ]
         # The unit was called a reference when the first checkpoints were written; the name stays, to read them.
         return {"windows": opened, "given_reference": self.given_unit} if opened else {}
@@ -813,6 +626,59 @@ class GradientState(AccelerateNames):
         self.loaded = {window["number"]: window for window in state.get("windows", [])}
         for number, window in enumerate(self.windows.values()):
             window.load_state_dict(self.loaded.pop(number, {}))
+
+    # Accelerate's names, for code that asks for them.
+
+    @property
+    def active_dataloader(self) -> Any | None:
+        """The prepared loader that has drawn a batch last and is still iterated; None outside a loop."""
+        return self.active_loaders.active
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """The loaders that are being iterated, and None at the end, as in Accelerate."""
+        return [None, *self.active_loaders.loaders]
+
+    @property
+    def in_dataloader(self) -> bool:
+        """True while a prepared loader is being iterated."""
+        return self.active_loaders.active is not None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """True if the active loader is at its last batch, or one that is iterated beside it, as by `zip`."""
+        return self.active_loaders.is_at_end(self.active_loaders.active)
+
+    @property
+    def remainder(self) -> int:
+        """Samples of the last round that are not repetitions; -1 if unknown, or if the data divide evenly."""
+        loader = self.active_loaders.active
+        return -1 if loader is None else int(loader.remainder)
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """As given; without effect, as in Accelerate 1.15."""
+        return self.plugin.adjust_scheduler
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """True if a window ends where its loader ends."""
+        return self.plugin.sync_with_dataloader
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """True if gradients are synchronised in every micro-batch."""
+        return bool(self.plugin.sync_each_batch)
+
+    @property
+    def is_xla_gradients_synced(self) -> bool:
+        """False: nothing runs on XLA here."""
+        return False
+
+    @property
+    def plugin_kwargs(self) -> dict[str, Any]:
+        """The settings by name."""
+        return {**vars(self.plugin), "num_steps": self.num_steps}
 
     def __repr__(self) -> str:
         return (
@@ -849,21 +715,6 @@ class ActiveLoader(Protocol):
 
     def note_repeat(self) -> None:
         """Note that the loop leaves out a batch that a rank got again."""
-
-
-def full_rows_of(loader: ActiveLoader) -> int:
-    """Return the samples of a full batch of one rank, at least 1: of the present round if the loader does not know."""
-    drawn = loader.current_round
-    return loader.current_full_rows or (0 if drawn is None else max(drawn.rows)) or 1
-
-
-def relative_weights(loader: ActiveLoader) -> tuple[float, ...] | None:
-    """Return the weights of a loader's present batches, in full batches; None if they are unknown."""
-    drawn = loader.current_round
-    if drawn is None:
-        return None
-    full = full_rows_of(loader)
-    return tuple(weight / full for weight in drawn.weights)
 
 
 class ActiveLoaders:

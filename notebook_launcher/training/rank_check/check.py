@@ -188,7 +188,7 @@ class RankCheck:
             rates=self._rates(comparand),
             inputs=comparand.notes.inputs if gradient_state.active_loaders.active is None else None,
             outside=fingerprint(self.forgotten.outside_parameters()) if self.forgotten.outside else None,
-            num_steps=(gradient_state.current or gradient_state).num_steps,
+            num_steps=gradient_state.num_steps if (window := gradient_state.current) is None else window.full_size,
         )
 
     def _judge(
@@ -471,8 +471,8 @@ class LeftOut:
             self._registered_in = context.call_id()
             self._bulletin.register(self)
         # Weights that were given are added up over the ranks where a window ends.
-        if found is not None and found.iteration is window.iteration and window.kind != "given":
-            held = [self._gradient_state.loops.num_blocks, window.num_batches, window.num_backwards]
+        if found is not None and found.iteration is window.iteration and window.weights.kind != "given":
+            held = [self._gradient_state.loops.num_blocks, window.num_begun, window.num_gathered]
             if self._bulletin.write(self, self._topic, held):
                 self._held = held
         return self._held is not None

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from notebook_launcher import Accelerator
-from notebook_launcher.training.accumulation.windows import keep_or_read, ratio, rescale
+from notebook_launcher.training.accumulation.weighing import keep_or_read, ratio, rescale
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -441,7 +441,7 @@ def test_two_open_windows_are_saved_and_restored(tmp_path):
 def test_reset_window_is_as_new():
     window, new = Window(), Window()
     names = [field.name for field in dataclasses.fields(Window)]
-    of_models = {"members", "key", "_parameters", "is_broken", "iteration", "num_drawn", "weight_versions", "was_clear"}
+    of_models = {"members", "trained", "is_broken", "iteration", "num_drawn"}
     for name in set(names) - of_models:
         setattr(window, name, [7] if name == "joined" else 7)
     window.reset()
