@@ -6,7 +6,7 @@ import os
 import struct
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -226,7 +226,7 @@ class Safepoint:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.
 
 
-def _slot(context: RankContext, name: str, place: slice) -> ChoiceSlot:
+def _slot(context: RankContext, name: str, place: slice) -> BoardSlot | StoreSlot:
     return BoardSlot(context.board, place) if context.num_nodes == 1 else StoreSlot(context, name)
 
 
@@ -267,18 +267,6 @@ CHOICE = struct.Struct("<QQ")
 """Number of the request, and of the update at which it is carried out; 0: no update was named yet."""
 MAX_REQUESTS = 1 << 24
 """In the store, the two are one number of 63 bits: update * MAX_REQUESTS + request."""
-
-
-class ChoiceSlot(Protocol):
-    """A place where rank 0 writes its choice and all ranks read it."""
-
-    def read(self) -> tuple[int, int]:
-        """Return the last request for which an update was named, and that update; (0, 0): none."""
-        ...
-
-    def write(self, request: int, update: int) -> None:
-        """Name an update for a request; when this returns, all ranks can read it."""
-        ...
 
 
 class BoardSlot:
@@ -373,7 +361,7 @@ class Agreement:
         lead: `UpdateFence.lead`; 0 where there is one rank.
     """
 
-    def __init__(self, slot: ChoiceSlot, *, chooses: bool, lead: int) -> None:
+    def __init__(self, slot: BoardSlot | StoreSlot, *, chooses: bool, lead: int) -> None:
         self._slot = slot
         self._chooses = chooses
         self._lead = lead

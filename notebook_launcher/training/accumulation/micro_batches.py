@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.members import Member, Members, PreparedModel
     from notebook_launcher.training.accumulation.weighing import Weighing
-    from notebook_launcher.training.accumulation.windows import Abandoned, ActiveLoader, GradientState, Window
+    from notebook_launcher.training.accumulation.windows import Abandoned, GradientState, Window
+    from notebook_launcher.training.data.loader import DataLoaderStateMixin as ActiveLoader
     from notebook_launcher.training.plugins import Rules
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.recording.phases import PhaseClock

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from notebook_launcher.training.accumulation.members import Member, Members
     from notebook_launcher.training.accumulation.micro_batches import MicroBatchBlock
     from notebook_launcher.training.accumulation.updates import LiveOptimizers
-    from notebook_launcher.training.accumulation.windows import ActiveLoader, GradientState, Window
+    from notebook_launcher.training.accumulation.windows import GradientState, Window
+    from notebook_launcher.training.data.loader import DataLoaderStateMixin as ActiveLoader
     from notebook_launcher.training.data.rows import Round
     from notebook_launcher.training.parallelism.mesh import Layout
     from notebook_launcher.training.plugins import Rules

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.training.accumulation.members import Member, Members
     from notebook_launcher.training.accumulation.micro_batches import MicroBatchBlock
+    from notebook_launcher.training.data.loader import DataLoaderStateMixin as ActiveLoader
     from notebook_launcher.training.data.rows import Round
     from notebook_launcher.training.plugins import GradientAccumulationPlugin, Rules
     from notebook_launcher.training.requests import Safepoint
@@ -699,22 +700,6 @@ NO_DRAWS = (0, 0)
 """A loader's batches so far, and how many micro-batches in a row drew one, before its first micro-batch."""
 IN_STEP = 2
 """Micro-batches in a row that each drew a batch from a loader, before the loader counts as read side by side."""
-
-
-class ActiveLoader(Protocol):
-    """A prepared loader, as accumulation sees it; `DataLoaderStateMixin` describes the attributes."""
-
-    end_of_dataloader: bool
-    remainder: int
-    current_full_rows: int | None
-    current_round: Round | None
-    current_rows: int | None
-    counts_otherwise: str
-    iteration_token: object | None
-    num_drawn: int
-
-    def note_repeat(self) -> None:
-        """Note that the loop leaves out a batch that a rank got again."""
 
 
 class ActiveLoaders:
