@@ -225,6 +225,7 @@ class Weighing:
             gradients.keep_old(window, self._members, self._optimizers)
         if full_size > 1 or block.num_backwards:
             self._check_gradients(block)
+        mine: float | torch.Tensor
         if weight is None:
             mine = self._weigh_counted(block, loader)
         else:
