@@ -17,6 +17,7 @@ from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, rouse
 from notebook_launcher.detached.requests import Ask
 from notebook_launcher.errors import CallOrderError, RankFailedError, RunFolderError
+from notebook_launcher.history.run_folders import SUMMARY
 from notebook_launcher.history.schema import RunMetrics
 from notebook_launcher.kernel import views
 from notebook_launcher.kernel.display.sink import make_sink
@@ -395,7 +396,12 @@ class AttachedRun(AskingHandle):
 
     def _lost(self) -> RunOutcome:
         run = self._recorded.listed()
-        if self._folder.exists():
+        if self._folder.exists() and not (self._folder / SUMMARY).exists():
+            msg = (
+                f"the host process of {self.id} has ended, or the disk of {self._folder} was full: no summary and no "
+                "results are there. Type `df` to see the disk, and run it again."
+            )
+        elif self._folder.exists():
             msg = (
                 f"the host process of {self.id} has ended: it was killed, or its machine, login session or container "
                 "ended. Its ranks ended with it. What the run wrote until then: run.logs(rank), run.metrics, and its "

@@ -95,6 +95,13 @@ def test_damaged_manifest_is_an_error_that_names_it(text: str, tmp_path: Path) -
     assert len(str(caught.value)) < 1000
 
 
+def test_manifest_with_holes_of_gigabytes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).touch()
+    os.truncate(tmp_path / MANIFEST, 1 << 40)
+    with pytest.raises(CheckpointError, match="more than 100,000,000 bytes"):
+        read_manifest(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["../x", "{outside}/x", "out/x", ".."])
 @pytest.mark.parametrize("part", ["files", "stale"])
 def test_unfinished_save_moves_nothing_out_of_its_folder(part: str, name: str, tmp_path: Path) -> None:

@@ -168,7 +168,8 @@ def test_other_end_of_another_user_is_not_spoken_to(tmp_path: Path) -> None:
 @as_root
 def test_folder_that_was_put_in_a_run_s_place_gets_nothing(shared: Path) -> None:
     folder = make_run(shared, 123456)
-    append(folder / "rank-0.log", b"mine")
+    append(folder / "rank-7.log", b"mine")
+    assert (folder / "rank-7.log").stat().st_mode & 0o077 == 0
     folder.rename(shared / "moved")
     as_other("import os, sys; os.mkdir(sys.argv[1], 0o777); os.chmod(sys.argv[1], 0o777)", folder)
     for write in (
@@ -221,6 +222,9 @@ def test_making_room_leaves_what_a_link_leads_to(tmp_path: Path) -> None:
         make_run(home, 123456 + number)
     link = home / "20200101-000000-train-abcdef"
     link.symlink_to(project)
+    assert len(runs(home)) == 3
+    run_folders.prune(home, max_runs=3)
+    assert len(runs(home)) == 3
     run_folders.prune(home, max_runs=1)
     run_folders.remove(link)
     assert len([path for path in home.iterdir() if not path.is_symlink()]) == 1
