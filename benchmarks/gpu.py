@@ -100,7 +100,7 @@ def launches(repeats: int) -> str:
 def spawn(work: Callable[..., None]) -> None:
     """Run a function in a new process, and wait for its end."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(work, (f"{folder}/store",), nprocs=1, start_method="spawn")  # type: ignore[no-untyped-call]
+        mp.start_processes(work, (f"{folder}/store",), nprocs=1, start_method="spawn")
 
 
 def _alone(_: int, _store: str) -> None:

@@ -40,7 +40,7 @@ def launch(ranks: int) -> dict[str, float]:
 
     def by_hand() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            start_processes(_join, (ranks, f"file://{folder}/store"), ranks, start_method="fork")  # type: ignore[no-untyped-call]
+            start_processes(_join, (ranks, f"file://{folder}/store"), ranks, start_method="fork")
 
     start()
     ours = _median(start)
@@ -155,7 +155,7 @@ def parameters(tensors: int) -> dict[str, float]:
 
     def by_hand() -> None:
         for _ in range(2):
-            (torch.cat(list(models[0])).sum() / 2).backward()  # type: ignore[no-untyped-call]
+            (torch.cat(list(models[0])).sum() / 2).backward()
         torch.nn.utils.clip_grad_norm_(models[0].parameters(), 1.0)
         optimizers[0].step()
         optimizers[0].zero_grad()

@@ -175,7 +175,7 @@ def measure_turn(contender: HandWritten | WithAccelerator, batches: Iterable[Any
 
 def finish_gpu() -> None:
     """Wait until the GPU, if it is used, has done its work."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 

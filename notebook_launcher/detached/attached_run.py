@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.config import LaunchConfig
     from notebook_launcher.detached.ending import Ending
+    from notebook_launcher.drawing.run_report import RunReport
     from notebook_launcher.history.schema import (
         RunChange,
         RunPicture,
@@ -80,7 +81,6 @@ class AskingHandle(FolderReader):
         self._recorded = RecordedRun(folder)
 
     snapshot = asked(Run.snapshot)
-    report = Run.report
     metrics_since = asked(Run.metrics_since)
     pictures_since = asked(Run.pictures_since)
     logs = asked(Run.logs)
@@ -125,6 +125,12 @@ class AskingHandle(FolderReader):
         """Images and histograms that the ranks have reported so far, in the order of arrival."""
         answer: tuple[RunPicture, ...] = self._ask("pictures")
         return answer
+
+    def report(self) -> RunReport:
+        """Return what is known of the run in plain values, as `Run.report`."""
+        from notebook_launcher.drawing.run_report import report_on
+
+        return report_on(self)
 
     @property
     def changes(self) -> tuple[RunChange, ...]:

@@ -88,7 +88,8 @@ class LiveValues:
 
     def fold_all(self, records: LiveRecords) -> None:
         """Add records of several ranks."""
-        kinds, offset, make = [(kind, self._folds[kind]) for kind in LIVE], records.offset, tuple.__new__
+        make: Any = tuple.__new__
+        kinds, offset = [(kind, self._folds[kind]) for kind in LIVE], records.offset
         for packed in records:
             kind, fold = kinds[packed[0]]
             fold(packed[1], make(kind, packed[2:]), offset)

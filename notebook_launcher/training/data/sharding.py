@@ -74,7 +74,7 @@ class BatchSamplerShard(BatchSampler):
         self.first_round: list[Any] | None = None
         """The batches of all ranks with which the last iteration began, as this rank drew them; None for torch's own
         samplers, whose order all ranks share."""
-        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
+        self.batch_size: int | None = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
         if split_batches:
             check_split(self.batch_size, num_processes, f"this {type(batch_sampler).__name__} has no batch_size")
