@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import socket
@@ -13,7 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
+import torch
 
 from notebook_launcher import (
     LaunchConfig,
@@ -28,6 +31,7 @@ from notebook_launcher import (
 from notebook_launcher.detached import host_socket, session_folders
 from notebook_launcher.detached.ending import KeptParcels
 from notebook_launcher.detached.host_socket import HostConnection
+from notebook_launcher.detached.host_start import detached_options
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.folder_files import open_file
 from notebook_launcher.history.run_files import append, replace
@@ -150,6 +154,23 @@ def outcomes(folder: Path) -> dict[str, object]:
             given = reading(open_run(folder))
             found[name] = "" if name == "list" else str(given)  # A list has the size of the folder.
     return found
+
+
+def addresses() -> set[str]:
+    """Return where this rank and its supervisor listen, once the group has met."""
+    torch.distributed.all_reduce(torch.ones(1))
+    sockets = [psutil.Process().net_connections(), psutil.Process(os.getppid()).net_connections()]
+    return {each.laddr.ip for each in itertools.chain(*sockets) if each.status == psutil.CONN_LISTEN}
+
+
+def test_ranks_and_supervisor_listen_on_loopback_alone() -> None:
+    results = launch(addresses, 2, devices="cpu", output="none", runs_folder=None).result(60)
+    assert list(results) == [{"127.0.0.1"}, {"127.0.0.1"}]
+
+
+def test_detached_run_without_a_limit_ends_after_a_week() -> None:
+    assert detached_options(LaunchConfig()).timeout == 7 * 24 * 3600
+    assert detached_options(LaunchConfig(timeout=5)).timeout == 5
 
 
 @as_root
