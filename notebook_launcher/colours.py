@@ -18,10 +18,8 @@ GOOD, BAD = "#0a8f63", "#d70a36"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Palette:
-    """Colours of the live monitor on a background that it knows; lines have a contrast of at least 3:1 with it."""
+    """Colours of the live monitor on a background that it knows; its lines have those of the saved picture."""
 
-    ranks: tuple[str, ...]
-    """Lines and phases, distinguishable with any kind of colour vision; further ranks repeat them with other dashes."""
     phase_ink: str
     """Letters on a phase."""
     live: str
@@ -33,7 +31,6 @@ class Palette:
 
 
 LIGHT = Palette(
-    ranks=("#0067a5", "#c8501e", "#00795a", "#a33b86", "#8a6d0b", "#2b8cc4", "#55595e", "#4b3a9e"),
     phase_ink="#ffffff",
     live="#0067a5",
     good="#0b7a4b",
@@ -42,7 +39,6 @@ LIGHT = Palette(
     mark="#ffe494",
 )
 DARK = Palette(
-    ranks=("#5fb3ea", "#f0935f", "#4cc79f", "#e08cc6", "#dcc05a", "#9bd3f5", "#b9bdc4", "#aba0f2"),
     phase_ink="#ffffff",
     live="#5fb3ea",
     good="#4cc38a",

@@ -210,6 +210,15 @@ def format_elapsed(seconds: float) -> str:
     return format_seconds(math.floor(seconds) if seconds >= 10 else seconds)
 
 
+def format_left(seconds: float) -> str:
+    """Return an estimate of the time that is left: `about 40 s left`, `about 12 min left`, `about 3 h 20 min left`."""
+    if seconds < 95:
+        return f"about {max(5, 5 * math.ceil(seconds / 5))} s left"
+    minutes = math.ceil(seconds / MINUTE)
+    whole = f"{minutes} min" if minutes < 100 else f"{minutes // MINUTE:,} h {minutes % MINUTE // 10 * 10:02d} min"
+    return f"about {whole} left"
+
+
 def format_bytes(number: float | None) -> str:
     """Return `12 bytes`, `1.5 kB` or `3.12 GB`: in powers of 1000, as torch and disks count; empty if unknown."""
     if number is None or not math.isfinite(number):

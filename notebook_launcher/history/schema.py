@@ -318,6 +318,8 @@ class RunSnapshot:
     settings: tuple[RunSetting, ...] = ()
     """Settings that can be changed during the run, as they are now: the settings of its Accelerator, then the
     settings that the function offers."""
+    notices: tuple[str, ...] = ()
+    """Lines for the user that the ranks sent, such as the name of a checkpoint, in order; of a flood the first."""
 
     @property
     def is_over(self) -> bool:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_DESCRIPTION = 24
 """Characters of a loop's description in the line, so that the numbers behind it fit into a terminal, too."""
+WHOLE = "train"
+"""Description of the loop that is the whole training, by a callback of this package."""
 MAX_METRICS = 3
 """Metrics in the line: it should fit into a terminal."""
 
@@ -81,6 +83,71 @@ def _epoch_of(description: str) -> int | None:
     """Return the epoch after which a loop is named; None if it is not."""
     found = re.match(r"epoch (\d+)", description, re.IGNORECASE)
     return int(found[1]) if found else None
+
+
+_LENGTH = re.compile(
+    r"(?<!\w)(?:(?:num|n|max|total|num_train)_)?(epochs|steps|updates|iterations)['\"]?(?:=|: )(\d+)(?![\w.])"
+)
+"""An argument or a setting that says how long the training is: `epochs=3`, `'max_steps': 1000`."""
+_BAR = re.compile(r"\| *(\d+)/(\d+) \[[\d:]+<")
+"""A bar of tqdm: what is done, and all."""
+LEAST_SEEN = 2.0
+"""Seconds of a training after which its pace tells when it ends."""
+
+
+class TimeLeft:
+    """Finds out from one snapshot after another when a run is likely to end."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float, int] | None = None
+        """The first known part of the run that was done, its time in seconds since the launch, and the restarts."""
+        self._share = 0.0
+        """The largest known part: while a loop over other data goes on, as in an evaluation, the part is not known."""
+        self._seen = 0.0
+
+    def read(self, snapshot: RunSnapshot) -> float | None:
+        """Return the seconds until the end at the mean pace so far; None if it is not known how long the run is."""
+        share, seconds = share_done(snapshot), snapshot.seconds
+        if snapshot.is_over or share is None:
+            return None
+        if self._first is None or self._first[2] != snapshot.restarts:
+            self._first, self._share = (share, seconds, snapshot.restarts), share
+        first, began, restarts = self._first
+        if snapshot.state == "paused":  # It takes none of the training's time.
+            began += seconds - self._seen
+            self._first = (first, began, restarts)
+        self._share, self._seen = max(self._share, share), seconds
+        if seconds - began < LEAST_SEEN or self._share <= first:
+            return None
+        return (1 - self._share) * (seconds - began) / (self._share - first)
+
+
+def share_done(snapshot: RunSnapshot) -> float | None:
+    """Return the part of a run that the rank furthest behind has done, 0 to 1; None if it is not known.
+
+    An argument or a tunable setting with a name such as `epochs` or `max_steps` tells how long the run is. What is done
+    is counted by a loop over a prepared loader, by `track`, by a bar of tqdm that is printed, or by the steps.
+    """
+    words = [f"{name}={text}" for name, text in snapshot.arguments.items()]
+    words += [f"{setting.name}={setting.value:.0f}" for setting in snapshot.settings if setting.value is not None]
+    found = [(name == "epochs", int(number)) for name, number in _LENGTH.findall("\n".join(words))]
+    # Two numbers, as of a teacher and a student, do not tell.
+    epochs, steps = ({number for kind, number in found if kind is wanted and number} for wanted in (True, False))
+    whole = {number for numbers in (epochs, steps) if len(numbers) == 1 for number in numbers}
+    merged = merge_progress(snapshot.ranks)
+    if merged is not None and merged.share is not None:
+        epoch = _epoch_of(merged.description)
+        if epoch is not None and len(epochs) == 1 and epoch < min(epochs):
+            return (epoch + merged.share) / min(epochs)
+        if epoch is None and (merged.total in whole or merged.description == WHOLE):
+            return merged.share
+    bars = [found for rank in snapshot.ranks if (found := _BAR.search(rank.last_line)) and int(found[2]) in whole]
+    if bars:
+        return min(1.0, *(int(bar[1]) / int(bar[2]) for bar in bars))
+    counted = [rank.step for rank in snapshot.ranks if rank.step is not None]
+    if len(steps) == 1 and counted and min(counted) <= min(steps):
+        return min(counted) / min(steps)
+    return None
 
 
 def progress_line(name: str, ranks: Sequence[RankSnapshot]) -> str:

@@ -56,8 +56,8 @@ class ShownOutput(Protocol):
 class RunView:
     """The view that a run shows by itself. The thread that waits for the run drives it, in steps that do not block.
 
-    In a front end that draws widgets, the view is the monitor while the run lasts. At the end it is a picture, below
-    the ranks' output. If no front end answers, a line of progress is shown instead of the monitor.
+    In a front end that draws widgets, the view is the monitor while the run lasts. At the end it is a picture in the
+    same place. If no front end answers, there is a line of progress instead, and a picture below the ranks' output.
 
     Args:
         run: The run.
@@ -138,9 +138,10 @@ class RunView:
             curves.fold(self._run.metrics)
             snapshot, pictures = self._run.snapshot(), self._run.pictures
             options = None if self._monitor is None else self._monitor.plot_options
-            for bundle in final_outputs(
+            bundles = final_outputs(
                 line, snapshot, curves, is_raised=self._is_raised, key=key, pictures=pictures, options=options
-            ):
+            )
+            for bundle in bundles if self._monitor is None else self._monitor.leave(bundles):
                 sink.display(bundle)
         except Exception as error:  # the run's results matter more than its picture
             sink.text("stdout", f"{line}\n")

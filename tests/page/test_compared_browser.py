@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from notebook_launcher.history.schema import MetricPoint, RunSnapshot
 from notebook_launcher.widgets.runs.comparison import Comparison
 from notebook_launcher.widgets.runs.comparison_view import ComparisonView
 from tests.support.lab import needs_browser
+from tests.support.made_up_run import Reader
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -41,16 +43,20 @@ def snapshot(name: str) -> RunSnapshot:
     return RunSnapshot(name=name, state="done", ranks=(), **facts)
 
 
-def curves(shift: float) -> Curves:
-    made = Curves()
-    values = [{"loss": shift + 1 / (step + 1), "acc": 0.5 + shift} for step in range(50)]
-    made.fold(MetricPoint(rank=0, step=step, time=step / 10, values=each) for step, each in enumerate(values))
-    return made
+def reader(shift: float, num_steps: int) -> Reader:
+    values = [{"loss": shift + 1 / (step + 1), "acc": 0.5 + shift} for step in range(num_steps)]
+    points = [MetricPoint(rank=0, step=step, time=step / 10, values=each) for step, each in enumerate(values)]
+    return Reader(metrics=points)
 
 
 @pytest.fixture
 def comparison() -> Comparison:
-    return Comparison([snapshot("one"), snapshot(EVIL)], [curves(0.0), curves(0.25)], ["loss", "acc"], PlotOptions())
+    """Two runs; of the first one a plot has a part of the points."""
+    readers = [reader(0.0, 5000), reader(0.25, 50)]
+    curves = [Curves(), Curves()]
+    for made, run in zip(curves, readers, strict=True):
+        made.fold(run.metrics)
+    return Comparison([snapshot("one"), snapshot(EVIL)], curves, ["loss", "acc"], PlotOptions(), readers=readers)
 
 
 def test_runs_are_lines_of_live_plots_with_their_last_values(window: Page, comparison: Comparison) -> None:
@@ -72,14 +78,34 @@ def test_runs_are_lines_of_live_plots_with_their_last_values(window: Page, compa
 
     answer()
     assert window.locator(".nbl-plot-name").all_inner_texts() == ["loss", "acc"]
-    assert window.locator(".nbl-parts").first.inner_text().split("\n") == ["A: one 0.02", f"B: {EVIL} 0.27"]
+    assert window.locator(".nbl-parts").first.inner_text().split("\n") == ["A: one 2e-4", f"B: {EVIL} 0.27"]
     assert window.locator(".nbl-plot-canvas canvas").count() == 2
-    window.get_by_label("Horizontal axis").select_option("time")
+    with window.expect_download() as download:
+        window.get_by_role("button", name="CSV").click()
+        answer()
+    rows = download.value.path().read_text().splitlines()
+    assert (len(rows), rows[0], rows[-1]) == (
+        1 + 2 * 5050,
+        "run,metric,rank,step,seconds,value",
+        "B,loss,0,49,4.9,0.27",
+    )
+    axis, plot = window.get_by_label("Horizontal axis"), window.locator(".nbl-plot-canvas").first
+
+    def read(key: str) -> str:
+        plot.press(key)
+        answer()
+        return window.locator(".nbl-tip-title").first.inner_text()
+
+    axis.select_option("time")
     answer()
-    window.locator(".nbl-plot-canvas").first.focus()
-    window.keyboard.press("ArrowRight")
-    assert window.locator(".nbl-tip-title").first.inner_text() == "2.6 s"
-    assert window.get_by_text("A: 0.02 at step 49").is_visible()
+    assert read("ArrowRight") == "4 min 22 s"
+    axis.select_option("step")
+    answer()
+    for _ in range(8):
+        read("+")
+    steps = [int(read("ArrowLeft").removeprefix("step ").replace(",", "")) for _ in range(12)]
+    assert {before - after for before, after in itertools.pairwise(steps)} == {0, 1}
+    assert window.get_by_text("A: 2e-4 at step 4,999").is_visible()
     assert window.evaluate("window.hacked") is None
     window.evaluate("window.cleanUp()")
     assert window.locator(".nbl-monitor").count() == 0

@@ -232,6 +232,8 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
 def test_stop_button_ends_the_run_while_the_cell_is_busy(lab):
     page, _ = watch_a_busy_cell(lab)
     assert "[*]" in lab.cell(page, 1).locator(".jp-InputPrompt").first.inner_text()
+    page.get_by_role("button", name="Save now").last.click()
+    monitor_of(page).locator(".nbl-notices").get_by_text("saved ").wait_for()  # Below all text nobody would see it.
     page.get_by_role("button", name="Stop after this step").last.click()
     lab.wait(page, 1)
     lab.run(page, 2)

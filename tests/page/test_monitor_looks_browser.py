@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from notebook_launcher.colours import LIGHT
+from notebook_launcher.colours import SERIES
 from tests.support.lab import needs_browser
 from tests.support.monitor_page import EVIL, LANES, PLOT, TIMELINE, curve, log, rank, reset, run, waves
 
@@ -103,7 +103,7 @@ def test_theme_follows_the_notebook_and_then_the_system(tab, scheme, variables, 
 def test_colours_have_enough_contrast_to_the_background(tab, scheme, ground):
     tab.page.emulate_media(color_scheme=scheme)
     tab.settle()
-    names = {f"--nbl-rank-{number}": 3.0 for number in range(len(LIGHT.ranks))}
+    names = {f"--nbl-rank-{number}": 3.0 for number in range(len(SERIES))}
     names |= {f"--nbl-{tone}": 4.5 for tone in ("live", "good", "bad", "warn")}
     for name, least in names.items():
         low, high = sorted(luminance(color) for color in (tab.variable(name), ground))

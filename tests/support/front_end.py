@@ -126,9 +126,9 @@ def finished(outcome: Outcome) -> bool:
 
 
 def picture_of(outcome: Outcome) -> list[dict[str, Any]]:
-    """Return the tables and the drawing that a run has left at the end of its cell."""
-    assert not any(data["text/plain"] for data in final(outcome).values())
-    return [content["data"] for content in outcome.displays[-2:]]
+    """Return the tables and the drawing that a run has left: where its monitor was, else at the end of its cell."""
+    replaced = [data for data in final(outcome).values() if data["text/plain"]]
+    return replaced or [content["data"] for content in outcome.displays[-2:]]
 
 
 def kinds(messages: list[dict[str, Any]]) -> list[str]:

@@ -203,7 +203,9 @@ class Tab:
             case "zoom":
                 return {"zoomed": [self._plots.zoom(self._points, asked["key"], asked["low"], asked["high"])]}
             case "csv":
-                return {"files": [{"page": asked["page"], "name": f"{run()['id']}.csv", "text": csv_of(self._points)}]}
+                return {
+                    "files": [{"page": asked["page"], "name": f"{run()['id']}.csv", "text": csv_of({"": self._points})}]
+                }
         return {}
 
     def sent(self) -> list[str]:
@@ -282,6 +284,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "is_over": False,
         "error": "",
         "waiting": "",
+        "left": "about 12 min left",
         "effective_batch": "8 x 4 x 2 = 64 samples per update",
         "progress": {
             "done": 25,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from notebook_launcher.history.schema import RankPhases, RankSnapshot
-from notebook_launcher.history.summaries import measure_sync, merge_progress, progress_line, slowest_rank
+from notebook_launcher.history.schema import RankPhases, RankSnapshot, RunSetting
+from notebook_launcher.history.summaries import measure_sync, merge_progress, progress_line, share_done, slowest_rank
 from notebook_launcher.widgets.monitor.feed import Feed
 from tests.support.made_up_run import Reader
 
@@ -132,3 +133,48 @@ def test_slowest_rank_is_behind_or_waits_least() -> None:
     assert run(r0=0.5, r1=0.1) == 1
     assert run(r0=0.11, r1=0.1) is None
     assert run() is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "fields", "share"),
+    [
+        ({"done": 10, "total": 40, "description": "epoch 1"}, {"arguments": {"lr": "0.1", "epochs": "4"}}, 0.3125),
+        ({"done": 10, "total": 40, "description": "epoch 1"}, {"arguments": {"config": "{'num_epochs': 2}"}}, 0.625),
+        (
+            {"done": 10, "total": 40, "description": "epoch 1"},
+            {"settings": (RunSetting(name="epochs", kind="integer", value=2),)},
+            0.625,
+        ),
+        ({"done": 10, "total": 40, "description": "epoch 1"}, {"arguments": {"lr": "0.1"}}, None),
+        ({"done": 10, "total": 40, "description": "epoch 1"}, {"arguments": {"epochs": "2", "max_epochs": "4"}}, None),
+        ({"done": 10, "total": 40, "description": "train"}, {}, 0.25),  # transformers' Trainer
+        ({"done": 10, "total": 40, "description": "validate"}, {}, None),
+        ({"done": 1, "total": 4}, {"arguments": {"epochs": "4"}}, 0.25),
+        ({"last_line": "50%|█████     | 5/10 [00:05<00:05,  1.00it/s]"}, {"arguments": {"epochs": "10"}}, 0.5),
+        ({"last_line": "50%|█████     | 5/10 [00:05<00:05,  1.00it/s]"}, {"arguments": {"epochs": "3"}}, None),
+        ({"step": 30}, {"arguments": {"max_steps": "120"}}, 0.25),
+        ({"step": 30}, {"arguments": {"warmup_steps": "120", "steps_per_epoch": "9"}}, None),
+        ({}, {}, None),
+    ],
+)
+def test_part_of_the_whole_run_is_known_from_its_epochs_or_steps(rank: Any, fields: Any, share: float | None) -> None:
+    reader = Reader(ranks=(RankSnapshot(rank=0, **rank),), fields=fields)
+    assert share_done(reader.snapshot()) == share
+
+
+def test_time_left_of_the_run_follows_its_mean_pace_and_leaves_pauses_out() -> None:
+    reader = Reader(fields={"arguments": {"max_steps": "1000"}})
+    feed = Feed(reader)
+
+    def left(step: int, seconds: float, state: str = "running") -> str:
+        reader.ranks, reader.seconds = (RankSnapshot(rank=0, step=step),), seconds
+        reader.fields["state"] = state
+        return str(feed.reset()["run"]["left"])
+
+    assert left(100, 50.0) == ""
+    assert left(110, 51.0) == ""  # too early to tell
+    assert left(200, 60.0) == "about 80 s left"
+    assert left(200, 360.0, "paused") == "about 80 s left"
+    assert left(300, 370.0) == "about 70 s left"
+    assert left(301, 470.0) == "about 7 min left"
+    assert left(990, 471.0, "done") == ""

@@ -156,7 +156,7 @@ def test_detached_run_shows_its_monitor(every_kernel: Kernel) -> None:
     page.until(lambda messages: len(messages) > 1)
     page.send("interrupt")
     page.until(lambda messages: any(message.get("run", {}).get("is_over") for message in messages))
-    outcome = every_kernel.wait(cell, until=lambda outcome: "data-nbl-explore" in str(outcome.displays))
+    outcome = every_kernel.wait(cell, until=lambda outcome: "data-nbl-explore" in str(final(outcome)))
     assert not any(WIDGET_VIEW in data for data in final(outcome).values())
     assert evaluate(every_kernel, "run.wait(); run.state") == "stopped"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import legend_item
 from notebook_launcher.drawing.run_picture import change_marks
+from notebook_launcher.history.summaries import TimeLeft
 from notebook_launcher.widgets.monitor.feeds import LaneFeed, LogFeed
 from notebook_launcher.widgets.monitor.list_feeds import (
     AnswerFeed,
@@ -25,8 +26,9 @@ from notebook_launcher.widgets.monitor.page_items import (
     run_item,
     setting_items,
 )
-from notebook_launcher.widgets.monitor.plot_feed import ALL_POINTS, NEW_POINTS, PlotFeed, UsageFeed, csv_of
+from notebook_launcher.widgets.monitor.plot_feed import ALL_POINTS, MAX_FILE, NEW_POINTS, PlotFeed, UsageFeed, csv_of
 from notebook_launcher.widgets.monitor.reported_picture_feed import ReportedPictureFeed
+from notebook_launcher.wording import format_left
 
 if TYPE_CHECKING:
     from notebook_launcher.drawing.plots import PlotOptions
@@ -39,8 +41,6 @@ Message = dict[str, Any]
 
 REFRESH_SECONDS = 1.0
 """Seconds between two messages with values that change all the time: the run's age and memory."""
-MAX_FILE = 2_000_000
-"""Characters of a file for the page: Jupyter's server drops what comes above 3 MB in 3 s."""
 VOLATILE = ("memory", "gpu_memory", "gpu_utilization")
 
 
@@ -77,8 +77,11 @@ class Feed:
         self._changes = GrowingFeed[Message]()
         self._settings = SettingFeed()
         self._notices = NoticeFeed()
+        self._told = GrowingFeed[str]()
+        """What ranks sent for the user, of which the feed of notices has all that this one has."""
         self._answers = AnswerFeed()
         self._findings = FindingFeed()
+        self._left = TimeLeft()
         self._run: Message = {}
         """The item RUN that was sent last."""
         self._ranks: dict[int, Message] = {}
@@ -104,7 +107,7 @@ class Feed:
     def offer_csv(self, page: str) -> None:
         """Add all values that ranks reported, as a file for one page, to the next message."""
         name = f"{self._reader.snapshot().id or 'run'}.csv"
-        text = csv_of(self._reader.metrics_since(0)[0])
+        text = csv_of({"": self._reader.metrics_since(0)[0]})
         if len(text) > MAX_FILE:
             self.notice(f"{name} is too large for the page: run.metrics.to_pandas().to_csv({name!r}) writes it")
         else:
@@ -125,6 +128,7 @@ class Feed:
     def reset(self) -> Message:
         """Return a message with the whole run."""
         snapshot = self._reader.snapshot()
+        self._read_notices(snapshot)
         self.read_metrics()
         self._zoomed, self._files = [], []
         self._run, self._ranks = self._run_item(snapshot), _rank_items(snapshot)
@@ -155,6 +159,7 @@ class Feed:
             is_last: True if no other one follows soon, so that nothing may be left for it.
         """
         snapshot = self._reader.snapshot()
+        self._read_notices(snapshot)
         self.read_metrics()
         news: Message = {
             "run": self._new_run(snapshot),
@@ -185,6 +190,10 @@ class Feed:
         points, self._position = self._reader.metrics_since(self._position)
         self._plots.fold(points)
 
+    def _read_notices(self, snapshot: RunSnapshot) -> None:
+        for text in self._told.news(snapshot.notices):
+            self._notices.add(text)
+
     def _plotting_item(self, snapshot: RunSnapshot) -> Message:
         marks = change_marks(snapshot, self.curves, self._plots.options.axis)
         self._plotting = self._plots.plotting(marks, self._turn)
@@ -197,7 +206,12 @@ class Feed:
 
     def _run_item(self, snapshot: RunSnapshot) -> Message:
         item = run_item(snapshot, can_act=self.can_act, action_hint=self.action_hint)
-        return {**item, "back": f'attach("{snapshot.id}")' if self._outlives and not snapshot.is_over else ""}
+        left = self._left.read(snapshot)
+        return {
+            **item,
+            "left": "" if left is None else format_left(left),
+            "back": f'attach("{snapshot.id}")' if self._outlives and not snapshot.is_over else "",
+        }
 
     def _new_run(self, snapshot: RunSnapshot) -> Message | None:
         item = self._run_item(snapshot)
@@ -224,7 +238,7 @@ class Feed:
 
 def _calm(item: Message) -> Message:
     """Return a run's item without the values that change with time alone."""
-    return {**item, "seconds": 0, "waiting": bool(item.get("waiting"))}
+    return {**item, "seconds": 0, "left": "", "waiting": bool(item.get("waiting"))}
 
 
 def _volatile(item: Message, known: Message) -> Message:

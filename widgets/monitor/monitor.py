@@ -26,7 +26,7 @@ from notebook_launcher.widgets.monitor.replaced_output import ReplacedOutput
 from notebook_launcher.widgets.place import open_widgets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from notebook_launcher.history.schema import RunReader
     from notebook_launcher.kernel.comms.tap import Tap
@@ -303,6 +303,17 @@ class Monitor(anywidget.AnyWidget):
         elif self._wait is not None:
             self._end()
         return self.key if self.explorable_since else ""
+
+    def leave(self, bundles: Sequence[Bundle]) -> Sequence[Bundle]:
+        """Show bundles where the page had the monitor and the picture below it; return those that have no such place.
+
+        A page that was reloaded during the run does not know the places any more.
+        """
+        with self._lock:
+            places = [*self._views[:1], *self._pictures[:1]] if self.was_seen and len(self._pages) == 1 else []
+            for place, bundle in zip(places, bundles, strict=False):
+                place.replace(bundle)
+        return bundles[len(places) :]
 
     def _end(self) -> None:
         """Send the last messages, and replace the monitor by pictures."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from notebook_launcher.colours import DARK, LIGHT, Palette
+from notebook_launcher.colours import DARK, LIGHT, SERIES, Palette
 from notebook_launcher.widgets.assets import STATIC, join_modules
 
 
@@ -15,10 +15,11 @@ def monitor_css() -> str:
 
 def palette_css() -> str:
     """Return the rules that give the monitor its colours on a light and on a dark page."""
-    return f'.nbl-monitor {{{_variables(LIGHT)}}}\n.nbl-monitor[data-theme="dark"] {{{_variables(DARK)}}}\n'
+    lines = "".join(f"--nbl-rank-{number}: {colour};" for number, colour in enumerate(SERIES))
+    dark = f'.nbl-monitor[data-theme="dark"] {{{_variables(DARK)}}}'
+    return f".nbl-monitor {{{lines}{_variables(LIGHT)}}}\n{dark}\n"
 
 
 def _variables(palette: Palette) -> str:
-    single = {name.replace("_", "-"): value for name, value in dataclasses.asdict(palette).items() if name != "ranks"}
-    ranks = {f"rank-{number}": colour for number, colour in enumerate(palette.ranks)}
-    return " ".join(f"--nbl-{name}: {colour};" for name, colour in (single | ranks).items())
+    colours = dataclasses.asdict(palette).items()
+    return "".join(f"--nbl-{name.replace('_', '-')}: {colour};" for name, colour in colours)

@@ -28,12 +28,22 @@ from notebook_launcher.wording import FORMATS, format_number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from notebook_launcher.drawing.charts import Chart, Places
+    from notebook_launcher.drawing.charts import AxisKind, Chart, Places
     from notebook_launcher.drawing.lines import Series
     from notebook_launcher.history.curves import Curve
     from notebook_launcher.history.schema import MetricPoint, RankUsage
 
-__all__ = ["PlotFeed", "UsageFeed", "csv_of", "line_item", "losses_first", "title_items", "zoomed_item"]
+__all__ = [
+    "MAX_FILE",
+    "PlotFeed",
+    "UsageFeed",
+    "csv_of",
+    "curves_between",
+    "line_item",
+    "losses_first",
+    "title_items",
+    "zoomed_item",
+]
 
 Item = dict[str, Any]
 
@@ -41,6 +51,8 @@ ALL_POINTS = 200_000
 """Points of all lines together in the first message: 4 MB."""
 NEW_POINTS = 4000
 """Points of all lines together in an update, but for the last plot's; what has no room comes with the next one."""
+MAX_FILE = 2_000_000
+"""Characters of a file for the page: Jupyter's server drops what comes above 3 MB in 3 s."""
 WIDTH = 16
 """Bytes of a point, of which a feed remembers what it has sent."""
 
@@ -125,21 +137,9 @@ class PlotFeed:
         chart = self._charts.get(key)
         if chart is None:
             return None
-        names = {name for _, name in chart.members}
-        axis, place = self.options.axis, place_of(self.options.axis, self.curves)
-        lead = low - (high - low)  # Smoothing needs what was before.
-        inside = Curves()
-        inside.fold(
-            dataclasses.replace(point, values={name: value for name, value in point.values.items() if name in names})
-            for point in points
-            if lead <= (point.step if axis == "step" else place(point.time)) <= high
-        )
-        at: Places = lambda curve: [  # noqa: E731 - it has the type of what `places_on` returns
-            (step if axis == "step" else place(time), value) for step, value, time in curve.timed_points()
-        ]
-        return zoomed_item(
-            key, plot_of(inside, chart, at, fold=self._folds_chart(chart)).series, self.options, low, high
-        )
+        inside, places = curves_between(points, chart, self.options.axis, self.curves, low, high)
+        every = plot_of(inside, chart, places, fold=self._folds_chart(chart)).series
+        return zoomed_item(key, every, self.options, low, high)
 
     def _folds(self, num_ranks: int) -> bool:
         """Return True if the mean of this number of ranks is drawn."""
@@ -264,6 +264,33 @@ def _common(old: bytes, new: bytes) -> int:
     return low
 
 
+def curves_between(
+    points: Iterable[MetricPoint], chart: Chart, axis: AxisKind, curves: Curves, low: float, high: float
+) -> tuple[Curves, Places]:
+    """Return a chart's curves of these points between two places, and what has their places on the axis.
+
+    Args:
+        points: Points of a run.
+        chart: The chart.
+        axis: Quantity on the horizontal axis.
+        curves: All curves of the run, which have its epochs.
+        low: The place at the left; what is before it, as far as from there to `high`, comes too: smoothing needs it.
+        high: The place at the right.
+    """
+    names, place, lead = {name for _, name in chart.members}, place_of(axis, curves), low - (high - low)
+    inside = Curves()
+    inside.fold(
+        dataclasses.replace(point, values={name: value for name, value in point.values.items() if name in names})
+        for point in points
+        if lead <= (point.step if axis == "step" else place(point.time)) <= high
+    )
+
+    def places(curve: Curve) -> list[tuple[float, float]]:
+        return [(step if axis == "step" else place(time), value) for step, value, time in curve.timed_points()]
+
+    return inside, places
+
+
 def zoomed_item(key: str, every: Iterable[Series], options: PlotOptions, low: float, high: float) -> Item:
     """Return the item ZOOMED of a plot between two places."""
     lines = []
@@ -275,16 +302,15 @@ def zoomed_item(key: str, every: Iterable[Series], options: PlotOptions, low: fl
     return {"key": key, "range": [low, high], "lines": lines}
 
 
-def csv_of(points: Iterable[MetricPoint]) -> str:
-    """Return what ranks reported, a line for each value: metric, rank, step, seconds, value."""
+def csv_of(runs: Mapping[str, Iterable[MetricPoint]]) -> str:
+    """Return what ranks reported, a line for each value: run (if it has a name), metric, rank, step, seconds, value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["metric", "rank", "step", "seconds", "value"])
-    rows = sorted(
-        ((name, point.rank, point.step, point.time, value) for point in points for name, value in point.values.items()),
-        key=lambda row: row[:2],
-    )
-    writer.writerows((name, rank, step, round(time, 3), f"{value:.9g}") for name, rank, step, time, value in rows)
+    writer.writerow([*["run"] * any(runs), "metric", "rank", "step", "seconds", "value"])
+    for run, points in runs.items():
+        rows = ((name, at.rank, at.step, at.time, value) for at in points for name, value in at.values.items())
+        for name, rank, step, time, value in sorted(rows, key=lambda row: row[:2]):
+            writer.writerow([*[run] * bool(run), name, rank, step, round(time, 3), f"{value:.9g}"])
     return without_formulas(text.getvalue().encode()).decode()
 
 

@@ -9,6 +9,7 @@ import math
 import re
 import string
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.archive.recorded import check_axis
@@ -19,7 +20,14 @@ from notebook_launcher.drawing.run_picture import picture_html, plain_settings
 from notebook_launcher.drawing.scales import document
 from notebook_launcher.drawing.tables import Column, joined, note_html, table_html, table_text, terminal_width
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.widgets.monitor.plot_feed import line_item, losses_first, title_items
+from notebook_launcher.widgets.monitor.plot_feed import (
+    csv_of,
+    curves_between,
+    line_item,
+    losses_first,
+    title_items,
+    zoomed_item,
+)
 from notebook_launcher.widgets.runs.readers import read_run
 from notebook_launcher.wording import bounded, format_bytes, format_number, format_seconds, one_line, plural
 
@@ -27,9 +35,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from notebook_launcher.drawing.charts import AxisKind, Chart
+    from notebook_launcher.drawing.charts import AxisKind, Chart, Places
     from notebook_launcher.history.curves import Curves
-    from notebook_launcher.history.schema import RunReader, RunSnapshot
+    from notebook_launcher.history.schema import MetricPoint, RunReader, RunSnapshot
     from notebook_launcher.kernel.results import Results
 
 __all__ = ["Comparison", "compare"]
@@ -73,11 +81,11 @@ def compare(
             "compare() got no run. Type compare(run_a, run_b) with what launch() returned, or ids that runs() lists."
         )
     taken = [read_run(run, place) for place, run in enumerate(runs, 1)]
-    snapshots, curves, beginnings = ([*column] for column in zip(*taken, strict=True))
+    snapshots, curves, beginnings, readers = ([*column] for column in zip(*taken, strict=True))
     known = list(dict.fromkeys(name for read in curves for name in read.names))
     check_axis(axis, known)
     options = PlotOptions(axis=axis, grouped=grouped)
-    return Comparison(snapshots, curves, _chosen(metrics, known), options, beginnings)
+    return Comparison(snapshots, curves, _chosen(metrics, known), options, beginnings, readers)
 
 
 def _chosen(metrics: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
@@ -109,9 +117,12 @@ class Comparison:
         metrics: Sequence[str],
         options: PlotOptions | None = None,
         beginnings: Sequence[Mapping[str, str]] = (),
+        readers: Sequence[RunReader | None] = (),
     ) -> None:
         self._runs = dict(zip(_letters(), snapshots, strict=False))
         self._beginnings = dict(zip(self._runs, beginnings, strict=False))
+        self._readers = dict(zip(self._runs, readers, strict=False))
+        """By letter: what reads all points of a run, of which the curves keep a part; None: the run left no folder."""
         self._curves = list(curves)
         self._metrics = list(metrics)
         self._options = options or PlotOptions()
@@ -200,24 +211,51 @@ class Comparison:
         """
         labels = self._labels()
         options = dataclasses.replace(self._options, width=width, log=log, smoothing=smoothing)
-        plots = [self._plot(chart, labels, options.axis) for chart in charts_of(self._metrics, grouped=options.grouped)]
+        charts = charts_of(self._metrics, grouped=options.grouped)
+        plots = [self._plot(chart, labels, self._all(options.axis)) for chart in charts]
         return document(draw_plots(plots, options, legend=list(enumerate(labels.values()))), self._headline())
 
     def _labels(self) -> dict[str, str]:
         return {letter: f"{letter}: {one_line(run.name, 60)}" for letter, run in self._runs.items()}
 
-    def _plot(self, chart: Chart, labels: Mapping[str, str], axis: AxisKind) -> Plot:
+    def _all(self, axis: AxisKind) -> list[tuple[Curves, Places]]:
+        return [(curves, places_on(axis, curves)) for curves in self._curves]
+
+    def _plot(self, chart: Chart, labels: Mapping[str, str], every: Sequence[tuple[Curves, Places]]) -> Plot:
         """Return the plot of a chart; in a group each run and part of the data has a style of its own."""
         is_group = len(chart.members) > 1
         lines = []
-        for run, (letter, curves) in enumerate(zip(labels, self._curves, strict=True)):
-            places = places_on(axis, curves)
+        for run, (letter, (curves, places)) in enumerate(zip(labels, every, strict=True)):
             for at, (part, name) in enumerate(chart.members):
                 if name in curves:
                     label = f"{letter} {part}" if is_group else labels[letter]
                     style = run * len(chart.members) + at
                     lines.append(mean_of(label, curves[name].values(), style, places))
         return Plot(title=chart.title, series=tuple(lines), names_lines=is_group)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return what the ranks of all runs reported, a line for each value: run, metric, rank, step, seconds, value.
+
+        Args:
+            path: File to which the text is written, too; None: none.
+        """
+        chosen = set(self._metrics)
+        text = csv_of(
+            {
+                letter: (
+                    dataclasses.replace(at, values={name: at.values[name] for name in at.values if name in chosen})
+                    for at in self._points(letter)
+                )
+                for letter in self._runs
+            }
+        )
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _points(self, letter: str) -> Sequence[MetricPoint]:
+        reader = self._readers.get(letter)
+        return () if reader is None else reader.metrics_since(0)[0]
 
     def __repr__(self) -> str:
         width = terminal_width()
@@ -263,8 +301,7 @@ class Comparison:
 
     def plot_items(self, options: PlotOptions) -> list[dict[str, Any]]:
         """Return the plots as the page of a monitor takes them, drawn with these options."""
-        labels = self._labels()
-        charts = losses_first(charts_of(self._metrics, grouped=options.grouped))
+        labels, every = self._labels(), self._all(options.axis)
         return [
             {
                 "key": chart.title,
@@ -272,9 +309,30 @@ class Comparison:
                 "latest": "",
                 "lines": [
                     {**line_item(series, options.smoothing)[0], "rank": None, "latest": _last(series.points)}
-                    for series in self._plot(chart, labels, options.axis).series
+                    for series in self._plot(chart, labels, every).series
                 ],
             }
+            for chart in losses_first(charts_of(self._metrics, grouped=options.grouped))
+        ]
+
+    def zoomed_items(self, options: PlotOptions, key: str, low: float, high: float) -> list[dict[str, Any]]:
+        """Return a plot between two places on the axis, as fine as the ranks reported it; no item: there is no plot."""
+        charts = [chart for chart in charts_of(self._metrics, grouped=options.grouped) if chart.title == key]
+        return [
+            zoomed_item(
+                key,
+                self._plot(
+                    chart,
+                    self._labels(),
+                    [
+                        curves_between(self._points(letter), chart, options.axis, curves, low, high)
+                        for letter, curves in zip(self._runs, self._curves, strict=True)
+                    ],
+                ).series,
+                options,
+                low,
+                high,
+            )
             for chart in charts
         ]
 

@@ -12,12 +12,14 @@ from notebook_launcher.drawing.legend import legend_item
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.monitor import plot_options
 from notebook_launcher.widgets.monitor.palette import monitor_css
+from notebook_launcher.widgets.monitor.plot_feed import MAX_FILE
 
 if TYPE_CHECKING:
-    from notebook_launcher.drawing.plots import PlotOptions
     from notebook_launcher.widgets.runs.comparison import Comparison
 
 __all__ = ["ComparisonView"]
+
+TOO_LARGE = "runs.csv is too large for the page: compare(...).to_csv('runs.csv') writes it"
 
 
 class ComparisonView(anywidget.AnyWidget):
@@ -34,18 +36,35 @@ class ComparisonView(anywidget.AnyWidget):
 
     def __init__(self, comparison: Comparison, **traits: Any) -> None:
         self._comparison = comparison
+        self._options = comparison.options
+        """Options by which the page draws the plots."""
         super().__init__(tables=comparison.tables_html(), **traits)
         self.on_msg(lambda _, content, __: self._receive(content))
 
     def _receive(self, content: Any) -> None:
-        kind = content.get("type") if isinstance(content, dict) else None
-        if kind == "hello":
-            self.send({"type": "reset", "legend": legend_item(), "run": {}, **self._plots(self._comparison.options, 0)})
-        elif kind == "draw":
-            self.send({"type": "update", **self._plots(plot_options(content), content.get("turn", 0))})
+        comparison = self._comparison
+        match content.get("type") if isinstance(content, dict) else None:
+            case "hello":
+                self._options = comparison.options
+                self.send({"type": "reset", "legend": legend_item(), "run": {}, **self._plots(0)})
+            case "draw":
+                self._options = plot_options(content)
+                self._update(**self._plots(content.get("turn", 0)))
+            case "zoom":
+                key, low, high = (content.get(name) for name in ("key", "low", "high"))
+                if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
+                    self._update(zoomed=comparison.zoomed_items(self._options, str(key), low, high))
+            case "csv":
+                text = comparison.to_csv()
+                file = {"page": content.get("page", ""), "name": "runs.csv", "text": text}
+                self._update(**({"notices": [TOO_LARGE]} if len(text) > MAX_FILE else {"files": [file]}))
 
-    def _plots(self, options: PlotOptions, turn: int) -> dict[str, Any]:
-        items, metrics = self._comparison.plot_items(options), self._comparison.metrics
+    def _update(self, **news: Any) -> None:
+        self.send({"type": "update", **news})
+
+    def _plots(self, turn: int) -> dict[str, Any]:
+        options, metrics = self._options, self._comparison.metrics
+        items = self._comparison.plot_items(options)
         plotting = {
             "axis": options.axis,
             "grouped": options.grouped,

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.archive.recorded import RecordedRun
 from notebook_launcher.errors import ConfigError
@@ -17,11 +17,14 @@ from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunSnaps
 from notebook_launcher.kernel.results import Results
 from notebook_launcher.wording import one_line
 
+if TYPE_CHECKING:
+    from notebook_launcher.history.schema import RunReader
+
 __all__ = ["read_run"]
 
 
-def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves, dict[str, str]]:
-    """Return the snapshot and the curves of a run as they are now, and what it began with, as text by name.
+def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves, dict[str, str], RunReader | None]:
+    """Return the snapshot and the curves of a run as they are now, what it began with, as text by name, and its reader.
 
     Args:
         run: A `Run`, a `RecordedRun`, an id, a folder, or `Results`, which have curves if the run's folder exists.
@@ -37,14 +40,14 @@ def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves, dict[str, str]]
         run = open_run(run)
     if isinstance(run, Results):
         if run.folder is None or not run.folder.is_dir():
-            return _snapshot_of(run, place), Curves(), {}
+            return _snapshot_of(run, place), Curves(), {}, None
         run = RecordedRun(run.folder)
     if not all(callable(getattr(run, name, None)) for name in ("snapshot", "metrics_since")) or isinstance(run, type):
         raise ConfigError(_no_run(run, place))
     curves = Curves()
     curves.fold(run.metrics_since(0)[0])
     snapshot = run.snapshot()
-    return snapshot, curves, _beginning(getattr(run, "folder", None) or _folder_of(snapshot))
+    return snapshot, curves, _beginning(getattr(run, "folder", None) or _folder_of(snapshot)), run
 
 
 def _folder_of(snapshot: RunSnapshot) -> Path | None:

@@ -13,6 +13,7 @@ from notebook_launcher.kernel.display.output import RunOutput
 from notebook_launcher.kernel.metering import GpuMeter, UsageMeter
 from notebook_launcher.kernel.run.commands import CommandQueue
 from notebook_launcher.kernel.run.live_values import LiveValues
+from notebook_launcher.wording import one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.conclusion import RunOutcome
 
+
+MAX_NOTICES = 200
+"""Lines for the user of which a run keeps the first."""
 
 # --------------------------------------------------------------------------------------------------------------------
 # Name, tags and notes that the user gives a run in progress; its folder, once there is one, keeps them.
@@ -101,6 +105,8 @@ class RunData:
     """Number of times that all ranks were started again after a failure."""
     checkpoints: list[str] = dataclasses.field(default_factory=list)
     """Folders of the checkpoints that the ranks have saved, the newest last, if the run is to resume from them."""
+    notices: list[str] = dataclasses.field(default_factory=list)
+    """The first lines for the user that the ranks sent."""
     asking: set[int] = dataclasses.field(default_factory=set)
     """The ranks that wait for the user's input."""
     hang: Hang | None = None
@@ -174,6 +180,11 @@ class RunData:
     def note_stacks(self, stacks: Stacks) -> None:
         """Keep stacks that were read just now."""
         self.stacks = stacks
+
+    def note_notice(self, text: str) -> None:
+        """Keep a line for the user, which views show."""
+        if len(self.notices) < MAX_NOTICES:
+            self.notices.append(one_line(text, 400))
 
     def note_checkpoint(self, folder: str) -> None:
         """Note that the ranks have saved a checkpoint, perhaps once more in the same folder."""

@@ -78,6 +78,7 @@ def take_snapshot(data: RunData) -> RunSnapshot:
         usage=dict(data.usage.usage),
         changes=data.live.changes,
         settings=data.live.settings.present(),
+        notices=tuple(data.notices),
     )
 
 

@@ -394,6 +394,7 @@ class RunLoop:
             case messages.Notice(text=text, once=once):
                 if data.is_new(once):
                     data.output.notice(text)
+                    data.note_notice(text)
             case messages.CheckpointSaved(folder=folder):
                 data.note_checkpoint(folder)
             case messages.Offered(name=name, value=value):

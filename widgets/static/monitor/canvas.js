@@ -155,10 +155,10 @@ export class Surface {
 export const contextOf = (canvas) => /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
 
 const DASHES = [[], [6, 3], [2, 2], [9, 3, 2, 3], [12, 4], [4, 4], [9, 2, 2, 2, 2, 2], [1, 3]];
-const PALETTE = 8;
+const PALETTE = 6;
 
 /**
- * Return the colour and the dash of a rank. Neighbours differ in both, and 64 ranks have 64 pairs.
+ * Return the colour and the dash of a rank. Neighbours differ in both, and 48 ranks have 48 pairs.
  * @param {number} rank
  */
 export const styleOf = (rank) => ({

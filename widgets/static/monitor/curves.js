@@ -68,9 +68,8 @@ export class CurveGrid extends Section {
    * @param {FrameLoop} frames
    * @param {CurveOptions} options
    * @param {(message: PageMessage) => void} send
-   * @param {boolean} offersFile True if the kernel answers with a file of all values.
    */
-  constructor(frames, options, send, offersFile = true) {
+  constructor(frames, options, send) {
     super("Curves");
     [this.#frames, this.#options, this.#send] = [frames, options, send];
     const box = (/** @type {string} */ label, /** @type {"isLog" | "hidesOutliers" | "isLinked"} */ name, title = "") => {
@@ -94,7 +93,7 @@ export class CurveGrid extends Section {
       box("Link plots", "isLinked", "All plots share the cursor and the zoom"),
       h("label", { class: "nbl-field" }, h("span", {}, "Smoothing"), this.smoothing, this.weight),
       this.axis,
-      ...(offersFile ? [csv] : []),
+      csv,
     );
     this.chips = h("div", { class: "nbl-legend", role: "group", "aria-label": "Ranks that are drawn" });
     this.grid = h("div", { class: "nbl-grid" });

@@ -31,6 +31,7 @@ export class Header {
     this.light = new StateLight();
     this.name = h("span", { class: "nbl-name" });
     this.clock = h("span", { class: "nbl-clock", role: "timer", "aria-live": "off", title: "Time since the launch" });
+    this.left = h("span", { class: "nbl-clock", title: "Time until the end of the run, at its pace so far" });
     this.summary = h("div", { class: "nbl-summary" });
     // Without a live region: the seconds in it grow, and the change of the state is read aloud already.
     this.waiting = h("div", { class: "nbl-waiting" });
@@ -41,7 +42,7 @@ export class Header {
       const button = h("button", { type: "button", class: "nbl-button", "data-action": type, title, onclick }, label);
       return { type, button };
     });
-    const identity = h("div", { class: "nbl-identity" }, this.light.element, this.name, this.clock);
+    const identity = h("div", { class: "nbl-identity" }, this.light.element, this.name, this.clock, this.left);
     this.pause = new PauseButton(this.#send, (label) => setText(this.hint, `Requested: ${label}.`));
     const buttons = [...this.buttons.map(({ button }) => button), this.pause.element];
     this.actions = h("div", { class: "nbl-actions", role: "group", "aria-label": "Control the run" }, ...buttons);
@@ -70,6 +71,7 @@ export class Header {
     const batch = run.effective_batch && `effective batch ${run.effective_batch}`;
     setAttribute(this.summary, "title", [run.arguments, run.summary, batch].filter(Boolean).join("\n"));
     showText(this.summary, [run.arguments, run.summary, batch].filter(Boolean).join(" · "));
+    showText(this.left, data.isLive && !data.isPaused ? (run.left ?? "") : "");
     showText(this.waiting, plainText(run.waiting ?? ""));
     showText(this.hint, this.#hint(data));
     for (const { type, button } of this.buttons)

@@ -190,11 +190,11 @@ export class Plot {
   #linesIn(theme) {
     const { lines, zoomed } = this.#data;
     const isFine = this.#zoom && zoomed && this.#zoom.every((place, at) => place === zoomed.range[at]);
-    return lines.flatMap((line, at) => {
+    return lines.flatMap((line) => {
       if (line.rank !== null && this.#grid.options.hidden.has(line.rank)) return [];
       const { color, dash } = styleOf(line.style);
-      const fine = isFine ? zoomed.lines[at] : undefined;
-      return [{ ...line, ...(fine?.label === line.label ? fine : {}), ink: theme.ranks[color], dash }];
+      const fine = isFine ? zoomed.lines.find(({ label }) => label === line.label) : {};
+      return [{ ...line, ...fine, ink: theme.ranks[color], dash }];
     });
   }
 

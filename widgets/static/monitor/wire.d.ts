@@ -73,6 +73,8 @@ export interface RunItem {
   /** The collective that ranks wait in, and the ranks that do not come; empty if none waits for long. */
   waiting?: string;
   effective_batch?: string;
+  /** Time until the end of the run, in words; empty if it is not known. */
+  left?: string;
   progress?: ProgressItem | null;
   /** The buttons that can be used now. */
   actions?: Record<Action | Measure | "set", boolean>;
