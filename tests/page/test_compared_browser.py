@@ -12,7 +12,7 @@ from notebook_launcher.drawing.plots import PlotOptions
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint, RunSnapshot
 from notebook_launcher.widgets.runs.comparison import Comparison
-from notebook_launcher.widgets.runs.comparison_view import ComparisonView
+from notebook_launcher.widgets.runs.comparison_view import ComparisonPage, ComparisonView
 from tests.support.lab import needs_browser
 from tests.support.made_up_run import Reader
 
@@ -62,7 +62,7 @@ def comparison() -> Comparison:
 def test_runs_are_lines_of_live_plots_with_their_last_values(window: Page, comparison: Comparison) -> None:
     view = ComparisonView(comparison)
     sent: list[Any] = []
-    view.send = sent.append
+    answers = ComparisonPage(comparison, sent.append)
     parts = {"css": view._css, "module": json.dumps(view._esm), "tables": json.dumps(view.tables)}
     window.goto("about:blank")
     window.set_content(HARNESS % {name: part.replace("</", "<\\/") for name, part in parts.items()})
@@ -70,7 +70,7 @@ def test_runs_are_lines_of_live_plots_with_their_last_values(window: Page, compa
 
     def answer() -> None:
         for asked in window.evaluate("model.sent.splice(0)"):
-            view._receive(asked)
+            answers.receive(asked)
         for message in sent:
             window.evaluate("message => model.fire(message)", message)
         sent.clear()

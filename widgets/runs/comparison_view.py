@@ -15,38 +15,36 @@ from notebook_launcher.widgets.monitor.palette import monitor_css
 from notebook_launcher.widgets.monitor.plot_feed import MAX_FILE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from notebook_launcher.widgets.runs.comparison import Comparison
 
-__all__ = ["ComparisonView"]
+__all__ = ["ComparisonPage", "ComparisonView"]
 
 TOO_LARGE = "runs.csv is too large for the page: compare(...).to_csv('runs.csv') writes it"
 
 
-class ComparisonView(anywidget.AnyWidget):
-    """A comparison as a widget; `compare(...)` shows it in a notebook.
+class ComparisonPage:
+    """Answers the page that shows a comparison.
 
     Args:
         comparison: The comparison.
+        send: Sends a message to the page.
     """
 
-    _esm = join_modules(STATIC / "compared.js")
-    _css = monitor_css()
-    tables = traitlets.Unicode().tag(sync=True)
-    """The tables as HTML."""
-
-    def __init__(self, comparison: Comparison, **traits: Any) -> None:
+    def __init__(self, comparison: Comparison, send: Callable[[dict[str, Any]], object]) -> None:
         self._comparison = comparison
+        self._send = send
         self._options = comparison.options
         """Options by which the page draws the plots."""
-        super().__init__(tables=comparison.tables_html(), **traits)
-        self.on_msg(lambda _, content, __: self._receive(content))
 
-    def _receive(self, content: Any) -> None:
+    def receive(self, content: Any) -> None:
+        """Answer a message of the page; what is no request is ignored."""
         comparison = self._comparison
         match content.get("type") if isinstance(content, dict) else None:
             case "hello":
                 self._options = comparison.options
-                self.send({"type": "reset", "legend": legend_item(), "run": {}, **self._plots(0)})
+                self._send({"type": "reset", "legend": legend_item(), "run": {}, **self._plots(0)})
             case "draw":
                 self._options = plot_options(content)
                 self._update(**self._plots(content.get("turn", 0)))
@@ -60,7 +58,7 @@ class ComparisonView(anywidget.AnyWidget):
                 self._update(**({"notices": [TOO_LARGE]} if len(text) > MAX_FILE else {"files": [file]}))
 
     def _update(self, **news: Any) -> None:
-        self.send({"type": "update", **news})
+        self._send({"type": "update", **news})
 
     def _plots(self, turn: int) -> dict[str, Any]:
         options, metrics = self._options, self._comparison.metrics
@@ -78,3 +76,21 @@ class ComparisonView(anywidget.AnyWidget):
             "turn": turn,
         }
         return {"plots": items, "plotting": plotting}
+
+
+class ComparisonView(anywidget.AnyWidget):
+    """A comparison as a widget; `compare(...)` shows it in a notebook.
+
+    Args:
+        comparison: The comparison.
+    """
+
+    _esm = join_modules(STATIC / "compared.js")
+    _css = monitor_css()
+    tables = traitlets.Unicode().tag(sync=True)
+    """The tables as HTML."""
+
+    def __init__(self, comparison: Comparison, **traits: Any) -> None:
+        self.page = ComparisonPage(comparison, self.send)
+        super().__init__(tables=comparison.tables_html(), **traits)
+        self.on_msg(lambda _, content, __: self.page.receive(content))

@@ -11,8 +11,10 @@ import traitlets
 from notebook_launcher.errors import LaunchError
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.widgets.assets import STATIC, join_modules
+from notebook_launcher.widgets.monitor.palette import monitor_css
 from notebook_launcher.widgets.place import show_live
 from notebook_launcher.widgets.runs.comparison import compare
+from notebook_launcher.widgets.runs.comparison_view import ComparisonPage
 from notebook_launcher.wording import format_bytes, format_metrics, format_seconds, one_line
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class RunsTable(anywidget.AnyWidget):
     """
 
     _esm = join_modules(STATIC / "runs.js")
-    _css = join_modules(STATIC / "runs.css")
+    _css = join_modules(STATIC / "runs.css") + monitor_css()
     rows: Any = traitlets.List().tag(sync=True)
     """An item for each run; see `RunRow` in `static/runs.js`."""
     arguments: Any = traitlets.List().tag(sync=True)
@@ -45,12 +47,14 @@ class RunsTable(anywidget.AnyWidget):
     answer = traitlets.Unicode().tag(sync=True)
     """Result of the last request, in a line."""
     compared = traitlets.Unicode().tag(sync=True)
-    """The comparison of the selected runs, as HTML."""
+    """The tables of the comparison of the selected runs, as HTML, below live plots."""
 
     def __init__(self, runs: RunList, **traits: Any) -> None:
         self._runs = {run.id: run for run in runs[:MAX_ROWS]}
         self._left_out = len(runs) - len(self._runs)
         self._home = runs.home
+        self._comparison: ComparisonPage | None = None
+        """Answers the plots of the runs that were compared last."""
         super().__init__(**traits)
         self._renew()
         self.on_msg(lambda _, content, __: self._receive(content))
@@ -74,6 +78,8 @@ class RunsTable(anywidget.AnyWidget):
         }
         request = requests.get(content.get("type", "")) if isinstance(content, dict) else None
         if request is None:
+            if self._comparison is not None:
+                self._comparison.receive(content)
             return
         try:
             self.answer = request(content)
@@ -102,7 +108,9 @@ class RunsTable(anywidget.AnyWidget):
 
     def _compare(self, content: dict[str, Any]) -> str:
         chosen = self._chosen(content)
-        self.compared = compare(*chosen).as_html() if chosen else ""
+        comparison = compare(*chosen) if chosen else None
+        self._comparison = None if comparison is None else ComparisonPage(comparison, self.send)
+        self.compared = "" if comparison is None else comparison.tables_html()
         return ""
 
 

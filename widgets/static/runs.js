@@ -1,5 +1,8 @@
 // The table of kept runs: filter, sort, select; deleting, editing and comparing are requests to Python.
 
+import { showComparison } from "./monitor/comparison.js";
+import { h } from "./monitor/elements.js";
+
 /**
  * @typedef {{
  *   id: string, name: string, kind: string, tags: string[], notes: string, when: string, started: number, state: string,
@@ -12,8 +15,8 @@
  * A widget's model, as far as this page uses it.
  * @typedef {{
  *   get(name: string): any,
- *   on(event: string, listener: () => void): void,
- *   off(event: string, listener: () => void): void,
+ *   on(event: string, listener: (message?: any) => void): void,
+ *   off(event: string, listener: (message?: any) => void): void,
  *   send(message: object): unknown,
  * }} RunsModel
  */
@@ -34,28 +37,11 @@ const NUMBERS = new Set(["seconds", "ranks", "bytes"]);
 const ARGUMENT = "argument ";
 const LONG = 20; // characters from which on a text may wrap
 
-/**
- * @template {keyof HTMLElementTagNameMap} Tag
- * @param {Tag} tag
- * @param {Record<string, string>} [attributes]
- * @param {...(Node | string)} children
- */
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
 /** Return what a row has in a column, or under `argument NAME` the argument of that name. @param {RunRow} row @param {string} key */
 const valueOf = (row, key) => (key.startsWith(ARGUMENT) ? (row.arguments?.[key.slice(ARGUMENT.length)] ?? "") : (row[/** @type {Key} */ (key)] ?? ""));
 
 /** @param {string} text @param {() => void} onclick */
-function button(text, onclick) {
-  const made = make("button", { type: "button" }, text);
-  made.addEventListener("click", onclick);
-  return made;
-}
+const button = (text, onclick) => h("button", { type: "button", onclick }, text);
 
 /** @param {RunRow} row */
 const wordsOf = (row) =>
@@ -67,33 +53,33 @@ class RunsView {
   /** @type {string} */
   #sortedBy = "started";
   #isDescending = true;
+  #endComparison = () => {};
   #model;
 
   /** @param {RunsModel} model @param {HTMLElement} parent */
   constructor(model, parent) {
     this.#model = model;
-    this.filter = make("input", { type: "search", placeholder: "Filter", "aria-label": "Filter runs" });
-    this.filter.addEventListener("input", () => this.paint());
-    this.tag = make("select", { "aria-label": "Tag" });
-    this.tag.addEventListener("change", () => this.paint());
-    this.actions = make("span", { class: "nbr-actions" });
-    this.caption = make("div", { class: "nbr-caption", role: "status" });
-    this.form = make("div", { class: "nbr-form" });
-    this.head = make("tr");
-    this.body = make("tbody");
-    this.compared = make("div");
-    const table = make("table", { "aria-label": "Runs" }, make("thead", {}, this.head), this.body);
-    this.root = make(
+    this.filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter runs", oninput: () => this.paint() });
+    this.tag = h("select", { "aria-label": "Tag", onchange: () => this.paint() });
+    this.actions = h("span", { class: "nbr-actions" });
+    this.caption = h("div", { class: "nbr-caption", role: "status" });
+    this.form = h("div", { class: "nbr-form" });
+    this.head = h("tr");
+    this.body = h("tbody");
+    this.compared = h("div");
+    const table = h("table", { "aria-label": "Runs" }, h("thead", {}, this.head), this.body);
+    this.root = h(
       "div",
-      { class: "nbr-runs", "data-lm-suppress-shortcuts": "true" },
-      make("div", { class: "nbr-bar" }, this.filter, this.tag, this.actions),
+      { class: "nbr-runs" },
+      h("div", { class: "nbr-bar" }, this.filter, this.tag, this.actions),
       this.form,
-      make("div", { class: "nbr-scroll", tabindex: "0", role: "region", "aria-label": "Table of runs" }, table),
+      h("div", { class: "nbr-scroll", tabindex: "0", role: "region", "aria-label": "Table of runs" }, table),
       this.caption,
       this.compared,
     );
     parent.append(this.root);
     this.paint();
+    this.paintComparison();
   }
 
   /** @returns {RunRow[]} */
@@ -124,13 +110,13 @@ class RunsView {
     for (const id of this.#selected) if (!known.has(id)) this.#selected.delete(id);
     this.#paintTags();
     const shown = this.#shown;
-    const all = make("input", { type: "checkbox", "aria-label": "Select all shown runs" });
+    const all = h("input", { type: "checkbox", "aria-label": "Select all shown runs" });
     all.checked = shown.length > 0 && shown.every(({ id }) => this.#selected.has(id));
     all.addEventListener("change", () => {
       for (const { id } of shown) this.#select(id, all.checked);
       this.paint();
     });
-    this.head.replaceChildren(make("th", {}, all), ...this.#columns.map((column) => this.#heading(column)));
+    this.head.replaceChildren(h("th", {}, all), ...this.#columns.map((column) => this.#heading(column)));
     this.body.replaceChildren(...shown.map((row) => this.#row(row)));
     const bytes = this.#model.get("answer");
     const count = shown.length === this.rows.length ? "" : `${shown.length} shown of `;
@@ -142,8 +128,8 @@ class RunsView {
     const tags = [...new Set(this.rows.flatMap((row) => row.tags))].sort();
     const chosen = tags.includes(this.tag.value) ? this.tag.value : "";
     this.tag.replaceChildren(
-      make("option", { value: "" }, "all tags"),
-      ...tags.map((tag) => make("option", { value: tag }, tag)),
+      h("option", { value: "" }, "all tags"),
+      ...tags.map((tag) => h("option", { value: tag }, tag)),
     );
     this.tag.value = chosen;
     this.tag.hidden = !tags.length;
@@ -165,12 +151,12 @@ class RunsView {
       this.paint();
     });
     const order = isSorted ? (this.#isDescending ? "descending" : "ascending") : "none";
-    return make("th", { "aria-sort": order, ...(NUMBERS.has(key) ? { class: "nbr-number" } : {}) }, sort);
+    return h("th", { "aria-sort": order, ...(NUMBERS.has(key) ? { class: "nbr-number" } : {}) }, sort);
   }
 
   /** @param {RunRow} row */
   #row(row) {
-    const box = make("input", { type: "checkbox", "aria-label": `Select ${row.name}` });
+    const box = h("input", { type: "checkbox", "aria-label": `Select ${row.name}` });
     box.checked = this.#selected.has(row.id);
     box.addEventListener("change", () => {
       this.#select(row.id, box.checked);
@@ -181,9 +167,9 @@ class RunsView {
       const kind = shown === "name" && row.kind ? ` (${row.kind})` : "";
       const text = Array.isArray(value) ? value.join(", ") : `${value}${kind}`;
       const look = NUMBERS.has(key) ? "nbr-number" : text.length > LONG ? "nbr-long" : "";
-      return make("td", { title: shown === "name" ? row.id : text, class: look }, text);
+      return h("td", { title: shown === "name" ? row.id : text, class: look }, text);
     });
-    return make("tr", {}, make("td", {}, box), ...cells);
+    return h("tr", {}, h("td", {}, box), ...cells);
   }
 
   /** @param {string} id @param {boolean} isSelected */
@@ -218,15 +204,15 @@ class RunsView {
       close();
     });
     const question = `Delete ${runs} from the disk (${size})? It cannot be undone.`;
-    this.form.replaceChildren(make("span", { role: "alert" }, question), yes, button("Keep", close));
+    this.form.replaceChildren(h("span", { role: "alert" }, question), yes, button("Keep", close));
     yes.focus();
   }
 
   /** @param {RunRow} row */
   #askForEdits(row) {
     const field = (/** @type {string} */ label, /** @type {string} */ value) => {
-      const input = make("input", { type: "text", value });
-      return { input, element: make("label", {}, label, input) };
+      const input = h("input", { type: "text", value });
+      return { input, element: h("label", {}, label, input) };
     };
     const [name, tags, notes] = [field("name", row.name), field("tags", row.tags.join(", ")), field("notes", row.notes)];
     const close = () => this.form.replaceChildren();
@@ -239,9 +225,16 @@ class RunsView {
     name.input.focus();
   }
 
-  /** Show the comparison, which is HTML of this package's own, in which every text is escaped. */
+  /** Show the comparison in place of the one before. */
   paintComparison() {
-    this.compared.innerHTML = this.#model.get("compared") ?? "";
+    this.#endComparison();
+    const tables = this.#model.get("compared");
+    this.#endComparison = tables ? showComparison(this.#model, tables, this.compared) : () => {};
+  }
+
+  close() {
+    this.#endComparison();
+    this.root.remove();
   }
 }
 
@@ -254,7 +247,7 @@ function render({ model, el }) {
   return () => {
     for (const name of ["rows", "caption", "answer"]) model.off(`change:${name}`, paint);
     model.off("change:compared", compare);
-    view.root.remove();
+    view.close();
   };
 }
 

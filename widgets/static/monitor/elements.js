@@ -1,3 +1,5 @@
+import { plainText } from "./text.js";
+
 /** @import { Done, StateLook } from "./wire" */
 
 /**
@@ -53,6 +55,19 @@ export function setAttribute(element, name, value) {
 /** @param {HTMLElement} element @param {boolean} hidden */
 export function setHidden(element, hidden) {
   if (element.hidden !== hidden) element.hidden = hidden;
+}
+
+/** Show a text, or hide its element if the text is empty. @param {HTMLElement} element @param {string} text */
+export function showText(element, text) {
+  setText(element, text);
+  setHidden(element, !text);
+}
+
+/** A table as ranks and the kernel give it: names of columns, and rows. @param {string[]} names @param {string[][]} rows @param {...Node} before */
+export function tableOf(names, rows, ...before) {
+  const head = h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, plainText(name))));
+  const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, plainText(cell)))));
+  return h("table", {}, ...before, h("thead", {}, head), h("tbody", {}, ...body));
 }
 
 /**

@@ -1,5 +1,4 @@
-import { h, KeyedList, ProgressBar, setAttribute, setHidden, setText, StateLight } from "./elements.js";
-import { PauseButton } from "./pausing.js";
+import { h, KeyedList, ProgressBar, setAttribute, setHidden, setText, showText, StateLight } from "./elements.js";
 import { plainText } from "./text.js";
 import { formatSeconds, isNumber } from "./units.js";
 
@@ -12,12 +11,15 @@ const ACTIONS = [
   { type: "interrupt", label: "Interrupt", title: "Stop every rank now, wherever it is" },
   { type: "stacks", label: "Dump stacks", title: "Show what every rank is executing now" },
   { type: "save", label: "Save now", title: "All ranks save a checkpoint after the same update" },
+  { type: "pause", label: "Pause", title: "Hold all ranks after the same update" },
 ];
+const RESUME = { type: /** @type {Action} */ ("resume"), label: "Resume", title: "Continue training on all ranks" };
 
 /** State, name and age of the run, the buttons that act on it, and hints about them. */
 export class Header {
   /** @type {Topic[]} */
   topics = ["run"];
+  #isPaused = false;
   #send;
   #announce;
 
@@ -37,14 +39,11 @@ export class Header {
     this.waiting = h("div", { class: "nbl-waiting" });
     this.hint = h("div", { class: "nbl-hint", role: "status" });
     this.buttons = ACTIONS.map((action) => {
-      const { type, label, title } = action;
-      const onclick = () => this.#onClick(action);
-      const button = h("button", { type: "button", class: "nbl-button", "data-action": type, title, onclick }, label);
-      return { type, button };
+      const onclick = () => this.#onClick(this.#now(action));
+      return { action, button: h("button", { type: "button", class: "nbl-button", onclick }) };
     });
     const identity = h("div", { class: "nbl-identity" }, this.light.element, this.name, this.clock, this.left);
-    this.pause = new PauseButton(this.#send, (label) => setText(this.hint, `Requested: ${label}.`));
-    const buttons = [...this.buttons.map(({ button }) => button), this.pause.element];
+    const buttons = this.buttons.map(({ button }) => button);
     this.actions = h("div", { class: "nbl-actions", role: "group", "aria-label": "Control the run" }, ...buttons);
     this.element = h(
       "header",
@@ -56,10 +55,14 @@ export class Header {
     );
   }
 
+  /** While the ranks are held, Pause is Resume. @param {typeof ACTIONS[number]} action */
+  #now(action) {
+    return action.type === "pause" && this.#isPaused ? RESUME : action;
+  }
+
   /** @param {{ type: Action, label: string }} action */
   #onClick({ type, label }) {
-    if (this.#send({ type })) setText(this.hint, `Requested: ${label}.`);
-    setHidden(this.hint, !this.hint.textContent);
+    if (this.#send({ type })) showText(this.hint, `Requested: ${label}.`);
   }
 
   /** @param {RunData} data */
@@ -74,9 +77,14 @@ export class Header {
     showText(this.left, data.isLive && !data.isPaused ? (run.left ?? "") : "");
     showText(this.waiting, plainText(run.waiting ?? ""));
     showText(this.hint, this.#hint(data));
-    for (const { type, button } of this.buttons)
+    this.#isPaused = data.isPaused;
+    for (const { action, button } of this.buttons) {
+      const { type, label, title } = this.#now(action);
       button.disabled = data.link !== "up" || Boolean(run.is_over) || !run.actions?.[type];
-    this.pause.paint(data);
+      setAttribute(button, "data-action", type);
+      setAttribute(button, "title", (action.type === "pause" && button.disabled && run.change_hint) || title);
+      setText(button, label);
+    }
     setHidden(this.actions, Boolean(run.is_over));
     this.#announce(run.name ? `${run.name}: ${state.word}` : state.word);
     this.tick(data);
@@ -100,16 +108,6 @@ export class Header {
     const seconds = data.isLive ? Math.floor(data.seconds) : data.seconds;
     setText(this.clock, data.isKnown ? formatSeconds(seconds) : "");
   }
-}
-
-/**
- * Show a text, or hide its element if the text is empty.
- * @param {HTMLElement} element
- * @param {string} text
- */
-function showText(element, text) {
-  setText(element, text);
-  setHidden(element, !text);
 }
 
 /** Progress of the slowest rank, and of each rank on demand. */

@@ -1,5 +1,5 @@
 import { drawingOf } from "./drawing.js";
-import { h, Section, setHidden, setText } from "./elements.js";
+import { h, Section, setHidden, showText, tableOf } from "./elements.js";
 import { plainText } from "./text.js";
 
 /** @import { RunData } from "./model.js" */
@@ -72,13 +72,7 @@ class Measurement {
     const amount = Number(this.input.value);
     if (!this.#send({ type: kind, amount })) return;
     this.#isAsked = this.button.disabled = true;
-    this.#showNote(`${label}: ${amount} ${unit} …`);
-  }
-
-  /** @param {string} text */
-  #showNote(text) {
-    setText(this.note, text);
-    setHidden(this.note, !text);
+    showText(this.note, `${label}: ${amount} ${unit} …`);
   }
 
   /** @param {RunData} data */
@@ -88,9 +82,9 @@ class Measurement {
     if (finding !== this.#shown) {
       [this.#shown, this.#isAsked] = [finding, false];
       this.result.replaceChildren(...(finding ? contentOf(finding) : []));
-      this.#showNote(plainText(finding?.problem ?? ""));
+      showText(this.note, plainText(finding?.problem ?? ""));
     }
-    if (run.is_over && this.#isAsked) this.#showNote("");
+    if (run.is_over && this.#isAsked) showText(this.note, "");
     this.button.disabled = this.#isAsked || link !== "up" || !run.actions?.[kind];
     this.button.title = (kind === "profile" && run.change_hint) || title;
   }
@@ -100,14 +94,12 @@ class Measurement {
 function contentOf({ drawing, tables }) {
   /** @type {Element[]} */
   const parts = drawing ? [drawingOf(drawing)] : [];
-  return [...parts, ...tables.map(tableOf)];
+  return [...parts, ...tables.map(tableElement)];
 }
 
 /** @param {FindingItem["tables"][number]} table */
-function tableOf({ head, columns, rows, trace, trace_data: data, notes }) {
-  const names = h("tr", {}, ...columns.map((name) => h("th", { scope: "col" }, name)));
-  const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, plainText(cell)))));
-  const table = h("table", {}, h("caption", {}, head), h("thead", {}, names), h("tbody", {}, ...body));
+function tableElement({ head, columns, rows, trace, trace_data: data, notes }) {
+  const table = tableOf(columns, rows, h("caption", {}, head));
   const words = notes.map((note) => h("div", { class: "nbl-setting-note" }, plainText(note)));
   const viewer = { href: "https://ui.perfetto.dev", target: "_blank", rel: "noopener noreferrer" };
   const download = trace.split("/").pop() ?? "";

@@ -1,7 +1,6 @@
-import { CONTINUES, Legend, LOST, NOT_RESPONDING, UNANSWERED } from "./legend.js";
 import { plainLine, plainText } from "./text.js";
 
-/** @import { AnswerItem, ChangeItem, ErrorItem, Limits, PictureItem, RankItem, Reset, RunItem } from "./wire" */
+/** @import { AnswerItem, ChangeItem, ErrorItem, LegendItem, Limits, PictureItem, RankItem, Reset, RunItem } from "./wire" */
 /** @import { FileItem, FindingItem, LineItem, Measure, PlotItem, PlottingItem, SettingItem, Span, StateLook } from "./wire" */
 /** @import { Topic, Update, ZoomedItem } from "./wire" */
 
@@ -14,6 +13,40 @@ const TOPICS = [
   ...(/** @type {const} */ (["run", "ranks", "plots", "plotting", "zoomed", "files", "pictures", "lanes", "usage", "logs"])),
   ...(/** @type {const} */ (["errors", "notices", "settings", "changes", "answers", "findings"])),
 ];
+
+// States of the link to the kernel, which no message reports.
+/** @type {StateLook} */
+const UNANSWERED = { word: "waiting for the kernel", tone: "quiet", shape: "ring" };
+/** @type {StateLook} */
+const NOT_RESPONDING = { word: "not responding", tone: "warn", shape: "dash" };
+/** @type {StateLook} */
+const LOST = { word: "lost", tone: "warn", shape: "dash" };
+/** A detached run whose kernel has ended. @type {StateLook} */
+const CONTINUES = { word: "continues elsewhere", tone: "live", shape: "dash" };
+
+/** Words, letters, colours and limits: the tables of notebook_launcher/drawing/legend.py. */
+export class Legend {
+  #runStates;
+  #rankStates;
+
+  /** @param {LegendItem} item */
+  constructor({ phases, run_states: runStates, rank_states: rankStates, limits }) {
+    this.phases = phases;
+    this.limits = limits;
+    this.#runStates = runStates;
+    this.#rankStates = rankStates;
+  }
+
+  /** @param {string} [name] */
+  runState(name = "") {
+    return this.#runStates[name] ?? this.#rankStates.unknown;
+  }
+
+  /** @param {string} [name] */
+  rankState(name = "") {
+    return this.#rankStates[name] ?? this.#rankStates.unknown;
+  }
+}
 
 /** Output of a rank: finished lines, and one that has no end yet. */
 class RankLog {

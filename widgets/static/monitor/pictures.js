@@ -1,5 +1,4 @@
-import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
-import { plainText } from "./text.js";
+import { h, KeyedList, Section, setAttribute, setHidden, setText, tableOf } from "./elements.js";
 
 /** @import { RunData } from "./model.js" */
 /** @import { PictureItem, Topic } from "./wire" */
@@ -79,9 +78,7 @@ class PictureView {
   /** @param {string} words @param {string[][]} rows @param {string} source */
   #paintTable(words, [names, ...rows], source) {
     if (this.download.href === source) return;
-    const head = h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, plainText(name))));
-    const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, plainText(cell)))));
-    this.table.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, ...body)));
+    this.table.replaceChildren(tableOf(names, rows));
     setAttribute(this.table, "aria-label", words);
     this.download.href = source;
     this.download.download = `${words.replace(/[^\w.-]+/g, "-")}.csv`;

@@ -1,4 +1,4 @@
-import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
+import { h, KeyedList, Section, setAttribute, setHidden, setText, showText } from "./elements.js";
 import { plainText } from "./text.js";
 
 /** @import { RunData } from "./model.js" */
@@ -138,8 +138,7 @@ class SettingRow {
 
   /** @param {string} problem */
   #showProblem(problem) {
-    setText(this.problem, problem);
-    setHidden(this.problem, !problem);
+    showText(this.problem, problem);
     this.input.setCustomValidity(problem);
     setAttribute(this.input, "aria-invalid", String(Boolean(problem)));
   }
@@ -149,13 +148,7 @@ class SettingRow {
     if (value === null) return this.input.focus();
     if (!this.#send({ type: "set", name: this.#setting.name, value })) return undefined;
     this.#asked = this.#numChanges;
-    return this.#showNote(`requested ${value}; takes effect after the next update`);
-  }
-
-  /** @param {string} text */
-  #showNote(text) {
-    setText(this.note, text);
-    setHidden(this.note, !text);
+    return showText(this.note, `requested ${value}; takes effect after the next update`);
   }
 
   /** @param {SettingItem} setting @param {RunData} data */
@@ -174,6 +167,6 @@ class SettingRow {
     }
     this.#answer = answer;
     if (this.#asked !== null && own.length > this.#asked) [this.#asked, this.input.value] = [null, ""];
-    if (this.#asked === null) this.#showNote(own.length ? whoOf(own[own.length - 1]) : "");
+    if (this.#asked === null) showText(this.note, own.length ? whoOf(own[own.length - 1]) : "");
   }
 }

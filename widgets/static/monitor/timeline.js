@@ -1,9 +1,9 @@
 import { Surface, Tooltip } from "./canvas.js";
-import { h, KeyedList, Section, setAttribute, setHidden, setText } from "./elements.js";
+import { h, KeyedList, Section, setAttribute, showText } from "./elements.js";
 import { formatRankCount, formatSeconds, formatTick } from "./units.js";
 
 /** @import { FrameLoop, Theme } from "./canvas.js" */
-/** @import { Legend } from "./legend.js" */
+/** @import { Legend } from "./model.js" */
 /** @import { RunData } from "./model.js" */
 /** @import { PhaseLook, Span, Topic } from "./wire" */
 /** @typedef {CanvasRenderingContext2D} Context */
@@ -62,8 +62,7 @@ export class Timeline extends Section {
   paint({ lanes, legend, run }, changed) {
     this.#legend = legend;
     this.chips.show([...Object.entries(legend.phases), ["", { letter: "", word: "other", colour: "" }]]);
-    setText(this.text, run.sync?.text ?? "");
-    setHidden(this.text, !this.text.textContent);
+    showText(this.text, run.sync?.text ?? "");
     if (changed.has("lanes")) this.#paintLanes(lanes, legend.limits.lanes);
   }
 
