@@ -221,6 +221,8 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
     lab.save(page, "panel.ipynb")
     lab.show(page, "panel.ipynb")
     wait_for_state(page, "done")
+    assert page.locator(".jp-mod-outputsScrolled").count() == 0  # Notebook 7 puts outputs of 1,820 pixels into a box.
+    assert monitor_of(page).evaluate("(root) => root.getBoundingClientRect().right <= innerWidth")
     assert "loss" in monitor_of(page).inner_text()
     picture(page, monitor_of(page), "monitor.png")
     lab.run(page, 2)
@@ -253,6 +255,10 @@ def test_curves_of_a_finished_run_can_be_explored_while_the_kernel_lives(lab):
     wait_for_state(page, "done")
     explored = lab.output(page, 1).locator("[data-nbl-explore] .nbl-monitor")
     assert wait_for_other_drawing(page, "")
+    # It stays where the monitor was, above the text of the ranks, of which the last lines are shown.
+    text = lab.output(page, 1).filter(has_text="] epoch 1").last
+    assert explored.bounding_box()["y"] < text.bounding_box()["y"]
+    assert text.bounding_box()["height"] <= 140
     # JupyterLab styles tables in an output's HTML: columns of equal width 0 lay on top of each other.
     heads = explored.locator(".nbl-table th:visible")
     assert min(heads.evaluate_all("cells => cells.map((cell) => cell.getBoundingClientRect().width)")) > 20
