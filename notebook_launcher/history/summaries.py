@@ -141,9 +141,9 @@ def share_done(snapshot: RunSnapshot) -> float | None:
             return (epoch + merged.share) / min(epochs)
         if epoch is None and (merged.total in whole or merged.description == WHOLE):
             return merged.share
-    bars = [found for rank in snapshot.ranks if (found := _BAR.search(rank.last_line)) and int(found[2]) in whole]
+    bars = [bar for rank in snapshot.ranks if (bar := _BAR.search(rank.last_line)) and int(bar[2]) in whole]
     if bars:
-        return min(1.0, *(int(bar[1]) / int(bar[2]) for bar in bars))
+        return min(1.0, *(int(each[1]) / int(each[2]) for each in bars))
     counted = [rank.step for rank in snapshot.ranks if rank.step is not None]
     if len(steps) == 1 and counted and min(counted) <= min(steps):
         return min(counted) / min(steps)

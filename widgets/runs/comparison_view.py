@@ -54,8 +54,10 @@ class ComparisonPage:
                     self._update(zoomed=comparison.zoomed_items(self._options, str(key), low, high))
             case "csv":
                 text = comparison.to_csv()
-                file = {"page": content.get("page", ""), "name": "runs.csv", "text": text}
-                self._update(**({"notices": [TOO_LARGE]} if len(text) > MAX_FILE else {"files": [file]}))
+                if len(text) > MAX_FILE:
+                    self._update(notices=[TOO_LARGE])
+                else:
+                    self._update(files=[{"page": content.get("page", ""), "name": "runs.csv", "text": text}])
 
     def _update(self, **news: Any) -> None:
         self._send({"type": "update", **news})
