@@ -193,6 +193,17 @@ def restart(page: Page) -> None:
     page.locator(".jp-Dialog-button.jp-mod-accept").click()
 
 
+def press_shortcuts(page: Page, *controls: Locator) -> None:
+    """Press on controls what makes a new cell in JupyterLab, moves to another and cuts it, and find the cells alike."""
+    cells = "() => [...document.querySelectorAll('.jp-Cell')].map((cell) => cell.matches('.jp-mod-active'))"
+    for control in controls:
+        control.focus()
+        before = page.evaluate(cells)
+        for key in ("b", "ArrowDown", "x", "ArrowUp"):
+            control.press(key)
+        assert page.evaluate(cells) == before, control
+
+
 def watch_a_busy_cell(lab: Lab) -> tuple[Page, str]:
     """Run a cell that waits for its run; return the page and a drawing of its curve."""
     page = lab.open("busy.ipynb", height=1600)
@@ -233,6 +244,11 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_stop_button_ends_the_run_while_the_cell_is_busy(lab):
     page, _ = watch_a_busy_cell(lab)
+    monitor = monitor_of(page)
+    smoothing = monitor.locator(".nbl-field", has_text="Smoothing").get_by_role("slider")
+    smoothing.press("ArrowRight")
+    assert smoothing.input_value() == "0.01"
+    press_shortcuts(page, smoothing, monitor.get_by_label("Horizontal axis"), monitor.locator(".nbl-plot-canvas").last)
     assert "[*]" in lab.cell(page, 1).locator(".jp-InputPrompt").first.inner_text()
     page.get_by_role("button", name="Save now").last.click()
     monitor_of(page).locator(".nbl-notices").get_by_text("saved ").wait_for()  # Below all text nobody would see it.

@@ -181,9 +181,13 @@ class Kernel:
         """
         return self.wait(self.start(code, allow_stdin=answer_input is not None), timeout, answer_input=answer_input)
 
-    def start(self, code: str, *, allow_stdin: bool = False) -> str:
-        """Send a cell off and return its id."""
-        return str(self._client.execute(code, allow_stdin=allow_stdin))
+    def start(self, code: str, *, allow_stdin: bool = False, metadata: Mapping[str, str] | None = None) -> str:
+        """Send a cell off and return its id; `metadata` is what a front end adds to its request."""
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "stop_on_error": True}
+        request = self._client.session.msg("execute_request", {**content, "allow_stdin": allow_stdin})
+        request["metadata"].update(metadata or {})
+        self._client.shell_channel.send(request)
+        return str(request["header"]["msg_id"])
 
     def send_comm(
         self, comm_id: str, data: dict[str, Any], *, opens: str | None = None, buffers: Any = (), **header: Any

@@ -84,6 +84,17 @@ def test_line_of_progress_appears_if_no_page_answers(kernel: Kernel) -> None:
     assert any(line.startswith("train: ") and "/550, " in line and "loss" in line for line in lines), lines
     assert not any(WIDGET_VIEW in data for data in final(outcome).values())
     assert not outcome.of("comm_msg")
+    assert "VS Code" not in outcome.stdout
+
+
+def test_cell_of_vs_code_says_where_to_read_if_its_monitor_is_not_drawn(kernel: Kernel) -> None:
+    cell = kernel.start(
+        "notebook_launch(train, 2)", allow_stdin=True, metadata={"cellId": "vscode-notebook-cell:/a#W0"}
+    )
+    outcome = kernel.wait(cell, until=lambda outcome: "VS Code has not drawn" in outcome.stdout or outcome.done)
+    assert "docs/how-to/vscode-and-colab.md" in outcome.stdout
+    kernel.interrupt()
+    kernel.wait(cell)
 
 
 def test_captured_cell_shows_no_monitor(kernel: Kernel) -> None:
