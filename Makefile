@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo gpu-check check test quick matrix lint typecheck docs dist bench house lab clean
+.PHONY: help demo gpu-check hosted-check check test quick matrix lint typecheck docs dist bench house lab clean
 .DELETE_ON_ERROR:
 
 # The first of these that is Python 3.10 or newer; `make PYTHON=...` overrides.
@@ -16,13 +16,18 @@ TSC := $(VENV)/node_modules/.bin/tsc
 SIDE_BY_SIDE := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile -m
 MATRIX ?= build/matrix
 RELEASE := build/release
+HOSTED := .cache/hosted
+COLAB_PYTHON ?= $(or $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null),$(PYTHON))
+COLAB := notebook==6.5.7 ipykernel==6.17.1 ipython==7.34.0 ipywidgets==7.7.1
+RUNNERS := papermill==2.7.0 nbconvert==7.17.2 voila==0.5.13 marimo==0.25.2
+VSCODE := @vscode/jupyter-ipywidgets8@1.0.9 requirejs@2.3.8
 PAGE := benchmarks/performance_page.py
 CORE := tests/foundations/test_config.py tests/settings/test_settings.py tests/travel \
 	tests/kernel/test_results.py tests/processes/test_crashes.py tests/training/accumulation/test_exact.py
 PACKAGE_FILES := $(filter-out %/__pycache__,$(wildcard notebook_launcher/*))
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-12s %s\n", $$1, $$2}'
 
 demo: $(VENV)/installed-notebooks  ## run the first tutorial in a real Jupyter kernel (under a minute)
 	@$(BIN)/python notebooks/demo.py
@@ -30,6 +35,9 @@ demo: $(VENV)/installed-notebooks  ## run the first tutorial in a real Jupyter k
 gpu-check: $(VENV)/installed-test  ## try on GPUs what can only be tried there (5 minutes; writes gpu-check-<date>.json)
 	@$(BIN)/python -m notebook_launcher check
 	@$(BIN)/python -m pytest -q tests/gpu
+
+hosted-check: $(addprefix $(HOSTED)/,colab/installed runners/installed vscode/installed)  ## try the package with Colab's versions, VS Code's widgets, papermill, nbconvert, Voila and marimo
+	@$(BIN)/python -m pytest -q tests/hosted
 
 test: lint $(TSC)  ## check everything and run the tests; SLOW=1, as in CI: with tutorials, documentation and JupyterLab
 	@$(BIN)/python tests/everything.py $(if $(SLOW),--slow)
@@ -85,11 +93,23 @@ bench: $(VENV)/installed-bench  ## measure, side by side with other launchers, a
 house:  ## print the size of the package and of its tests
 	@$(PYTHON) tests/house.py
 
+$(HOSTED)/colab/installed $(HOSTED)/runners/installed: $(HOSTED)/%/installed: Makefile $(VENV)/installed-test
+	@echo "==> environment in $(@D) (torch is large: it takes minutes)"
+	@$(if $(filter colab,$*),$(COLAB_PYTHON),$(PYTHON)) -m venv $(@D)
+	@$(@D)/bin/pip install -q "$$(grep '^torch==' constraints.txt)" -e . $(if $(filter colab,$*),$(COLAB),$(RUNNERS))
+	@touch $@
+
+$(HOSTED)/vscode/installed: Makefile
+	@echo "==> VS Code's bundle of widgets in $(@D)"
+	@mkdir -p $(@D)
+	@if ! command -v npm >/dev/null; then echo "Without npm, the test of VS Code's bundle skips." >&2; else \
+		npm install --silent --no-audit --no-fund --prefix $(@D) $(VSCODE) && touch $@; fi
+
 lab: $(VENV)/installed-lab  ## open the tutorials in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 clean:  ## remove everything that these targets have made, .venv included
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:

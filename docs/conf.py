@@ -26,7 +26,7 @@ extensions = [
     "public_names",
 ]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
-exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints", "notebooks/gpu_check.ipynb"]
+exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints", "notebooks/*_check.ipynb"]
 nitpicky = True
 
 # `docs/notebooks` is a link to the notebooks, which are committed and shown without outputs.

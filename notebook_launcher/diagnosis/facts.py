@@ -332,7 +332,10 @@ def find_opener(path: str, modules: Sequence[str]) -> str:
 
 
 SOFTWARE = "software"
-BESIDE = ("accelerate", "datasets", "ipywidgets", "jupyterlab", "lightning", "numpy", "pandas", "transformers")
+BESIDE = (
+    *("accelerate", "anywidget", "datasets", "ipython", "ipywidgets", "jupyterlab", "lightning", "notebook", "numpy"),
+    *("pandas", "transformers"),
+)
 """Packages whose versions a report of a problem needs."""
 
 

@@ -21,8 +21,8 @@ client: Any = importlib.import_module("notebooks.demo").StreamingClient
 """Runs a notebook in this interpreter's kernel."""
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-"""The tutorials; `gpu_check.ipynb` installs a wheel and is for other machines."""
+NOTEBOOKS = [*sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")), ROOT / "notebooks" / "hosted_check.ipynb"]
+"""The tutorials, and the check of a hosted machine; `gpu_check.ipynb` always installs a wheel."""
 MARK = "NOTEBOOK_LAUNCHER_TEST_NOTEBOOK"
 """Environment variable that all processes of a notebook inherit, with a value of its own."""
 MACHINE_PATHS = re.compile(rf"/home/\w|/root/|/Users/\w|/tmp/|{re.escape(str(Path.home()))}|{re.escape(str(ROOT))}")

@@ -21,7 +21,17 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"notebook_launcher": ROOT / "notebook_launcher", "notebook_launcher.widgets": ROOT / "widgets"}
 
 LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "_build", ".*_cache", ".hypothesis", "*_logs"
+    ".git",
+    ".venv",
+    ".cache",
+    "__pycache__",
+    "*.egg-info",
+    "build",
+    "dist",
+    "_build",
+    ".*_cache",
+    ".hypothesis",
+    "*_logs",
 )
 """Files of a used checkout that belong to no release, as in .gitignore."""
 
