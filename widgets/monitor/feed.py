@@ -28,7 +28,7 @@ from notebook_launcher.widgets.monitor.page_items import (
 )
 from notebook_launcher.widgets.monitor.plot_feed import ALL_POINTS, MAX_FILE, NEW_POINTS, PlotFeed, UsageFeed, csv_of
 from notebook_launcher.widgets.monitor.reported_picture_feed import ReportedPictureFeed
-from notebook_launcher.wording import format_left
+from notebook_launcher.wording import format_left, one_line
 
 if TYPE_CHECKING:
     from notebook_launcher.drawing.plots import PlotOptions
@@ -192,7 +192,7 @@ class Feed:
 
     def _read_notices(self, snapshot: RunSnapshot) -> None:
         for text in self._told.news(snapshot.notices):
-            self._notices.add(text)
+            self._notices.add(one_line(text, 400))
 
     def _plotting_item(self, snapshot: RunSnapshot) -> Message:
         marks = change_marks(snapshot, self.curves, self._plots.options.axis)
