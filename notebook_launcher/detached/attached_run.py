@@ -55,7 +55,7 @@ def asked(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Aski
     """Return the method with which the host answers for this one of `Run`; after the run's end its folder does."""
 
     @functools.wraps(method)
-    def ask(self: AskingHandle, *args: P.args, **kwargs: P.kwargs) -> T:
+    def ask(self: AskingHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
         answer: T = self._ask(method.__name__, *args, **kwargs)
         return answer
 
@@ -66,7 +66,7 @@ def commanded(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[
     """Return the method by which the host carries out this one of `Run`, as long as the run goes on."""
 
     @functools.wraps(method)
-    def command(self: AskingHandle, *args: P.args, **kwargs: P.kwargs) -> T:
+    def command(self: AskingHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
         answer: T = self._command(method.__name__, *args, **kwargs)
         return answer
 

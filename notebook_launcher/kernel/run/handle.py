@@ -161,7 +161,7 @@ class SteeringHandle(LiveRunReader):
             trainer = self._data.live.settings.trainer
             raise CallOrderError(no_update_yet("it cannot be saved", "or save in the function itself", trainer, "save"))
 
-    def set(self, **settings: float | str | None) -> None:
+    def set(self, /, **settings: float | str | None) -> None:
         """Change settings during the training, on all ranks after the same update.
 
         `run.set(lr=1e-4)` gives a value, `run.set(lr="x0.5", max_grad_norm=1.0)` a factor and a value. The first

@@ -112,7 +112,7 @@ class RankShell(interactiveshell.InteractiveShell):
 
 
 def _publisher(shell: Any) -> RankPublisher:
-    return RankPublisher(parent=shell, shell=shell)
+    return RankPublisher(parent=shell, shell=shell)  # type: ignore[no-untyped-call]
 
 
 def build(send: Callable[[object], None] | None, widgets: RankWidgets | None = None) -> None:

@@ -1042,7 +1042,7 @@ class SyncedModel(DistributedDataParallel):
                     notes.inputs = fingerprint_nested((inputs, kwargs))
             else:
                 notes.forwards |= FORWARD_ALONE
-        return super().forward(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def _sync_buffers(self) -> None:
         """Give all ranks rank 0's buffers, which DDP does in the first forward after a backward that synchronised."""
@@ -1050,7 +1050,7 @@ class SyncedModel(DistributedDataParallel):
         evaluates = not torch.is_grad_enabled() and is_shared and not torch.compiler.is_compiling()
         if evaluates and not meet(EVALUATION) and dist.get_rank() == 0:
             return
-        super()._sync_buffers()
+        super()._sync_buffers()  # type: ignore[no-untyped-call]
 
 
 @dataclasses.dataclass(slots=True)
