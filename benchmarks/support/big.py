@@ -14,6 +14,9 @@ from support.report import megabytes, table
 
 BIG = ["ours", "torch-fork", "torch-spawn", "accelerate", "torchrunx", "nbdistributed"]
 BIG_RANKS = 4
+NEEDED = {"torch-spawn": 8e9, "torchrunx": 10e9, "nbdistributed": 10e9}
+"""Bytes of memory that a contender may take: a copy for each rank, and pickles or text of it beside them."""
+NEEDED_BY_OTHERS = 4e9
 
 
 def back_memory() -> None:
@@ -36,8 +39,14 @@ def measure_big(found: Measurements, repeats: int) -> None:
         for contender in started:
             for kind in ("none", "array", "tensor"):
                 with found.guarded("memory", contender.name, kind):
+                    require_memory(contender)
                     for what, size in contender.ask("capture_memory", kind, timeout=LIMIT).items():
                         found.add(size, "memory", contender.name, kind, what)
+
+
+def require_memory(contender: Contender) -> None:
+    """Raise `FailedError`, the reason in a contender's row, if its work would take all memory of the machine."""
+    contender.require(NEEDED.get(contender.name, NEEDED_BY_OTHERS))
 
 
 def measure_big_once(found: Measurements, contender: Contender) -> None:
@@ -48,9 +57,11 @@ def measure_big_once(found: Measurements, contender: Contender) -> None:
         key = ("capture", contender.name, kind)
         if key not in found.reasons:
             with found.guarded(*key):
+                require_memory(contender)
                 found.add(contender.ask("capture", kind, timeout=LIMIT)["seconds"], *key)
     if ("return", contender.name) not in found.reasons:
         with found.guarded("return", contender.name):
+            require_memory(contender)
             answer = contender.ask("returned", timeout=LIMIT)
             found.add(answer["seconds"], "return", contender.name)
             found.add(answer["peak"], "peak", contender.name)

@@ -12,9 +12,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
+
+from notebook_launcher.travel.parcel import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +29,10 @@ TAG = "PYTHON_BENCHMARK_CONTENDER"
 SETTLED = 0.6
 """Seconds without processor time after which a process tree counts as idle."""
 SETTLE_LIMIT = 20.0
+RESERVE = 1.5e9
+"""Bytes of free memory; a contender that leaves less is ended, because a machine without any stalls for minutes."""
+LOOK = 0.25
+"""Seconds between two looks at the free memory while a contender works."""
 
 
 class FailedError(Exception):
@@ -95,10 +101,12 @@ class Contender:
         answer = b""
         deadline = time.monotonic() + timeout
         while not answer.endswith(b"\n"):
-            if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                self.family()
-                self.kill()
-                raise FailedError(f"no answer within {timeout:g} s")
+            if not select.select([self._answers], [], [], max(0.0, min(LOOK, deadline - time.monotonic())))[0]:
+                if time.monotonic() >= deadline:
+                    self._give_up(f"no answer within {timeout:g} s")
+                if (free := available_memory()) < RESERVE:
+                    self._give_up(f"ended, because it had left {free / 1e9:.1f} GB of memory free")
+                continue
             chunk = os.read(self._answers, 1 << 16)
             if not chunk:
                 raise FailedError(f"its process ended: {self._last_words()}")
@@ -107,6 +115,16 @@ class Contender:
         if "failed" in values:
             raise FailedError(" ".join(values["failed"].split()))
         return values
+
+    def require(self, size: float) -> None:
+        """Raise `FailedError` unless so many bytes of memory are free, beside the reserve."""
+        if (free := available_memory()) < size + RESERVE:
+            raise FailedError(f"needs {(size + RESERVE) / 1e9:.1f} GB of free memory, has {free / 1e9:.1f}")
+
+    def _give_up(self, reason: str) -> NoReturn:
+        self.family()
+        self.kill()
+        raise FailedError(reason)
 
     def family(self) -> dict[int, psutil.Process]:
         """Return the contender's process and all descendants that were found so far."""
