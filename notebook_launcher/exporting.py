@@ -26,12 +26,16 @@ from notebook_launcher.notebook_code import Needs, literal_of
 from notebook_launcher.settings.accelerate_yaml import replace_file
 from notebook_launcher.settings.option_checks import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
+from notebook_launcher.travel import repeated_calls
+from notebook_launcher.travel.cell_code import Contents
+from notebook_launcher.travel.replacements import Member, Overload, Subclass, replaced_attributes_of
 from notebook_launcher.wording import format_seconds, is_secret, redact, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
     from notebook_launcher.kernel.plan import Plan
+    from notebook_launcher.travel.replacements import Replacement
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -210,10 +214,68 @@ def _needs_of(function: Any, setup: Any) -> tuple[Needs, str]:
         name = getattr(setup, "__name__", "setup")
         needs.add(name, setup)
         needs.add_code("setup=", f"{name}()")
+    for call in repeated_calls():
+        _add_change(needs, call.text, lambda needs, call=call: needs.add_code(call.text, call.text))
+    replaced = replaced_attributes_of(os.getpid())
+    needs.unwritten.update(replaced.lacking)
+    for replacement in replaced.look():
+        _add_change(needs, str(replacement.place), lambda needs, each=replacement: _set_again(needs, each))
     needs.add(function.__name__, function)
     if function.__name__ in needs.values:
         raise ConfigError(f"{function.__qualname__} cannot be exported: no module has it under this name.")
     return needs, function.__name__
+
+
+def _add_change(needs: Needs, what: str, add: Callable[[Needs], None]) -> None:
+    """Add what a cell has changed in a library; a note names what cannot be written."""
+    try:
+        add(Needs(vars(sys.modules["__main__"])))  # first to another object, which an error leaves half filled
+    except ConfigError:
+        needs.unwritten.add(what)
+    else:
+        add(needs)
+
+
+def _set_again(needs: Needs, replacement: Replacement) -> None:
+    """Add the statement that makes a change again; raise `ConfigError` for what cannot be written."""
+    (module, steps), value = replacement.place, replacement.value
+    needs.add_import(f"import {module}")
+    owner = module
+    for step in steps[:-1]:
+        owner += f".{step}" if isinstance(step, str) else f"[{_text_of(needs, step[0])}]"
+    match steps[-1]:
+        case Subclass(cls):
+            _text_of(needs, cls)
+            return
+        case Contents():
+            text, fill = _text_of(needs, value), "extend" if isinstance(value, list) else "update"
+            code = f"{owner}.clear()\n{owner}.{fill}({text})"
+        case Member(item):
+            text = _text_of(needs, item)
+            code = f"if {text} not in {owner}:\n    getattr({owner}, 'add', getattr({owner}, 'append', None))({text})"
+        case Overload(cls):
+            code = f"{owner}.register({_text_of(needs, cls)}, {_text_of(needs, value)})"
+        case str() | (_,) as last:
+            target = f"{owner}.{last}" if isinstance(last, str) else f"{owner}[{_text_of(needs, last[0])}]"
+            code = f"del {target}" if replacement.is_deleted else f"{target} = {_text_of(needs, value)}"
+        case _:
+            raise ConfigError(f"{replacement.place} cannot be written.")
+    needs.add_code(code, code, makes=(module.partition(".")[0],))
+
+
+def _text_of(needs: Needs, value: Any) -> str:
+    """Return code for a value, with what it needs: a literal, or the name of a definition."""
+    if (text := literal_of(value)) is not None:
+        return text
+    if isinstance(value, list):
+        return f"[{', '.join(_text_of(needs, each) for each in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_text_of(needs, key)}: {_text_of(needs, each)}' for key, each in value.items())}}}"
+    name = getattr(value, "__name__", "")
+    if vars(sys.modules["__main__"]).get(name) is not value:
+        raise ConfigError(f"{type_of(value)} has no literal and no name.")
+    needs.add(name, value)
+    return str(name)
 
 
 def _arguments(needs: Needs, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -268,6 +330,7 @@ def _notes(needs: Needs, script: Path) -> tuple[str, ...]:
             folder = Path(file).parent.parent if Path(file).name == "__init__.py" else Path(file).parent
             if folder != script.parent and name != "notebook_launcher":
                 notes.append(f"{name} is imported from {folder}: have it beside the script, or on PYTHONPATH")
+    notes += [f"what cells have done at {what} is not written" for what in sorted(needs.unwritten)]
     notes += [f"{name} is not defined in this notebook" for name in sorted(needs.unknown)]
     return tuple(dict.fromkeys(notes))
 

@@ -53,6 +53,8 @@ class Needs:
         """Values without a literal, by name."""
         self.unknown: set[str] = set()
         """Names that the notebook does not have."""
+        self.unwritten: set[str] = set()
+        """What cells have changed in libraries and code cannot change again."""
         self.registries: dict[str, int] = {}
         """Number of entries of the collections that the script's own code fills, by name."""
         self._namespace = namespace
@@ -67,11 +69,11 @@ class Needs:
         if any(name in each for each in known):
             return
         if isinstance(value, types.ModuleType):
-            self._add_import(f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}"))
+            self.add_import(f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}"))
         elif _is_definition(value) and value.__module__ == HOME:
             self._add_definition(name, value)
         elif (line := _import_line(name, value)) is not None:
-            self._add_import(line)
+            self.add_import(line)
         elif (text := literal_of(value)) is not None:
             self.constants[name] = text
         elif not self._add_registry(name, value):
@@ -104,7 +106,8 @@ class Needs:
         """True if the values hold objects of the notebook's own classes."""
         return any(_HomeFinder.names_in(value) for value in self.values.values())
 
-    def _add_import(self, line: str) -> None:
+    def add_import(self, line: str) -> None:
+        """Add the line of an import."""
         self.imports[line] = None
 
     def _add_definition(self, name: str, value: Any) -> None:
@@ -129,7 +132,7 @@ class Needs:
         if name in self._namespace:
             self.add(name, self._namespace[name])
         elif name in IN_NOTEBOOKS:
-            self._add_import(IN_NOTEBOOKS[name])
+            self.add_import(IN_NOTEBOOKS[name])
         elif not hasattr(builtins, name):
             self.unknown.add(name)
 
@@ -142,7 +145,7 @@ class Needs:
         for at in range(len(rest), 0, -1):
             path = ".".join([first, *rest[:at]])
             if path in sys.modules:
-                self._add_import(f"import {path}")
+                self.add_import(f"import {path}")
                 return
 
     def _add_registry(self, name: str, value: Any) -> bool:

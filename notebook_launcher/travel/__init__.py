@@ -15,7 +15,6 @@ import contextlib
 import functools
 import importlib
 import os
-import pickle
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from notebook_launcher.travel.changed_modules import importers_of, stale_modules
 from notebook_launcher.travel.function_call import FunctionCall
 from notebook_launcher.travel.namespace import (
     HomeUnpickler,
+    KnownClassesUnpickler,
     Overwritten,
     SharedNames,
     note_inherited,
@@ -50,6 +50,7 @@ from notebook_launcher.travel.random_states import (
     set_random_states,
 )
 from notebook_launcher.travel.replacements import (
+    Call,
     Place,
     ReplacedAttributes,
     Replacement,
@@ -61,6 +62,7 @@ from notebook_launcher.travel.unpicklable import Part, find_unpicklable, largest
 from notebook_launcher.wording import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    import pickle
     from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.messaging.channel import AnonymousFile
@@ -84,6 +86,7 @@ __all__ = [
     "read_notes",
     "read_random_states",
     "read_settings",
+    "repeated_calls",
     "set_random_states",
     "stale_modules",
     "unpack_call",
@@ -95,6 +98,8 @@ SECONDS_PER_GB = 0.5
 """Time of a copy into shared memory, measured; the first write to such memory takes longer on some machines."""
 ANNOUNCED_SIZE = 1 << 30
 """Bytes of a call from which on its size is told before it is sent."""
+MOST_CALLS, MOST_OF_TEXT = 3, 80
+"""Calls that a line names, and characters of each."""
 CAPTURED_BY_STEP = re.compile(r"\bthe function (the %%everywhere cell \S+|setup=) captures\b")
 
 
@@ -121,9 +126,10 @@ def pack_call(
     if any(step.shared for step in call.steps):
         make_pickler = functools.partial(SharingCallPickler, shared=SharedNames(call.steps))
     replaced = replaced_attributes_of(os.getpid())
-    replacements, left = replaced.look(), tuple[str, ...]()
+    replacements, left = replaced.look(), _describe_calls(replaced)
     if replaced.has_unable:
-        replacements, left = _able_to_travel(replaced, replacements, make_pickler)
+        replacements, unable = _able_to_travel(replaced, replacements, make_pickler)
+        left += unable
     parcel = ParcelWriter("call", what="the captured data need")
     try:
         with _naming_what_is_large(roots, make_pickler):
@@ -131,12 +137,12 @@ def pack_call(
                 notes = _pickle_call(parcel, roots, call, make_pickler, replacements, left)
             except CaptureError:
                 # Only now, because it would pickle each value twice in every launch.
-                able, left = _able_to_travel(replaced, replacements, make_pickler)
+                able, unable = _able_to_travel(replaced, replacements, make_pickler)
                 if len(able) == len(replacements):
                     raise
                 parcel.discard()
                 parcel = ParcelWriter("call", what="the captured data need")
-                notes = _pickle_call(parcel, roots, call, make_pickler, able, left)
+                notes = _pickle_call(parcel, roots, call, make_pickler, able, left + unable)
             parcel.check_room()
         if parcel.size >= ANNOUNCED_SIZE:
             tell(_describe_large(parcel.size, roots, make_pickler))
@@ -172,7 +178,8 @@ def _pickle_call(
         pickler.dump([tuple(replacement)[1:] for replacement in replacements])
         dump_with_definitions(call[:3])
         pickler.dump(importers_of(pickler.modules))
-        new = replaced.untold(each.place for each in replacements if not replaced.is_registered(each.place))
+        changed = (each.place for each in replacements if not replaced.is_registered(each.place))
+        new = replaced.untold([*changed, *replaced.owners])
         return Notes(tuple(sorted(pickler.modules)), tuple(map(str, new)), left)
     except ResourceError:
         raise
@@ -192,6 +199,23 @@ def _describe_large(size: int, roots: list[Part], make_pickler: MakePickler) -> 
         f"once into shared memory for all ranks, which takes {format_seconds(size / 1e9 * SECONDS_PER_GB)} or more; to "
         "save both, load them inside the function"
     )
+
+
+def _describe_calls(replaced: ReplacedAttributes) -> tuple[str, ...]:
+    """Return a notice about calls of cells whose effect ranks do not have; empty if there is no new one."""
+    texts = [f"`{text[:MOST_OF_TEXT]}{'…' * (len(text) > MOST_OF_TEXT)}`" for text in replaced.untold_calls()]
+    if not texts:
+        return ()
+    more = f" and {len(texts) - MOST_CALLS} more" if len(texts) > MOST_CALLS else ""
+    done = f"ranks lack what {', '.join(texts[:MOST_CALLS])}{more} {'has' if len(texts) == 1 else 'have'} done"
+    return (f"{done} in the notebook. If the function needs it, run it in a `%%everywhere` cell",)
+
+
+def repeated_calls() -> list[Call]:
+    """Return the calls that register something where no search finds it, such as a codec, and that ranks repeat."""
+    replaced = replaced_attributes_of(os.getpid())
+    replaced.read()
+    return replaced.repeated(lambda values: pickling_error(values, CallPickler) is None)
 
 
 def _able_to_travel(
@@ -247,7 +271,7 @@ def unpack_call(
         Exception: An import or the rebuilding of an object failed, for example with ModuleNotFoundError; or a step did.
     """
     parcel, overwritten = open_parcel(fd), Overwritten()
-    unpickler = pickle.Unpickler(parcel.file, buffers=parcel.buffers)
+    unpickler = KnownClassesUnpickler(parcel.file, buffers=parcel.buffers)
     follow_settings(unpickler.load())
     for _ in range(unpickler.load()):
         step = unpickler.load()

@@ -269,7 +269,27 @@ def _home_function(qualname: str) -> Any:
     return function
 
 
-class HomeUnpickler(pickle.Unpickler):
+class KnownClassesUnpickler(pickle.Unpickler):
+    """Takes a class that this process knows by its id as it is.
+
+    cloudpickle first makes another one, which nobody uses; but its base finds it by `__subclasses__()`, and has been
+    told of it by `__init_subclass__`.
+    """
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Return a global, with cloudpickle's makers of classes guarded."""
+        found = super().find_class(module, name)
+        if module == "cloudpickle.cloudpickle" and name in {"_make_skeleton_class", "_make_skeleton_enum"}:
+            return functools.partial(self._make_class, found)
+        return found
+
+    def _make_class(self, make: Callable[..., type], *args: Any) -> type:
+        *_, class_id, _ = args
+        known: type | None = CLASSES_BY_ID.get(class_id)
+        return make(*args) if known is None else known
+
+
+class HomeUnpickler(KnownClassesUnpickler):
     """Unpickles in the kernel, and leaves every class that the kernel already has as it is.
 
     A class that arrives by value under an id that the kernel knows is the kernel's class, and
@@ -283,21 +303,15 @@ class HomeUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         """Return a global, with cloudpickle's makers and setters of classes guarded."""
         found = super().find_class(module, name)
-        if module != "cloudpickle.cloudpickle":
-            return found
-        if name in {"_make_skeleton_class", "_make_skeleton_enum"}:
-            return functools.partial(self._make_class, found)
-        if name == "_class_setstate":
+        if (module, name) == ("cloudpickle.cloudpickle", "_class_setstate"):
             return functools.partial(self._set_class_state, found)
         return found
 
     def _make_class(self, make: Callable[..., type], *args: Any) -> type:
-        *_, class_id, _ = args
-        known: type | None = CLASSES_BY_ID.get(class_id)
-        if known is None:
-            return make(*args)
-        self._kept.add(known)
-        return known
+        known = CLASSES_BY_ID.get(args[-2])
+        if known is not None:
+            self._kept.add(known)
+        return super()._make_class(make, *args)
 
     def _set_class_state(self, set_state: Callable[..., type], cls: type, state: Any) -> type:
         return cls if cls in self._kept else set_state(cls, state)

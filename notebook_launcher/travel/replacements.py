@@ -11,6 +11,7 @@ functions and classes of the notebook, however they came there. What libraries d
 from __future__ import annotations
 
 import builtins
+import collections
 import contextlib
 import dataclasses
 import dis
@@ -29,7 +30,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from notebook_launcher.ipython_shell import FRONT_END, running_shell
 from notebook_launcher.travel import namespace
-from notebook_launcher.travel.cell_code import ANYTHING, ASSIGNED, DECORATED, Code, Step, Store, read_code
+from notebook_launcher.travel.cell_code import (
+    ANYTHING,
+    ASSIGNED,
+    DECORATED,
+    OF_TORCH,
+    Attributes,
+    Code,
+    Contents,
+    Registration,
+    Step,
+    Store,
+    read_code,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,6 +76,19 @@ HARMLESS = frozenset(
 
 PLAIN = (bool, int, float, str, types.NoneType)
 """Types of settings; what else a function assigns may belong to the process."""
+STRONG = (dict, list, set, collections.OrderedDict, collections.defaultdict, collections.Counter, collections.deque)
+WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+REPEATED = frozenset(
+    {
+        ("_codecs", "register"),
+        ("_codecs", "register_error"),
+        ("abc", "ABCMeta.register"),
+        ("tqdm.std", "tqdm.pandas"),
+    }
+)
+"""Module and name of functions that keep what they are given where no search finds it, and that ranks may call, too."""
+NOT_NAMED = frozenset({"atexit", "faulthandler", "signal", "unittest", "weakref"})
+"""Top-level modules whose registrations belong to the process, or are found by a scan."""
 
 
 class Place(NamedTuple):
@@ -84,6 +110,20 @@ class Replacement(NamedTuple):
     is_deleted: bool = False
 
 
+class Call(NamedTuple):
+    """A call of a cell that has registered something."""
+
+    text: str
+    at: int
+    """Number of the code that has made it last."""
+    names: frozenset[str]
+    """Variables that the text uses."""
+    is_repeated: bool
+    """True if ranks make it, too; False if a line names it."""
+    is_checked: bool = False
+    """True if it is known that its arguments can travel, or if a line has named it."""
+
+
 @functools.lru_cache(maxsize=1)
 def replaced_attributes_of(_pid: int) -> ReplacedAttributes:
     """Return what the notebook of the process with this number has replaced."""
@@ -100,6 +140,8 @@ class ReplacedAttributes:
         """Places where a scan has found something of the notebook."""
         self._registered: dict[Place, None] = {}
         """Places in registries, where cells have put something of the notebook by calls."""
+        self._calls: dict[str, Call] = {}
+        """Calls that have registered what no search finds, by their text."""
         self._functions: dict[str, Code] = {}
         self._imports: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._num_read = 0
@@ -107,11 +149,13 @@ class ReplacedAttributes:
         self.called: set[str] = set()
         """Last names of the functions that cells have called."""
         self._told: set[Place] = set()
+        self.owners: list[Place] = []
+        """Objects whose attributes cells have set by computed names."""
         self.has_unable = False
         """True if a value of the last look could not travel."""
 
-    def look(self) -> list[Replacement]:
-        """Return the replacements that are in force; only code that has run since the last look is read."""
+    def read(self) -> None:
+        """Read the code that has run since the last time."""
         sources = _sources()
         if sources is None or not self._num_read <= len(sources):
             self._num_read = 0  # There is no history, or it was reset.
@@ -119,11 +163,19 @@ class ReplacedAttributes:
         is_first = not self._num_read
         is_lambda_kept = functools.cache(_is_lambda_kept)
         may_have_replaced = [self._note(code, is_lambda_kept) for code in new]
+        reached: set[int] = set()
         if given := [value for code in new for value in self._registered_by(code)]:
-            self._registered.update(dict.fromkeys(Place(*found) for found in find_registrations(given)))
+            places, reached = find_registrations(given)
+            self._registered.update(dict.fromkeys(Place(*found) for found in places))
         if any(may_have_replaced) or (is_first and _has_definitions()):
             self._scanned.update(dict.fromkeys(_scan()))
+        for at, code in enumerate(new, self._num_read):
+            self._note_calls(code, at, reached)
         self._num_read += len(new)
+
+    def look(self) -> list[Replacement]:
+        """Return the replacements that are in force; only code that has run since the last look is read."""
+        self.read()
         found: dict[tuple[int, Step], Replacement] = {}
         for place, is_deleted in (*self._assigned.items(), *((place, False) for place in self._scanned)):
             owner = _owner(place)
@@ -144,6 +196,26 @@ class ReplacedAttributes:
         """Return True for the place of a registration."""
         return place in self._registered
 
+    def repeated(self, can_travel: Callable[[Any], bool]) -> list[Call]:
+        """Return the calls that ranks can make, too: those whose arguments can travel."""
+        main = namespace.main_globals()
+        for text, call in self._calls.items():
+            if call.is_repeated and not call.is_checked:
+                able = can_travel([main[name] for name in call.names if name in main])
+                self._calls[text] = call._replace(is_repeated=able, is_checked=able)
+        return [call for call in self._calls.values() if call.is_repeated]
+
+    @property
+    def lacking(self) -> list[str]:
+        """The text of those calls that ranks cannot make."""
+        return [call.text for call in self._calls.values() if not call.is_repeated]
+
+    def untold_calls(self) -> list[str]:
+        """Return the text of those calls that ranks cannot make, and that were not returned before."""
+        new = [call.text for call in self._calls.values() if not (call.is_repeated or call.is_checked)]
+        self._calls.update((text, self._calls[text]._replace(is_checked=True)) for text in new)
+        return new
+
     def untold(self, places: Iterable[Place]) -> list[Place]:
         """Return those places that were not asked about before."""
         new = [place for place in places if place not in self._told]
@@ -163,6 +235,11 @@ class ReplacedAttributes:
             self.called |= part.calls
             for store in part.stores:
                 if (place := self._place_of(store, part.imports)) is not None:
+                    if isinstance(place.steps[-1], Attributes):
+                        self._note_attributes(place)
+                        continue
+                    if isinstance(place.steps[-1], Contents) and _top(place.module) in NOT_REGISTRIES:
+                        continue
                     self._assigned[place] = store.is_deleted
                     # A loop may have assigned others by the same text, unless the name is that of an import.
                     may_replace |= store.root not in part.imports and store.root not in self._imports
@@ -172,10 +249,56 @@ class ReplacedAttributes:
                     self._assigned.update(dict.fromkeys(_set_by(_value(_owner(place), place.steps[-1])), False))
         return may_replace
 
+    def _note_attributes(self, place: Place) -> None:
+        """Note all public attributes of an owner that are plain values; the line names the owner."""
+        owner = _owner(place)
+        names = [name for name, value in getattr(owner, "__dict__", {}).items() if isinstance(value, PLAIN)]
+        places = [Place(place.module, (*place.steps[:-1], name)) for name in names if not name.startswith("_")]
+        self._assigned.update(dict.fromkeys(places, False))
+        self._told.update(places)
+        self.owners.append(Place(place.module, place.steps[:-1]))
+
+    def _note_calls(self, code: Code, at: int, reached: Iterable[Any]) -> None:
+        """Note the calls in code that register something, unless a search or scan has reached what they were given."""
+        scanned = (_value(_owner(place), place.steps[-1]) for place in self._scanned)
+        known = {getattr(each, "__name__", "") for each in (*reached, *scanned)}
+        known |= {name for name, value in namespace.main_globals().items() if any(value is each for each in reached)}
+        done = {id(part) for inner in code.everywhere for part in inner.executed(self._functions)}
+        for part in code.executed(self._functions):
+            for each in () if id(part) in done else part.registrations:
+                if (is_repeated := self._is_repeated(each, part, known)) is not None:
+                    self._calls[each.text] = Call(
+                        each.text, at, frozenset(filter(str.isidentifier, each.given)), is_repeated
+                    )
+
+    def _is_repeated(self, call: Registration, code: Code, known: set[str]) -> bool | None:
+        """Return True for a call that ranks can make, too; False for one that is to be named; None for others."""
+        main, (root, steps, _) = namespace.main_globals(), call.called
+        if main.get(root) is sys and steps:
+            return False
+        place = self._place_of(call.called, code.imports)
+        if place is None:
+            return None
+        owner, name = _owner(place), place.steps[-1]
+        function = inspect.getattr_static(owner, str(name), None)
+        function = getattr(function, "__func__", function)
+        if (getattr(function, "__module__", ""), getattr(function, "__qualname__", "")) in REPEATED:
+            names = filter(str.isidentifier, call.given)
+            is_known = all(each in main or hasattr(builtins, each) for each in names)
+            return call.is_repeatable and is_known
+        is_of_torch = place.module == "torch.library"
+        if (name in OF_TORCH and not is_of_torch) or name == "pandas" or _top(place.module) in NOT_NAMED:
+            return None
+        if is_of_torch and str(name).startswith("register_") and "custom_op" in self.called:
+            return None
+        return None if known & {_given_name(each) for each in call.given} else False
+
     def _registered_by(self, code: Code) -> list[Any]:
         """Return the notebook's definitions that code gives to what may register them."""
         main = namespace.main_globals()
         given: dict[str, None] = {}
+        objects: set[str] = set()
+        """Names of all that is given to what registers something."""
         hidden: set[str] = set()
         """Names of definitions that the notebook does not have under their names."""
         for part in code.executed(self._functions):
@@ -187,7 +310,15 @@ class ReplacedAttributes:
             )
             if registers:
                 hidden |= {_hidden_name(name) for _, name in part.handed}
+            given.update((name, None) for each in part.registrations for name in each.given)
+            given.update((name, None) for name in part.derived if _is_noted_by_base(main.get(name)))
+            for name in part.derived:
+                self._registered.update(dict.fromkeys(_listed_subclass(main.get(name))))
+            objects |= {
+                name for each in part.registrations for name in each.given if self._place_of(each.called, part.imports)
+            }
         found = [main[name] for name in given if isinstance(main.get(name), type | types.FunctionType)]
+        found += [main[name] for name in sorted(objects) if _is_searched_for(main.get(name))]
         if hidden := hidden - {""}:
             found += [each for each in gc.get_objects() if _is_definition(each) and each.__name__ in hidden]
         return found
@@ -271,12 +402,16 @@ def _owner(place: Place) -> Any:
     return owner
 
 
-def _value(owner: Any, step: Step) -> Any:  # noqa: PLR0911
+def _value(owner: Any, step: Step) -> Any:  # noqa: C901, PLR0911 - a table
     """Return an attribute or entry as its owner holds it, and MISSING if it has none. Imports nothing."""
     if owner is MISSING:
         return MISSING
+    if isinstance(step, Contents):
+        return _contents(owner)
     if isinstance(step, Member):
         return step.value if any(each is step.value for each in owner) else MISSING
+    if isinstance(step, Subclass):
+        return step.cls if step.cls in type.__subclasses__(owner) else MISSING
     if isinstance(step, Overload):
         return owner.registry.get(step.cls, MISSING)
     if isinstance(step, tuple):
@@ -293,6 +428,15 @@ def _value(owner: Any, step: Step) -> Any:  # noqa: PLR0911
         return getattr(owner, step, MISSING)
     except Exception:  # a property may raise anything
         return MISSING
+
+
+def _contents(owner: Any) -> Any:
+    """Return what a dictionary, list or set of the standard library holds, in a plain one; MISSING for all else."""
+    if type(owner) not in (*STRONG, *WEAK):
+        return MISSING
+    if hasattr(owner, "items"):
+        return dict(owner)
+    return list(owner) if hasattr(owner, "extend") else set(owner)
 
 
 def _is_original(owner: Any, step: Step, value: Any) -> bool:
@@ -337,7 +481,45 @@ def _set_by(function: Any) -> Iterator[Place]:
 
 
 def _is_definition(value: Any) -> bool:
-    return isinstance(value, type | types.FunctionType) and _is_notebooks(value)
+    # Not by isinstance, which asks a proxy for its `__class__`: torch's `reduce_op` then warns.
+    return issubclass(type(value), type | types.FunctionType) and _is_notebooks(value)
+
+
+def _is_searched_for(value: Any) -> bool:
+    """Return True for an object of a class, unless it is a module, a definition or a plain container."""
+    kind = type(value)
+    is_definition = issubclass(kind, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType)
+    return not is_definition and kind.__module__ != "builtins" and gc.is_tracked(value)
+
+
+def _given_name(given: str) -> str:
+    """Return the own name of a definition that a call was given."""
+    value = namespace.main_globals().get(given)
+    return value.__name__ if _is_definition(value) else _hidden_name(given) or given
+
+
+def _is_noted_by_base(cls: Any) -> bool:
+    """Return True for a class of the notebook that a base of a library may have registered as it was made."""
+    if not _is_definition(cls) or not isinstance(cls, type):
+        return False
+    noting = [type(cls), *(base for base in cls.__mro__ if "__init_subclass__" in vars(base))]
+    return any(_top(each.__module__) not in HARMLESS | NOT_REGISTRIES for each in noting)
+
+
+def _listed_subclass(cls: Any) -> Iterator[Place]:
+    """Yield the place of a class of the notebook below a library's one whose module asks for `__subclasses__()`."""
+    for base in cls.__bases__ if _is_definition(cls) and isinstance(cls, type) else ():
+        is_library = _top(base.__module__) not in HARMLESS | NOT_REGISTRIES
+        if is_library and (place := _own_place(base)) is not None and _lists_subclasses(base.__module__):
+            yield Place(place.module, (*place.steps, Subclass(cls)))
+
+
+@functools.lru_cache(maxsize=256)
+def _lists_subclasses(module: str) -> bool:
+    values = list(vars(sys.modules[module]).values())
+    values += [each for value in values if isinstance(value, type) for each in vars(value).values()]
+    functions = [getattr(value, "__func__", value) for value in values]
+    return any("__subclasses__" in each.__code__.co_names for each in functions if type(each) is types.FunctionType)
 
 
 def _hidden_name(given: str) -> str:
@@ -523,6 +705,9 @@ def _set(owner: Any, step: Step, value: Any) -> None:
                 delattr(owner, step)
             case str():
                 setattr(owner, step, value)
+            case Contents():
+                owner.clear()
+                (owner.extend if hasattr(owner, "extend") else owner.update)(value)
             case (key,) if value is MISSING:
                 del owner[key]
             case (key,):
@@ -595,13 +780,20 @@ class Overload:
     cls: type
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Subclass:
+    """The step to a class that its base finds by `__subclasses__()`: it need only exist."""
+
+    cls: type
+
+
 RegistryStep: TypeAlias = "str | tuple[Any] | Member | Overload"
 RegistryPath: TypeAlias = "tuple[str, tuple[Step, ...]]"
 """A module, and the steps from it: attributes, keys in tuples of their own, members."""
 
 
-def find_registrations(definitions: Iterable[Any]) -> list[RegistryPath]:
-    """Return the places in libraries that hold these classes and functions, or objects that hold them."""
+def find_registrations(definitions: Iterable[Any]) -> tuple[list[RegistryPath], list[Any]]:
+    """Return the places in libraries that hold these classes and functions, or objects that hold them; and which do."""
     definitions = list(definitions)
     search = _Search(definitions)
     found: dict[tuple[int, str], RegistryPath] = {}
@@ -613,9 +805,11 @@ def find_registrations(definitions: Iterable[Any]) -> list[RegistryPath]:
         for container, module, steps in search.places():
             # One dictionary may be known in several modules: the first in the order of imports is its home.
             found.setdefault((id(container), repr(steps[-1])), (module, steps))
+            search.note_reached(id(container))
     weak = [path for definition in definitions for path in search.weak_keys(definition)]
+    reached = [definition for definition in definitions if id(definition) in search.reached]
     search.close()
-    return [*found.values(), *weak]
+    return [*found.values(), *weak], reached
 
 
 class _Search:
@@ -625,6 +819,8 @@ class _Search:
         self._objects: dict[int, Any] = {id(value): value for value in definitions}
         """All that was met, by id."""
         self._starts = frozenset(self._objects)
+        self.reached: set[int] = set()
+        """The definitions that libraries hold, by id."""
         self._inner: dict[int, list[int]] = {}
         """By object: what it refers to on the way to a definition."""
         self._num_outer: dict[int, int] = {}
@@ -644,8 +840,18 @@ class _Search:
             for holder in gc.get_referrers(dictionary):
                 module = self._modules.get(id(holder))
                 if module is not None and _top(module.__name__) not in NOT_REGISTRIES:
+                    self.reached.add(id(definition))
                     held = list(holder.items())
                     yield from ((module.__name__, (key, (definition,))) for key, value in held if value is dictionary)
+
+    def note_reached(self, key: int) -> None:
+        """Note the definitions to which an object leads."""
+        pending, seen = [key], set[int]()
+        while pending:
+            key = pending.pop()
+            pending += [inner for inner in self._inner.get(key, ()) if inner not in seen]
+            seen.add(key)
+        self.reached |= seen & self._starts
 
     def close(self) -> None:
         """Let go of all objects."""

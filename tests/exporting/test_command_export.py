@@ -338,16 +338,22 @@ def test_script_of_one_rank_runs_by_python_alone(tmp_path):
 
 def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
     define = (
-        "from notebook_launcher import export\nimport dataclasses\n"
+        "from notebook_launcher import export\nimport codecs, colorsys, dataclasses\n"
+        "codecs.register_error('mine', lambda error: ('?', error.end))\n"
+        "def mine(): return 4\n"
+        "colorsys.rgb_to_hsv = mine\ncolorsys.ONE_SIXTH, colorsys.file = 2, open('/dev/null')\n"
         "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n"
-        "def show():\n    display(Point().x + EXTRA)\n"
+        "def show():\n"
+        "    display(Point().x + EXTRA + colorsys.rgb_to_hsv() + colorsys.ONE_SIXTH)\n"
+        "    display(b'a\\xff'.decode('ascii', 'mine'))\n"
     )
     assert kernel.execute(define).error is None
     kernel.execute("%load_ext notebook_launcher")
     assert kernel.execute("%%everywhere\nZERO = 0\nEXTRA = ZERO").error is None
     outcome = kernel.execute(f"export(show, {str(tmp_path / 'show.py')!r}, 1, devices='cpu')")
-    kernel.execute("%unload_ext notebook_launcher\ndel ZERO, EXTRA")
+    kernel.execute("%unload_ext notebook_launcher\ndel ZERO, EXTRA\ncolorsys.file.close(); del colorsys.file")
     assert outcome.error is None, outcome.traceback
+    assert "what cells have done at colorsys.file is not written" in (outcome.result or "")
     text = (tmp_path / "show.py").read_text()
     assert "\nZERO = 0\nEXTRA = ZERO\n" in text
     assert "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n" in text
@@ -355,7 +361,7 @@ def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
     done = subprocess.run(
         [sys.executable, "show.py"], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "9\n'a?'\n"), done.stderr
 
 
 REGISTRIES = """

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.warm_kernels import run_cell
+
 if TYPE_CHECKING:
     from tests.support.kernels import Kernel
 
@@ -13,7 +15,8 @@ KERNEL_FILES = {
     "library.py": """
 import abc, functools, weakref
 WEAK = weakref.WeakKeyDictionary()
-TABLE, LIST, SET, GROUPS = {}, [], set(), {"base": {}}
+TABLE, LIST, SET, GROUPS, UNSEEN = {}, [], set(), {"base": {}}, {}
+def look_up(name): return UNSEEN[name]()
 def register(name, value): TABLE[name] = value
 def register_weakly(key, value): WEAK[key] = value
 def add(value): LIST.append(value); SET.add(value)
@@ -38,6 +41,11 @@ def register_new(name, function):
     TABLE[name] = wrapper
 def patch_in(function): Target.patched = function
 def register_by_name(function): TABLE[function.__name__] = function
+class Base:
+    KINDS = {}
+    def __init_subclass__(cls): Base.KINDS[cls.__name__] = cls
+class Listed: pass
+def made(name): return {cls.__name__: cls for cls in Listed.__subclasses__()}[name]()
 def accessor(name):
     def put(cls): setattr(Target, name, Box(cls)); return cls
     return put
@@ -45,7 +53,7 @@ def accessor(name):
     "plug.py": "import library; library.register('plug', dict)",
 }
 KERNEL_CODE = """
-import codecs, copyreg, os, torch, library, plug
+import codecs, collections.abc, copyreg, functools, os, pandas, torch, library, plug
 from notebook_launcher import Commands, Session, notebook_launch
 
 class A: pass
@@ -70,6 +78,21 @@ library.register_new("lambda", lambda number: number // 2)
 
 @library.accessor("geo")
 class Geo: pass
+class ByBase(library.Base):
+    def __new__(cls): return 8
+class ByList(library.Listed): name = "listed"
+class Holder:
+    def __init__(self, value): self.value = value
+holder = Holder(3)
+library.register("object", holder)
+library.register("partial", functools.partial(f))
+def find_codec(name): return codecs.lookup("rot13") if name == "secret" else None
+codecs.register(find_codec)
+codecs.register_error("mine", lambda error: ("?", error.end))
+@collections.abc.Sequence.register
+class Sequence: pass
+from tqdm import tqdm
+tqdm.pandas()
 
 @torch.distributions.kl.register_kl(Dist, Dist)
 def divergence(p, q): return 7
@@ -87,6 +110,14 @@ def look():
         "singledispatch": library.encode(Money()) == "money",
         "copyreg": Money in copyreg.dispatch_table,
         "accessor": hasattr(library.Target, "geo") and library.Target.geo.value is Geo,
+        "base": library.Base.KINDS.get("ByBase", int)() == 8,
+        "subclasses": library.made("ByList").name == "listed",
+        "instance": library.TABLE.get("object") is not None and library.TABLE["object"].value == 3,
+        "partial": library.TABLE.get("partial", int)() == "f",
+        "codec": codecs.decode("uryyb", "secret") == "hello",
+        "error handler": b"a\\xff".decode("ascii", "mine") == "a?",
+        "abc": isinstance(Sequence(), collections.abc.Sequence),
+        "tqdm": hasattr(pandas.DataFrame, "progress_apply"),
         "torch": (Dist, Dist) in torch.distributions.kl._KL_REGISTRY,
     }
 
@@ -115,6 +146,21 @@ def test_registrations_hold_in_detached_runs_and_on_other_machines(module_kernel
     module_kernel.execute("engine.close()")
 
 
+def test_call_whose_effect_cannot_be_found_is_named_once(module_kernel: Kernel) -> None:
+    call = "notebook_launch(int, 2)"
+    assert "ranks lack" not in run_cell(module_kernel, call).stdout
+    run_cell(module_kernel, "%load_ext notebook_launcher\nlibrary.register('text', 'of:a:plug')")
+    run_cell(module_kernel, "def set_up(): own = torch.library.Library('aten', 'IMPL')\nset_up()")
+    said = run_cell(module_kernel, call).stdout
+    assert "ranks lack what `library.register('text', 'of:a:plug')`, `torch.library.Library('aten', 'IMPL')`" in said
+    assert "run it in a `%%everywhere` cell" in said
+    quiet = ("%%everywhere\nlibrary.register('text', 1)", "torch.nn.Linear(1, 1).register_buffer('x', None)", "int(1)")
+    for cell in quiet:
+        run_cell(module_kernel, cell)
+        assert "ranks lack" not in run_cell(module_kernel, call).stdout
+    run_cell(module_kernel, "%everywhere --clear")
+
+
 def test_session_follows_what_cells_register_and_remove(module_kernel: Kernel) -> None:
     module_kernel.execute("session = Session(2, output='none').__enter__()")
     assert [_missing(module_kernel, "session.run(look)") for _ in range(2)] == ["[]", "[]"]
@@ -134,7 +180,7 @@ def test_work_without_a_registration_carries_nothing(module_kernel: Kernel) -> N
         "net = torch.nn.Sequential(Net()); net.register_forward_hook(hook)\n"
         "loader = torch.utils.data.DataLoader(torch.zeros(4, 1), collate_fn=collate); next(iter(loader))\n"
         "own = {'net': Net}\n"
-        "find_registrations([Net, collate, hook, look])"
+        "find_registrations([Net, collate, hook, look])[0]"
     )
     assert outcome.result == "[]", outcome.traceback
 
@@ -142,13 +188,13 @@ def test_work_without_a_registration_carries_nothing(module_kernel: Kernel) -> N
 @pytest.mark.parametrize(
     ("put", "use", "words"),
     [
-        ("vars(library)['TABLE']['x'] = dict", "library.build('x')", "library.TABLE['x']"),
+        ("vars(library)['UNSEEN']['x'] = dict", "library.look_up('x')", "library.UNSEEN['x']"),
         ("library.LATE = 1", "__import__('library').LATE", "library.LATE"),
         ("library.Target.late = 1", "library.Target().late", "Target.late"),
         (
-            "codecs.register(lambda name: codecs.lookup('rot13') if name == 'secret' else None)",
-            "codecs.decode('a', 'secret')",
-            "the codec 'secret'",
+            "codecs.register(lambda name: codecs.lookup('rot13') if name == 'unsaid' else None)",
+            "codecs.decode('a', 'unsaid')",
+            "the codec 'unsaid'",
         ),
     ],
 )

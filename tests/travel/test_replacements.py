@@ -16,10 +16,17 @@ if TYPE_CHECKING:
 
 KERNEL_FILES = {
     "config.py": """
-import types
+import collections, types, weakref
 lr, depth, unused, by_setattr, by_reset = 0.1, 2, 1, 1, 1
 RATES = {"head": 0.1, "body": 0.2}
 optim = types.SimpleNamespace(beta=0.9)
+WEAK, NAMES, TAGS, LAYERS = weakref.WeakKeyDictionary(), ["a"], {"a"}, collections.OrderedDict(a=1)
+class Options: first, second, scale = 1, 2, 1
+class Other: scale = 1
+class Outer:
+    class Inner:
+        rate = 1
+        def forward(self): return "the library's"
 class Net:
     def forward(self): return "the library's"
     @staticmethod
@@ -63,6 +70,10 @@ def look():
         "subclass": (net.forward(), net.static(), net.size, type(net).__mro__[-2].__qualname__),
         "values": (config.lr, library.lr(), config.RATES, config.optim.beta, config.depth, config.by_setattr),
         "deleted": hasattr(config, "unused"),
+        "contents": (config.NAMES, config.TAGS, dict(config.LAYERS), list(config.WEAK.values())),
+        "by computed names": (config.Options.first, config.Options.second),
+        "of a loop": (config.Options.scale, config.Other.scale),
+        "nested class": (config.Outer.Inner().forward(), config.Outer.Inner.rate),
         "mock": config.patched(1),
         "in a loop": (repr(nn.ReLU()), repr(nn.Tanh())),
         "by an argument": (repr(nn.Softsign()), repr(nn.Tanhshrink())),
@@ -74,6 +85,7 @@ engine = Commands([[], ["env"]])
 """
 REPLACE = """
 originals = (F.gelu, nn.Linear.forward, config.helper, config.wrapped, config.partial, config.Net, nn.ReLU.extra_repr)
+inner_forward = config.Outer.Inner.forward
 def my_gelu(x): return x * 0 + 5
 F.gelu = my_gelu
 nn.Linear.forward = lambda self, x: x * 7
@@ -90,6 +102,18 @@ class MyNet(config.Net):
 config.Net = MyNet
 config.lr, config.RATES["body"] = 0.01, 2
 config.optim.beta = 0.5
+for name in config.RATES:
+    config.RATES[name] = 9
+config.NAMES += ["b"]
+config.TAGS.update("b")
+config.LAYERS.setdefault("b", 2)
+class Key: pass
+config.WEAK[Key] = 4
+for name, value in {"first": 7, "second": 8}.items():
+    setattr(config.Options, name, value)
+for cls in (config.Options, config.Other):
+    cls.scale = 6
+config.Outer.Inner.forward, config.Outer.Inner.rate = (lambda self: "mine"), 5
 def set_up():
     import config as alias
     alias.depth = 7
@@ -115,7 +139,10 @@ mock.patch.stopall()
 config.set_fused(True)
 F.gelu, nn.Linear.forward, config.helper, config.wrapped, config.partial, config.Net, nn.ReLU.extra_repr = originals
 del nn.Tanh.extra_repr, nn.Softsign.extra_repr, nn.Tanhshrink.extra_repr
-config.lr, config.RATES["body"], config.optim.beta = 0.1, 0.2, 0.9
+config.lr, config.RATES["head"], config.RATES["body"], config.optim.beta = 0.1, 0.1, 0.2, 0.9
+config.NAMES.remove("b"); config.TAGS.discard("b"); config.LAYERS.pop("b"); config.WEAK.clear()
+config.Options.first, config.Options.second, config.Options.scale, config.Other.scale = 1, 2, 1, 1
+config.Outer.Inner.forward, config.Outer.Inner.rate = inner_forward, 1
 config.depth, config.by_setattr, config.unused = 2, 1, 1
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
 del my_gelu

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.ipython_shell import running_cell_file, running_shell
 from notebook_launcher.notebook_code import names_in
-from notebook_launcher.travel import SetupStep, cells
+from notebook_launcher.travel import SetupStep, cells, repeated_calls
 from notebook_launcher.travel.function_call import CellRequest, RankFunction
 from notebook_launcher.travel.kinds import kind_of_type
 from notebook_launcher.wording import plural
@@ -35,11 +35,26 @@ WAYS = f"Write `{MAGIC}` on a line of its own above the code; `%{NAME} --list` a
 
 
 def setup_steps(config: LaunchConfig) -> tuple[SetupStep, ...]:
-    """Return the code that ranks run before a call: the `%%everywhere` cells, in order, then `config.setup`."""
+    """Return the code that ranks run before a call: the `%%everywhere` cells, in order, then `config.setup`.
+
+    Before them, calls of other cells that leave nothing to be sent, such as `codecs.register(find)`.
+    """
     magic = _installed(running_shell())
     kept = [] if magic is None else magic.kept
     made = {name for cell in kept for name in cell.made}
     steps = [
+        SetupStep(
+            key=f"{call.at} {call.text}",
+            what=f"`{call.text}` of a cell",
+            run=_runner(
+                CellRequest(code=call.text, filename=f"<{call.text}>", place="<cell>", pulls=True, is_python=True)
+            ),
+            variables=_present(call.names - made),
+            shared={},
+        )
+        for call in repeated_calls()
+    ]
+    steps += [
         SetupStep(
             key=cell.key,
             what=cell.what,
