@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -215,11 +216,11 @@ def _needs_of(function: Any, setup: Any) -> tuple[Needs, str]:
         needs.add(name, setup)
         needs.add_code("setup=", f"{name}()")
     for call in repeated_calls():
-        _add_change(needs, call.text, lambda needs, call=call: needs.add_code(call.text, call.text))
+        _add_change(needs, call.text, functools.partial(Needs.add_code, key=call.text, code=call.text))
     replaced = replaced_attributes_of(os.getpid())
     needs.unwritten.update(replaced.lacking)
     for replacement in replaced.look():
-        _add_change(needs, str(replacement.place), lambda needs, each=replacement: _set_again(needs, each))
+        _add_change(needs, str(replacement.place), functools.partial(_set_again, replacement=replacement))
     needs.add(function.__name__, function)
     if function.__name__ in needs.values:
         raise ConfigError(f"{function.__qualname__} cannot be exported: no module has it under this name.")
@@ -242,7 +243,11 @@ def _set_again(needs: Needs, replacement: Replacement) -> None:
     needs.add_import(f"import {module}")
     owner = module
     for step in steps[:-1]:
-        owner += f".{step}" if isinstance(step, str) else f"[{_text_of(needs, step[0])}]"
+        owner += (
+            f".{step}"
+            if isinstance(step, str)
+            else f"[{_text_of(needs, step[0] if isinstance(step, tuple) else step)}]"
+        )
     match steps[-1]:
         case Subclass(cls):
             _text_of(needs, cls)

@@ -163,7 +163,7 @@ class ReplacedAttributes:
         is_first = not self._num_read
         is_lambda_kept = functools.cache(_is_lambda_kept)
         may_have_replaced = [self._note(code, is_lambda_kept) for code in new]
-        reached: set[int] = set()
+        reached: list[Any] = []
         if given := [value for code in new for value in self._registered_by(code)]:
             places, reached = find_registrations(given)
             self._registered.update(dict.fromkeys(Place(*found) for found in places))
