@@ -55,17 +55,6 @@ def open_widgets() -> list[ipywidgets.Widget]:
     return list((ipywidgets.Widget.widgets if instances is None else instances).values())
 
 
-def close_children(widget: ipywidgets.Widget) -> None:
-    """Close what a widget holds: its children with theirs, and the layouts and styles, which are widgets too."""
-    for child in getattr(widget, "children", ()):
-        close_children(child)
-        child.close()
-    held = widget._trait_values  # noqa: SLF001 - asked for by its name, a style would be made again
-    for part in (held.get("layout"), held.get("style")):
-        if part is not None:
-            part.close()
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Picture below a panel: a saved notebook shows the picture when the widget is gone.
 #

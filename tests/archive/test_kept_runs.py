@@ -17,6 +17,7 @@ from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.calls import origin
 from notebook_launcher.kernel.calls.origin import GitChanges, git_commit
 from notebook_launcher.widgets import ConfigPanel, compare
+from tests.support.panels import press
 from tests.support.programs import type_command
 from tests.support.toy_runs import make_run
 
@@ -254,18 +255,17 @@ def exported_from_the_panel(rate: float = 0.1) -> float:
 
 def test_panel_exports_the_launch_as_a_script(tmp_path):
     panel = ConfigPanel(exported_from_the_panel, 2, seed=1, kwargs={"rate": 0.25})
-    script = panel.view.script
-    script.path.value = str(tmp_path / "script.txt")
-    script.export_button.click()
-    assert "the name of a script ends in .py" in script.note.value
-    script.path.value = str(tmp_path / "script.py")
-    script.slurm.value = True
-    script.export_button.click()
-    assert "Written. torchrun --standalone --nproc-per-node=2 script.py" in script.note.value
+    press(panel, type="path", key="script", value=str(tmp_path / "script.txt"))
+    press(panel, type="export")
+    assert "the name of a script ends in .py" in panel.form["notes"]["script"][0]
+    press(panel, type="path", key="script", value=str(tmp_path / "script.py"))
+    press(panel, type="path", key="slurm", value=True)
+    press(panel, type="export")
+    assert "Written. torchrun --standalone --nproc-per-node=2 script.py" in panel.form["notes"]["script"][0]
     assert "exported_from_the_panel(rate=0.25)" in (tmp_path / "script.py").read_text()
     assert (tmp_path / "script.sbatch").exists()
     panel.close()
     empty = ConfigPanel()
-    empty.view.script.export_button.click()
-    assert "The panel has no function" in empty.view.script.note.value
+    press(empty, type="export")
+    assert "The panel has no function" in empty.form["notes"]["script"][0]
     empty.close()

@@ -11,7 +11,21 @@ from notebook_launcher.machine.devices import GPU, Machine
 if TYPE_CHECKING:
     from notebook_launcher.widgets import ConfigPanel
 
-__all__ = ["GIGABYTE", "Model", "Optimizer", "chosen", "field", "machine", "note_of", "pasted", "train", "type_in"]
+__all__ = [
+    "GIGABYTE",
+    "Model",
+    "Optimizer",
+    "arguments_of",
+    "chosen",
+    "field",
+    "machine",
+    "note_of",
+    "pasted",
+    "press",
+    "train",
+    "type_in",
+    "words_of",
+]
 
 GIGABYTE = 10**9
 
@@ -38,17 +52,39 @@ def train(lr: float = 0.1, epochs: int = 3, batch_size: int = 32) -> float:
     return lr
 
 
+def key_of(panel: ConfigPanel, name: str) -> str:
+    return name if name in panel.form["fields"] else f"arguments.{name}"
+
+
 def field(panel: ConfigPanel, name: str) -> Any:
-    """Return the field of an option, else that of an argument."""
-    return {**panel.view.argument_fields, **panel.view.fields}[name]
+    """Return the field of an option, else that of an argument, as the page shows it."""
+    return panel.form["fields"][key_of(panel, name)]
 
 
-def type_in(panel: ConfigPanel, name: str, text: Any) -> None:
-    field(panel, name).control.value = text
+def arguments_of(panel: ConfigPanel) -> list[str]:
+    """Return the names of the arguments that have a field."""
+    return [key.removeprefix("arguments.") for key in panel.form["fields"] if key.startswith("arguments.")]
+
+
+def press(panel: ConfigPanel, **message: Any) -> None:
+    """Have the panel receive a message of its page."""
+    panel._handle_custom_msg(message, [])
+
+
+def type_in(panel: ConfigPanel, name: str, value: Any) -> None:
+    """Type a text into a field, tick it, or choose an entry by its position or its word."""
+    words = [choice["word"] for choice in field(panel, name).get("choices", ())]
+    value = words.index(value) if value in words else value
+    press(panel, type="put", key=key_of(panel, name), value=value, at=0.0)
+
+
+def words_of(panel: ConfigPanel, name: str, *, disabled: bool = False) -> list[str]:
+    """Return the words of the choices of a field; if `disabled`, of the grey ones."""
+    return [each["word"] for each in field(panel, name)["choices"] if each["disabled"] or not disabled]
 
 
 def note_of(panel: ConfigPanel, name: str) -> str:
-    return str(field(panel, name).note.value)
+    return str(field(panel, name)["note"])
 
 
 def chosen(panel: ConfigPanel) -> Any:

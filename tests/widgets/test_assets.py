@@ -9,7 +9,7 @@ import pytest
 
 from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.monitor.monitor import Monitor
-from notebook_launcher.widgets.panel.fields import Attributes
+from notebook_launcher.widgets.panel.panel import ConfigPanel
 
 MONITOR = STATIC / "monitor"
 
@@ -69,7 +69,7 @@ def test_rules_of_the_style_sheet_keep_the_order_of_their_imports():
     assert style.index(".nbl-monitor {") < style.index(".nbl-button {") < style.index(".nbl-log {")
 
 
-@pytest.mark.parametrize("widget", [Attributes, Monitor])
+@pytest.mark.parametrize("widget", [ConfigPanel, Monitor])
 def test_widget_hands_its_script_to_anywidget_as_text(widget):
     assert isinstance(widget._esm, str)
     assert widget._esm.endswith("render };\n")

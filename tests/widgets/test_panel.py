@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,9 +10,11 @@ from notebook_launcher import LaunchConfig
 from notebook_launcher.widgets import ConfigPanel
 from notebook_launcher.widgets.launching import launch_state
 from notebook_launcher.widgets.launching.launch_state import Settings
-from notebook_launcher.widgets.panel.fields import FileRow
-from notebook_launcher.widgets.panel.running import ansi_to_html
-from tests.support.panels import Model, Optimizer, train, type_in
+from notebook_launcher.widgets.panel.running import ansi_pieces
+from tests.support.panels import Model, Optimizer, press, train, type_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("small_machine")
 
@@ -20,19 +22,19 @@ pytestmark = pytest.mark.usefixtures("small_machine")
 def test_settings_are_saved_and_loaded(tmp_path):
     path = tmp_path / "config.yaml"
     panel = ConfigPanel(train, 2, seed=7, mixed_precision="bf16", shard=2)
-    panel.view.file.path.value = str(path)
-    panel.view.file.save_button.click()
-    assert f"accelerate launch --config_file {path}" in panel.view.file.note.value
+    press(panel, type="path", key="file", value=str(path))
+    press(panel, type="save")
+    assert f"accelerate launch --config_file {path}" in panel.form["notes"]["file"][0]
     other = ConfigPanel(train)
-    other.view.file.path.value = str(path)
-    other.view.file.load_button.click()
+    press(other, type="path", key="file", value=str(path))
+    press(other, type="load")
     assert other.config == panel.config
     path.write_text("distributed_type: 'NO'\ndynamo_config: {dynamo_backend: EAGER}\ndebug: true\n")
-    other.view.file.load_button.click()
-    assert "Not used here, but kept when you save: debug" in other.view.file.note.value
+    press(other, type="load")
+    assert "Not used here, but kept when you save: debug" in other.form["notes"]["file"][0]
     path.write_text("distributed_type: MEGATRON_LM\n")
-    other.view.file.load_button.click()
-    assert "it splits the model with Megatron-LM" in other.view.file.note.value
+    press(other, type="load")
+    assert "it splits the model with Megatron-LM" in other.form["notes"]["file"][0]
     assert other.config == LaunchConfig(num_processes=1, env={"ACCELERATE_DYNAMO_BACKEND": "eager"})
 
 
@@ -41,24 +43,16 @@ def test_repr_of_a_panel_is_short():
     assert repr(ConfigPanel()) == "<ConfigPanel(): not launched yet>"
 
 
-def test_labels_are_never_cut_off():
-    panel = ConfigPanel(train)
-    described = [each.control for each in panel.view.fields.values() if hasattr(each.control, "description")]
-    assert described
-    assert {control.style.description_width for control in described} == {"initial"}
-
-
 def test_colours_of_a_terminal_become_classes():
     text = "\x1b[1;31m<b>\x1b[0m & \x1b[38;5;12mx\x1b[39;49m\x1b[2K\x07"
-    assert ansi_to_html(text) == (
-        '<span class="nbp-ansi-red nbp-bold">&lt;b&gt;</span> &amp; <span class="nbp-ansi-blue">x</span>'
-    )
+    assert ansi_pieces(text) == [["<b>", "nbp-ansi-red nbp-bold"], [" & ", ""], ["x", "nbp-ansi-blue"]]
 
 
 def test_file_that_cannot_be_written_is_named_with_the_reason():
-    row = FileRow("a.py", "Script", hint="")
-    row.attempt(lambda: Path("/proc/no/such").mkdir())
-    assert "✕ /proc/no/such: No such file or directory" in row.note.value
+    panel = ConfigPanel(train)
+    press(panel, type="path", key="script", value="/proc/no/such.py")
+    press(panel, type="export")
+    assert panel.form["notes"]["script"] == ["/proc/no/such.py: No such file or directory", "error"]
 
 
 def test_there_are_no_results_before_a_run():
@@ -100,13 +94,13 @@ def test_settings_of_a_run_fill_the_next_panel_and_can_be_taken_back(notebook):
     other.view.recall(remembered(panel), "As in your last run")
     assert other.config == LaunchConfig(num_processes=2, seed=6, mixed_precision="bf16", max_grad_norm=1)
     assert dict(other.arguments) == {"lr": 0.2, "path": "3 a", "opt": Optimizer.SGD, "flag": True}
-    said = other.view.recalled.note.value
+    said = other.form["recalled"]
     assert "As in your last run: Processes 2, Mixed precision bf16, Maximum gradient norm 1.0, path" in said
     assert "lr" not in said
-    other.view.recalled.button.click()
+    press(other, type="forget")
     assert other.config == LaunchConfig(seed=6)
     assert dict(other.arguments) == {"lr": 0.2}
-    assert other.view.recalled.box.layout.display == "none"
+    assert other.form["recalled"] == ""
 
 
 def test_settings_that_the_function_no_longer_takes_are_left_out(notebook):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import ipywidgets
+import anywidget
 import traitlets
 
 from notebook_launcher.config import LaunchConfig
@@ -16,11 +15,12 @@ from notebook_launcher.kernel.calls.checks import check_callable
 from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.launch import launch
+from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.launching import launch_state
 from notebook_launcher.widgets.launching.launch_state import LaunchState
-from notebook_launcher.widgets.panel.running import RunArea
+from notebook_launcher.widgets.panel.running import Button, RunArea
 from notebook_launcher.widgets.panel.view import PanelView
-from notebook_launcher.widgets.place import Kept, PanelCell, close_children, open_widgets, panel_html
+from notebook_launcher.widgets.place import WIDGET_VIEW, Kept, PanelCell, open_widgets, panel_html
 from notebook_launcher.wording import name_of
 
 if TYPE_CHECKING:
@@ -30,15 +30,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.handle import Run
 
 
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-
-BETWEEN_BURSTS = 0.05
-"""Seconds between the widgets that a panel opens and those that it closes, 300 comms each. Beyond 500 to 1,000 waiting
-messages ZeroMQ drops the rest, and with them went the cell's display and its end (on a busy machine: the cell stayed
-"running")."""
-
-
-class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
+class ConfigPanel(anywidget.AnyWidget):
     """A form for a launch: the options, the function's own parameters, the effective batch, and a button.
 
         panel = ConfigPanel(train, num_processes=2)
@@ -62,8 +54,18 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         ConfigError: `fn` is no function, an option is invalid, or `fn` has no parameter with a name in `kwargs`.
     """
 
+    _esm = join_modules(STATIC / "panel.js")
+    _css = join_modules(STATIC / "panel.css")
     config = traitlets.Instance(LaunchConfig)
     """The options that the form shows."""
+    form = traitlets.Dict().tag(sync=True)
+    """The fields and what is written beside them, as the page draws them."""
+    running = traitlets.Dict().tag(sync=True)
+    """Launch, Stop, the run's state, its error, and the name of its monitor."""
+    opened = traitlets.List().tag(sync=True)
+    """Sections that are open."""
+    folded = traitlets.Bool(False).tag(sync=True)
+    """True if one line stands for the fields, as after a launch."""
 
     def __init__(
         self,
@@ -88,14 +90,17 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         """True if the form shows that its function was defined again; None before the panel is shown."""
         self.place = PanelCell()
         """The cells that show the panel."""
-        self.view = PanelView(state, self._running)
-        """The widgets: `panel.view.fields["seed"].control` is the seed's."""
-        super().__init__(self.view.children, config=state.config)
-        self.add_class("nbp-panel")
+        super().__init__(config=state.config)
+        self.view = PanelView(state, self._running, lambda form: self.set_trait("form", form))
+        """The form: `panel.view.fields["seed"]` is the seed's."""
         self.add_class(self._kept.live)
+        self._running.on_change(self._show_run)
+        self._show_run()
         state.observe(lambda _: self._renew_picture(), "revision")
-        self._running.status.observe(lambda _: self._renew_picture(), "value")
+        self._running.observe(lambda _: self._renew_picture(), "status_text")
+        self._running.observe(lambda _: self.set_trait("folded", True), "monitor")
         traitlets.link((state, "config"), (self, "config"))
+        self.on_msg(lambda _, content, __: self._receive(content))
         self._move_to(cell.current_message())
 
     @property
@@ -140,12 +145,12 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         return run.result() if run is not None and run.wait(0) else None
 
     @property
-    def launch_button(self) -> ipywidgets.Button:
+    def launch_button(self) -> Button:
         """Button that starts a run; disabled during a run and while a field is wrong. Its tooltip has the reason."""
         return self._running.launch_button
 
     @property
-    def stop_button(self) -> ipywidgets.Button:
+    def stop_button(self) -> Button:
         """Button that stops the run; a second click kills its ranks."""
         return self._running.stop_button
 
@@ -178,13 +183,15 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
         return f"<ConfigPanel({name}): {state}>"
 
     def close(self) -> None:
-        """Close the panel with all its widgets; its run continues."""
+        """Close the panel with its monitor; its run continues."""
         running = getattr(self, "_running", None)  # ipywidgets also closes a panel whose constructor has failed.
         if running is not None:
             self._kept.close()
             running.close()
-            close_children(self)
+        layout = self._trait_values.get("layout")  # asked for by its name, it would be made again
         super().close()
+        if layout is not None:
+            layout.close()  # It is a widget with a comm of its own.
 
     @property
     def settings(self) -> launch_state.Settings:
@@ -199,8 +206,20 @@ class ConfigPanel(ipywidgets.VBox):  # type: ignore[misc]
     def hand_over(self, successor: RunArea) -> None:
         """Give the run to another panel and close this one."""
         successor.take_over(self._running)
-        time.sleep(BETWEEN_BURSTS)
         self.close()
+
+    def _receive(self, content: Any) -> None:
+        """Process one message from the page."""
+        match content.get("type") if isinstance(content, dict) else None:
+            case "launch":
+                self.launch_button.click()
+            case "stop":
+                self.stop_button.click()
+            case str():
+                self.view.receive(content)
+
+    def _show_run(self) -> None:
+        self.running = self._running.shown
 
     def _start(self, fn: Any = None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Run:
         # The panel holds the monitor, so the run does not show another one.

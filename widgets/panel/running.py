@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import re
 import threading
 import traceback
 from typing import TYPE_CHECKING, Any, Literal
 
-import ipywidgets
+import traitlets
 
 from notebook_launcher.errors import CallOrderError, ConfigError, RemoteTraceback, RunStoppedError
 from notebook_launcher.ipython_shell import running_shell
@@ -16,7 +15,6 @@ from notebook_launcher.kernel.display import cell
 from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.failures.culprit import Failure
 from notebook_launcher.widgets.monitor.monitor import Monitor
-from notebook_launcher.widgets.panel.fields import WIDE
 from notebook_launcher.wording import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -32,7 +30,19 @@ IDLE_TIP = "There is no run to stop."
 KILL_TIP = "Kill the ranks now"
 
 
-class RunArea:
+class Button(traitlets.HasTraits):
+    """A button of the page, with the names that buttons of ipywidgets have."""
+
+    description, tooltip = traitlets.Unicode(), traitlets.Unicode()
+    disabled = traitlets.Bool(False)
+
+    def __init__(self, clicked: Callable[[], object], **traits: Any) -> None:
+        super().__init__(**traits)
+        self.click = clicked
+        """Do what a click does."""
+
+
+class RunArea(traitlets.HasTraits):
     """A launcher of one run at a time, which it follows to its end.
 
     Clicks arrive in the thread in which the kernel processes messages, so no method here waits: a launch has a thread
@@ -41,6 +51,15 @@ class RunArea:
     When the panel's cell is run again, the area hands its run to its successor, the area of the new panel:
     `successor.take_over(area)`.
     """
+
+    status_text = traitlets.Unicode()
+    """The state of the run, or of the form."""
+    status_kind = traitlets.Unicode()
+    """One of "ready", "busy", "done" and "error"."""
+    error = traitlets.List()
+    """The error of the last click or run: pieces of text, each with its CSS classes."""
+    monitor = traitlets.Any()
+    """The monitor of the newest run; None before the first."""
 
     def __init__(self, start: Callable[[], Run]) -> None:
         self.run: Run | None = None
@@ -60,23 +79,30 @@ class RunArea:
         """True once the panel was shown in a cell."""
         self._ready = "", True
         """The launch that a click would start, or why none can be started; and if it can."""
-        self._monitor: Monitor | None = None
-        self.launch_button = ipywidgets.Button(description="Launch", button_style="primary", layout=WIDE)
-        self.stop_button = ipywidgets.Button(description="Stop", disabled=True, layout=WIDE, tooltip=IDLE_TIP)
-        self.status = ipywidgets.HTML()
-        self.status.add_class("nbp-status-box")
-        self.status_text = ""
-        """Text of the status, without its HTML."""
         self._shows_readiness = True
         """True if the status shows `_ready`, not the state or the end of a run."""
-        self.error = ipywidgets.HTML()
-        self.monitor_box = ipywidgets.VBox([])
-        row = ipywidgets.HBox([self.launch_button, self.stop_button, self.status])
-        row.add_class("nbp-actions")
-        self.box = ipywidgets.VBox([row, self.error, self.monitor_box])
-        self.box.add_class("nbp-running")
-        self.launch_button.on_click(lambda _: self.attempt(self._click_launch))
-        self.stop_button.on_click(lambda _: self.attempt(self._click_stop))
+        self.launch_button = Button(lambda: self.attempt(self._click_launch), description="Launch")
+        self.stop_button = Button(
+            lambda: self.attempt(self._click_stop), description="Stop", disabled=True, tooltip=IDLE_TIP
+        )
+        super().__init__()
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the page shows, as JSON."""
+        names = ("description", "tooltip", "disabled")
+        buttons = {"launch": self.launch_button, "stop": self.stop_button}
+        return {
+            "buttons": {key: {name: getattr(button, name) for name in names} for key, button in buttons.items()},
+            "status": [self.status_text, self.status_kind],
+            "error": self.error,
+            "monitor": self.monitor.model_id if self.monitor is not None and self.monitor.comm is not None else "",
+        }
+
+    def on_change(self, changed: Callable[[], object]) -> None:
+        """Have a function called whenever the page has to change."""
+        for part in (self, self.launch_button, self.stop_button):
+            part.observe(lambda _: changed())
 
     @property
     def is_busy(self) -> bool:
@@ -103,8 +129,8 @@ class RunArea:
 
     def show_error(self, error: BaseException) -> None:
         """Show an error as a cell does, but without a traceback if the message alone helps."""
-        text = f"<pre class='nbp-traceback'>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
-        self.error.value = text if isinstance(error, (CallOrderError, ConfigError)) else exception_html(error)
+        is_plain = isinstance(error, (CallOrderError, ConfigError))
+        self.error = [[f"{type(error).__name__}: {error}", ""]] if is_plain else exception_pieces(error)
 
     def take_over(self, old: RunArea) -> None:
         """Take over the run of the area that this one replaces, also a run that is still starting."""
@@ -127,7 +153,7 @@ class RunArea:
 
     def _keep_picture_at_home(self) -> None:
         with cell.answering(self.home):
-            self._keep_picture(self._monitor)
+            self._keep_picture(self.monitor)
 
     def _keep_picture(self, monitor: Monitor | None) -> None:
         sink = make_sink()
@@ -136,8 +162,8 @@ class RunArea:
 
     def close(self) -> None:
         """Close the monitor; the run continues."""
-        if self._monitor is not None:
-            self._monitor.close()
+        if self.monitor is not None:
+            self.monitor.close()
 
     def launch(self, start: Callable[[], Run]) -> Run:
         """Launch in this thread. Raise `CallOrderError` during another run."""
@@ -211,16 +237,15 @@ class RunArea:
         self._draw_launch_button()
         if run.state == "stopping" and self._begin_stopping() is not None:
             self._draw_stopping()
-        old, self._monitor = self._monitor, Monitor(run)
-        self.monitor_box.children = [self._monitor]
+        old, self.monitor = self.monitor, Monitor(run)
         if not self._is_successor:
-            self._keep_picture(self._monitor)
+            self._keep_picture(self.monitor)
         elif self._is_shown:
             self._keep_picture_at_home()
         if old is not None:
             old.close()
         if self._successor is not None:  # The panel was replaced meanwhile.
-            self._monitor.close()
+            self.monitor.close()
 
     def _click_stop(self) -> None:
         if self.run is None or self.run.wait(0) or (is_second := self._begin_stopping()) is None:
@@ -250,11 +275,11 @@ class RunArea:
         else:
             self.attempt(lambda: self.show_error(error))
             self._draw_end(f"{run.name}: failed after {seconds}.", "error")
-        if self._monitor is not None:
-            self.attempt(self._monitor.finish)
+        if self.monitor is not None:
+            self.attempt(self.monitor.finish)
 
     def _draw_start(self) -> None:
-        self.error.value = ""
+        self.error = []
         self._draw_launch_button()
         self._set_status("Starting.", "busy")
 
@@ -276,12 +301,11 @@ class RunArea:
     def _set_status(self, text: str, kind: str) -> None:
         mark = {"error": "✕ ", "done": "✓ ", "busy": "● "}.get(kind, "")
         self._shows_readiness = False
-        self.status_text = mark + text
-        self.status.value = f'<span class="nbp-status nbp-{kind}" role="status">{mark}{html.escape(text)}</span>'
+        self.status_kind, self.status_text = kind, mark + text
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# An exception as a cell shows it, in HTML.
+# An exception as a cell shows it, as pieces of text with classes for their colours.
 
 
 SELECT = re.compile(r"\x1b\[([\d;]*)m")
@@ -289,7 +313,7 @@ OTHER_CONTROLS = re.compile(r"\x1b\[[\d;?]*[A-Za-ln-z]|\x1b[^\[]|[\x00-\x08\x0b-
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
-def exception_html(error: BaseException) -> str:
+def exception_pieces(error: BaseException) -> list[list[str]]:
     """Return the traceback that the running shell would print; without a shell, Python's.
 
     Of a failed run, it has one line in place of the rank's traceback, which the monitor has.
@@ -299,20 +323,19 @@ def exception_html(error: BaseException) -> str:
     first = failures[0] if isinstance(failures, tuple) and failures else None
     if isinstance(first, Failure) and first.traceback.strip():
         text = text.replace(first.traceback.rstrip(), first.summary)
-    return f'<pre class="nbp-traceback" tabindex="0">{ansi_to_html(text.strip())}</pre>'
+    return ansi_pieces(text.strip())
 
 
-def ansi_to_html(text: str) -> str:
-    """Return escaped HTML with the text's colours and bold as classes; other control sequences are dropped."""
+def ansi_pieces(text: str) -> list[list[str]]:
+    """Return the text in pieces, each with its colours and bold as classes; other control sequences are dropped."""
     pieces, classes = [], set[str]()
     for at, piece in enumerate(SELECT.split(text)):
         if at % 2:
             classes = _select(classes, piece)
             continue
-        clean = html.escape(OTHER_CONTROLS.sub("", piece))
-        if clean:
-            pieces.append(f'<span class="{" ".join(sorted(classes))}">{clean}</span>' if classes else clean)
-    return "".join(pieces)
+        if clean := OTHER_CONTROLS.sub("", piece):
+            pieces.append([clean, " ".join(sorted(classes))])
+    return pieces
 
 
 def _select(classes: set[str], codes: str) -> set[str]:
