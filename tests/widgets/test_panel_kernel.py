@@ -41,13 +41,13 @@ class Waiting:  # for a widget's trait to have a value that is wanted
         self.event = threading.Event()
         widget.observe(lambda change: is_wanted(change["new"]) and self.event.set(), name)
     def wait(self):
-        assert self.event.wait(30), (panel.run, panel.view.run_area.status.value, panel.view.run_area.error.value)
+        assert self.event.wait(30), (panel.run, panel.view.run_area.status_text, panel.view.run_area.error)
 
 def run_by_click():
     over = Waiting(panel.launch_button, "disabled", lambda is_disabled: not is_disabled)
     panel.launch_button.click()
     over.wait()
-    return panel.view.run_area.status.value
+    return panel.view.run_area.status_text
 
 panel
 """
@@ -75,8 +75,8 @@ def cell(kernel_and_cell: tuple[Kernel, str]) -> str:
 
 def click(kernel: Kernel, button: str, panel: str = "panel") -> None:
     """Click as a front end does: by a message to the widget."""
-    comm_id = evaluate(kernel, f"{panel}.{button}.comm.comm_id")
-    content = {"comm_id": comm_id, "data": {"method": "custom", "content": {"event": "click"}}}
+    comm_id = evaluate(kernel, f"{panel}.comm.comm_id")
+    content = {"comm_id": comm_id, "data": {"method": "custom", "content": {"type": button}}}
     client: Any = kernel._client
     client.shell_channel.send(client.session.msg("comm_msg", content))
 
@@ -88,8 +88,9 @@ def test_panel_works_with_the_oldest_ipywidgets() -> None:
         assert shown.error is None, shown.traceback
         assert shown.stdout == "7.7.5\n"
         before = set(final(shown))
-        evaluate(kernel, "panel.view.argument_fields['endless'].control.value = True; 0")
-        click(kernel, "launch_button")
+        put = {"type": "put", "key": "arguments.endless", "value": True}
+        kernel.send_comm(evaluate(kernel, "panel.comm.comm_id"), {"method": "custom", "content": put})
+        click(kernel, "launch")
         kernel.wait(shown.msg_id, until=lambda _: bool(monitors(kernel)))
         (comm_id,) = monitors(kernel)
         kernel.send_comm(comm_id, {"method": "custom", "content": {"type": "hello"}})
@@ -98,7 +99,7 @@ def test_panel_works_with_the_oldest_ipywidgets() -> None:
         ended = kernel.wait(shown.msg_id, until=lambda cell: new_picture(cell, before, "stopped"))
         assert "update" in sent(kernel, comm_id)
         assert "stopped after" in ended.stdout
-        closed = kernel.execute("monitor = panel.view.run_area._monitor; monitor.close(); monitor")
+        closed = kernel.execute("monitor = panel.view.run_area.monitor; monitor.close(); monitor")
         assert closed.error is None, closed.traceback
         assert "stopped" in str(closed.result)
 
@@ -124,10 +125,15 @@ def test_panel_is_shown_as_a_widget_with_a_text(kernel: Kernel, cell: str) -> No
 
 
 def test_click_on_launch_runs_with_the_values_of_the_fields(kernel: Kernel, cell: str) -> None:
-    status = evaluate(kernel, 'panel.view.argument_fields["lr"].control.value = "0.5"; run_by_click()')
+    status = evaluate(
+        kernel, 'panel.view.receive({"type": "put", "key": "arguments.lr", "value": "0.5"}); run_by_click()'
+    )
     assert "✓ train: done in " in status
     assert evaluate(kernel, "list(panel.results), panel.run.config.num_processes") == ([0.5, 1.0], 2)
-    assert evaluate(kernel, "type(panel.view.run_area.monitor_box.children[0]).__name__") == "Monitor"
+    assert evaluate(kernel, "panel.running['monitor'] == panel.view.run_area.monitor.model_id, panel.folded") == (
+        True,
+        True,
+    )
 
 
 def test_output_and_picture_of_a_run_come_to_the_panels_cell(kernel: Kernel, cell: str) -> None:
@@ -161,26 +167,26 @@ def test_folded_picture_stands_below_the_panel_of_a_live_run(kernel: Kernel, cel
 def test_second_click_on_launch_starts_nothing(kernel: Kernel, cell: str) -> None:
     before = kernel.outcome(cell).stdout.count("train: 2 CPU ranks")
     evaluate(kernel, 'over = Waiting(panel.launch_button, "disabled", lambda is_off: not is_off); 0')
-    click(kernel, "launch_button")
-    click(kernel, "launch_button")
+    click(kernel, "launch")
+    click(kernel, "launch")
     kernel.execute("over.wait()")
-    assert evaluate(kernel, "panel.run.state, panel.view.run_area.error.value") == ("done", "")
+    assert evaluate(kernel, "panel.run.state, panel.view.run_area.error") == ("done", [])
     assert kernel.outcome(cell).stdout.count("train: 2 CPU ranks") == before + 1
 
 
 def test_failure_is_shown_above_the_monitor_and_launch_is_enabled_again(kernel: Kernel) -> None:
     assert "✕ train: failed after" in evaluate(kernel, 'panel.arguments["fails"] = True; run_by_click()')
-    error = evaluate(kernel, "panel.view.run_area.error.value")
+    error = evaluate(kernel, "''.join(text for text, _ in panel.view.run_area.error)")
     assert "rank 1 of 2 failed first; rank 0 failed as a consequence." in error
-    assert "ValueError: bo&lt;b&gt;o&lt;/b&gt;m" in error
+    assert "ValueError: bo<b>o</b>m" in error
     assert "raise ValueError(" not in error  # The monitor below has the traceback.
-    reset = evaluate(kernel, "panel.view.run_area._monitor._feed.reset()['errors'][0]['traceback']")
+    reset = evaluate(kernel, "panel.view.run_area.monitor._feed.reset()['errors'][0]['traceback']")
     assert "raise ValueError(" in reset
     outcome = kernel.execute("panel.results")
     assert outcome.error == "ValueError: bo<b>o</b>m"
     status = evaluate(kernel, 'panel.arguments["fails"] = False; run_by_click()')
     assert "done in" in status
-    assert evaluate(kernel, "panel.view.run_area.error.value") == ""
+    assert evaluate(kernel, "panel.view.run_area.error") == []
 
 
 def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
@@ -198,7 +204,7 @@ def test_stop_asks_and_then_kills(kernel: Kernel) -> None:
     assert evaluate(kernel, "panel.stop_button.click(); panel.stop_button.description") == "Kill"
     evaluate(kernel, "panel.stop_button.click(); over.wait(); 0")
     assert evaluate(kernel, "panel.run.state, panel.stop_button.disabled") == ("stopped", True)
-    assert "train: stopped after" in evaluate(kernel, "panel.view.run_area.status.value")
+    assert "train: stopped after" in evaluate(kernel, "panel.view.run_area.status_text")
 
 
 def panel_run(kernel: Kernel) -> str:
@@ -213,7 +219,7 @@ def test_every_start_method_works_from_a_click(kernel: Kernel, method: str) -> N
 
 def test_shown_panel_reports_after_the_cell_that_defines_its_function_again(kernel: Kernel) -> None:
     callbacks = 'len(get_ipython().events.callbacks["post_run_cell"])'
-    look = "'again was defined again: run this cell again' in mine.view.run_area.status_text, mine.view.code.value"
+    look = "'again was defined again: run this cell again' in mine.view.run_area.status_text, mine.form['code']['text']"
     before = evaluate(kernel, callbacks)
     run_cell(kernel, "def again(): return 1\nmine = ConfigPanel(again, 1)\nmine")
     assert evaluate(kernel, callbacks) == before + 1
@@ -230,8 +236,8 @@ def test_shown_panel_reports_after_the_cell_that_defines_its_function_again(kern
 
 def test_status_of_a_run_gives_way_to_a_field_that_has_to_be_fixed(kernel: Kernel) -> None:
     evaluate(kernel, "run_by_click()")
-    wrong = 'panel.view.fields["seed"].control.value = "x"\nsaid = panel.view.run_area.status_text\n'
-    typed = wrong + 'panel.view.fields["seed"].control.value = "1"\n'
+    put = 'panel.view.receive({"type": "put", "key": "seed", "value": %r})\n'
+    typed = put % "x" + "said = panel.view.run_area.status_text\n" + put % "1"
     said, then = evaluate(kernel, typed + "said, panel.view.run_area.status_text")
     assert said == "✕ Fix Seed to enable Launch."
     assert then.startswith("2 CPU ranks, gloo")
@@ -242,7 +248,7 @@ def test_refused_launch_is_shown_in_the_panel(kernel: Kernel) -> None:
         "captured = threading.Lock()\n"
         "broken, panel = panel, ConfigPanel(lambda: captured, 2)\n"
         "status = run_by_click()\n"
-        "error, panel = panel.view.run_area.error.value, broken\n"
+        "error, panel = str(panel.view.run_area.error), broken\n"
         "status, error"
     )
     status, error = evaluate(kernel, code)
@@ -299,13 +305,13 @@ def test_panel_of_a_cell_that_is_run_again_adopts_the_live_run(kernel: Kernel) -
     assert shown.error is None, shown.traceback
     assert evaluate(kernel, "again is first, again.run is run, run.state") == (False, True, "running")
     assert evaluate(kernel, "again.launch_button.disabled, again.stop_button.disabled") == (True, False)
-    assert "loop is running on 2 ranks" in evaluate(kernel, "again.view.run_area.status.value")
+    assert "loop is running on 2 ranks" in evaluate(kernel, "again.view.run_area.status_text")
     (comm_id,) = monitors(kernel)[-1:]
-    assert evaluate(kernel, "again.view.run_area.monitor_box.children[0].comm.comm_id") == comm_id
+    assert evaluate(kernel, "again.view.run_area.monitor.comm.comm_id") == comm_id
     for name in ("again", "first"):
         refused = kernel.execute(f"{name}.launch()")
         assert (refused.error or "").startswith("CallOrderError: this panel's run is not over")
-    click(kernel, "stop_button", panel="again")
+    click(kernel, "stop", panel="again")
     assert evaluate(kernel, "run.wait(30) and run.state") == "stopped"
     kernel.wait(shown.msg_id, until=lambda cell: any(">loop on 2 ranks: stopped" in each for each in pictures(cell)))
 
@@ -318,7 +324,7 @@ def test_panel_of_a_cell_that_is_run_again_adopts_a_run_that_is_starting(kernel:
     kernel.execute(cell)
     assert evaluate(kernel, "slow is first, slow.launch_button.disabled") == (False, True)
     kernel.execute("slow.stop_button.disabled and Waiting(slow.stop_button, 'disabled', lambda off: not off).wait()")
-    click(kernel, "stop_button", panel="slow")
+    click(kernel, "stop", panel="slow")
     assert evaluate(kernel, "slow.run.wait(30) and slow.run is first.run and slow.run.state") == "stopped"
 
 
@@ -367,7 +373,7 @@ def test_panel_of_a_cell_that_is_run_again_keeps_what_was_typed_and_the_code_doe
         *(2, 4),
         {"lr": 0.3, "fails": True},
     )
-    assert "As you left the panel: Seed 4, fails True." in evaluate(kernel, "keeps.view.recalled.note.value")
+    assert "As you left the panel: Seed 4, fails True." in evaluate(kernel, "keeps.form['recalled']")
     kernel.execute(cell)  # by a program: it gets what the code says
     assert evaluate(kernel, "keeps.config.seed, dict(keeps.arguments)") == (None, {"lr": 0.3})
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.kernel.results import Results
     from notebook_launcher.kernel.run.handle import Run
+    from notebook_launcher.widgets.monitor.monitor import Monitor
 
 
 class ConfigPanel(anywidget.AnyWidget):
@@ -66,6 +67,8 @@ class ConfigPanel(anywidget.AnyWidget):
     """Sections that are open."""
     folded = traitlets.Bool(False).tag(sync=True)
     """True if one line stands for the fields, as after a launch."""
+    relayed = traitlets.Dict().tag(sync=True)
+    """Title, script and style of a monitor whose messages go through the panel; empty if it has its own connection."""
 
     def __init__(
         self,
@@ -94,11 +97,11 @@ class ConfigPanel(anywidget.AnyWidget):
         self.view = PanelView(state, self._running, lambda form: self.set_trait("form", form))
         """The form: `panel.view.fields["seed"]` is the seed's."""
         self.add_class(self._kept.live)
+        self._running.observe(lambda change: self._show_monitor(change["new"]), "monitor")
         self._running.on_change(self._show_run)
         self._show_run()
         state.observe(lambda _: self._renew_picture(), "revision")
         self._running.observe(lambda _: self._renew_picture(), "status_text")
-        self._running.observe(lambda _: self.set_trait("folded", True), "monitor")
         traitlets.link((state, "config"), (self, "config"))
         self.on_msg(lambda _, content, __: self._receive(content))
         self._move_to(cell.current_message())
@@ -215,8 +218,16 @@ class ConfigPanel(anywidget.AnyWidget):
                 self.launch_button.click()
             case "stop":
                 self.stop_button.click()
+            case "monitor" if self._running.monitor is not None:
+                self._running.monitor._handle_custom_msg(content.get("content"), [])  # noqa: SLF001 - the page's message
             case str():
                 self.view.receive(content)
+
+    def _show_monitor(self, monitor: Monitor) -> None:
+        self.folded = True
+        if kernel_shell() is None:  # marimo connects widgets with the page that a cell makes, not those of a thread
+            monitor.send = lambda content: self.send({"type": "monitor", "content": content})
+            self.relayed = monitor.get_state(["title", "_esm", "_css"])
 
     def _show_run(self) -> None:
         self.running = self._running.shown

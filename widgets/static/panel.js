@@ -28,7 +28,8 @@ import { h, setAttribute, setHidden, setText } from "./monitor/elements.js";
  * What a front end gives a widget, as far as this page uses it. Only newer versions of anywidget, and marimo, have a host.
  * @typedef {{
  *   get(name: string): any, set(name: string, value: any): void, save_changes(): void, send(message: object): unknown,
- *   on(event: string, listener: () => void): void, off(event: string, listener: () => void): void, widget_manager: any,
+ *   on(event: string, listener: (content: any) => void): void, off(event: string, listener: (content: any) => void): void,
+ *   widget_manager: any,
  * }} PanelModel
  * @typedef {{ getWidget(name: string): Promise<{ render(view: { el: Element, signal: AbortSignal }): Promise<void> }> }} Host
  */
@@ -312,7 +313,9 @@ class RunView {
     const el = h("div");
     const { signal } = (this.#ends = new AbortController());
     this.#monitor.replaceChildren(el);
-    if (this.#host) {
+    const relayed = this.#model.get("relayed");
+    if (relayed._esm) await this.#showRelayed(relayed, el, signal);
+    else if (this.#host) {
       const monitor = await this.#host.getWidget(`anywidget:${name}`);
       if (!signal.aborted) await monitor.render({ el, signal });
     } else {
@@ -322,6 +325,35 @@ class RunView {
       el.append(view.el);
       signal.addEventListener("abort", () => view.remove());
     }
+  }
+
+  /**
+   * Draw a monitor whose messages go through the panel.
+   * @param {{ title: string, _esm: string, _css: string }} relayed @param {HTMLElement} el @param {AbortSignal} signal
+   */
+  async #showRelayed({ title, _esm, _css }, el, signal) {
+    const url = URL.createObjectURL(new Blob([_esm], { type: "text/javascript" }));
+    const widget = (await import(url)).default;
+    URL.revokeObjectURL(url);
+    if (signal.aborted) return;
+    /** @type {Set<(content: any) => void>} */
+    const listeners = new Set();
+    const pass = (/** @type {any} */ message) => {
+      if (message.type === "monitor") for (const listener of listeners) listener(message.content);
+    };
+    const model = {
+      get: (/** @type {string} */ name) => (name === "title" ? title : ""),
+      send: (/** @type {object} */ content) => this.#model.send({ type: "monitor", content }),
+      on: (/** @type {string} */ event, /** @type {(content: any) => void} */ listener) => event === "msg:custom" && listeners.add(listener),
+      off: (/** @type {string} */ _, /** @type {(content: any) => void} */ listener) => listeners.delete(listener),
+    };
+    this.#model.on("msg:custom", pass);
+    el.before(h("style", {}, _css));
+    const end = widget.render({ model, el });
+    signal.addEventListener("abort", () => {
+      this.#model.off("msg:custom", pass);
+      end();
+    });
   }
 
   close() {
@@ -339,7 +371,7 @@ class Panel {
   #recalledRow;
   #summary = h("span", { class: "nbp-summary" });
   #edit = pushButton("Edit", () => this.#set("folded", !this.#isFolded()));
-  #summaryRow = h("div", { class: "nbp-folded" }, this.#summary, this.#edit);
+  #head = h("div", { class: "nbp-head" }, this.#title, this.#summary, this.#edit);
   #heading = h("div", { class: "nbp-heading" });
   #product = h("span", { class: "nbp-product" });
   #code = new CodeView();
@@ -384,8 +416,8 @@ class Panel {
       this.#code.element,
     );
     this.#run = new RunView(model, host);
-    const head = h("div", {}, this.#title, this.#machine, this.#recalledRow);
-    const element = h("div", { class: "nbp-panel" }, head, this.#summaryRow, this.#body, this.#run.element);
+    const head = h("div", {}, this.#head, this.#machine, this.#recalledRow);
+    const element = h("div", { class: "nbp-panel" }, head, this.#body, this.#run.element);
     element.addEventListener("pointerenter", this.#look);
     element.addEventListener("focusin", this.#look);
     el.append(element);
@@ -432,7 +464,7 @@ class Panel {
     setText(this.#summary, isFolded ? form.summary : "");
     setText(this.#edit, isFolded ? "Edit" : "Fold");
     setAttribute(this.#edit, "aria-expanded", String(!isFolded));
-    setHidden(this.#summaryRow, !running.monitor || !form.summary);
+    setHidden(this.#edit, !running.monitor || !form.summary);
     setHidden(this.#body, isFolded);
     for (const part of /** @type {("essential" | "arguments" | "advanced")[]} */ (["essential", "arguments", "advanced"]))
       this.#grids[part].show(form[part], form.fields);
