@@ -22,7 +22,6 @@ def test_effective_batch_is_a_formula():
     type_in(panel, "batch_size", "16")
     type_in(panel, "gradient_accumulation_steps", "4")
     assert panel.effective_batch == 128
-    assert str(panel.view.state.effective_batch) == "micro-batch 16 × accumulation 4 × processes 2 = 128"  # noqa: RUF001
     assert panel.form["batch"] == {
         "factors": [["16", "micro-batch"], ["4", "accumulation"], ["2", "processes"]],
         "total": "128",
@@ -37,7 +36,7 @@ def test_panel_shows_the_steps_and_the_precision_that_the_environment_gives(monk
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     panel = ConfigPanel(train, 2)
-    assert str(panel.view.state.effective_batch) == "micro-batch 32 × accumulation 4 × processes 2 = 256"  # noqa: RUF001
+    assert panel.effective_batch == 256
     assert field(panel, "gradient_accumulation_steps")["placeholder"] == "4 (ACCELERATE_GRADIENT_ACCUMULATION_STEPS)"
     assert words_of(panel, "mixed_precision")[field(panel, "mixed_precision")["value"]] == "bf16"
     assert "steps" not in panel.code

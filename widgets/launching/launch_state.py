@@ -95,17 +95,17 @@ class LaunchState(traitlets.HasTraits):
         return next((self.parameters[name] for name in MICRO_BATCH_NAMES if name in self.parameters), None)
 
     @property
-    def effective_batch(self) -> EffectiveBatch:
-        """Number of samples that one update sees."""
+    def batch_factors(self) -> dict[str, int | None]:
+        """Factors of the samples that one update sees, by name; None for one that is unknown."""
         name = None if self.micro_batch is None else self.micro_batch.name
         size = None if name is None or f"arguments.{name}" in self.mistakes else self.value_of(name)
         steps = None if "gradient_accumulation_steps" in self.mistakes else self.training.gradient_accumulation_steps
         num = self.config.num_processes if self.plan is None else self.plan.num_processes
-        return EffectiveBatch(
-            micro_batch=size if type(size) is int and size > 0 else None,
-            accumulation=steps,
-            processes=None if "num_processes" in self.mistakes else num,
-        )
+        return {
+            "micro-batch": size if type(size) is int and size > 0 else None,
+            "accumulation": steps,
+            "processes": None if "num_processes" in self.mistakes else num,
+        }
 
     @property
     def sharding_hint(self) -> str:
@@ -462,36 +462,3 @@ def _signal_hint(config: LaunchConfig) -> str:
     if config.preemption_signal is not None:
         return SIGNAL if config.detached else ONLY_DETACHED
     return AUTOMATIC if config.detached and config.resume is not None else NO_SIGNAL
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Number of samples that one optimizer update sees, as a formula.
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EffectiveBatch:
-    """Number of samples that one optimizer update sees."""
-
-    micro_batch: int | None
-    accumulation: int | None
-    processes: int | None
-
-    @property
-    def total(self) -> int | None:
-        """Samples of one update on all ranks; None if a factor is unknown."""
-        if self.micro_batch is None or self.accumulation is None or self.processes is None:
-            return None
-        return self.micro_batch * self.accumulation * self.processes
-
-    @property
-    def factors(self) -> dict[str, int | None]:
-        """Factors of the product, by name."""
-        return {"micro-batch": self.micro_batch, "accumulation": self.accumulation, "processes": self.processes}
-
-    def __str__(self) -> str:
-        product = " × ".join(f"{name} {_or_unknown(value)}" for name, value in self.factors.items())  # noqa: RUF001
-        return f"{product} = {_or_unknown(self.total)}"
-
-
-def _or_unknown(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"

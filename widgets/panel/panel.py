@@ -19,7 +19,7 @@ from notebook_launcher.widgets.assets import STATIC, join_modules
 from notebook_launcher.widgets.launching import launch_state
 from notebook_launcher.widgets.launching.launch_state import LaunchState
 from notebook_launcher.widgets.panel.running import Button, RunArea
-from notebook_launcher.widgets.panel.view import PanelView
+from notebook_launcher.widgets.panel.view import PanelView, product
 from notebook_launcher.widgets.place import WIDGET_VIEW, Kept, PanelCell, open_widgets, panel_html
 from notebook_launcher.wording import name_of
 
@@ -134,7 +134,7 @@ class ConfigPanel(anywidget.AnyWidget):
     @property
     def effective_batch(self) -> int | None:
         """Samples of one optimizer update on all ranks; None if no parameter of the function is its micro-batch."""
-        return self._state.effective_batch.total
+        return product(self._state.batch_factors)
 
     @property
     def run(self) -> Run | None:

@@ -437,12 +437,11 @@ class PanelView:
 
     def _batch(self) -> dict[str, Any]:
         """Return the effective batch as a product."""
-        batch = self.state.effective_batch
-        counted = {name: value for name, value in batch.factors.items() if self.state.micro_batch or name != MICRO}
-        total = None if None in counted.values() else math.prod(value or 0 for value in counted.values())
+        factors = self.state.batch_factors
+        counted = {name: value for name, value in factors.items() if self.state.micro_batch or name != MICRO}
         return {
-            "factors": [[_or_unknown(value), name] for name, value in counted.items()],
-            "total": _or_unknown(total),
+            "factors": [["?" if value is None else f"{value:,}", name] for name, value in counted.items()],
+            "total": "?" if (total := product(counted)) is None else f"{total:,}",
             "unit": "samples" if MICRO in counted else "micro-batches",
         }
 
@@ -529,5 +528,7 @@ def _write(name: str, value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _or_unknown(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
+def product(factors: Mapping[str, int | None]) -> int | None:
+    """Return the product of factors; None if one is unknown."""
+    known = [factor for factor in factors.values() if factor is not None]
+    return math.prod(known) if len(known) == len(factors) else None
