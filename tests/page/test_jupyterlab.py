@@ -227,7 +227,11 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
     monitor_of(page).get_by_text("effective batch 32 x 4 x 2 = 256 samples per update").wait_for()
     first = wait_for_other_drawing(page, "")
     wait_for_other_drawing(page, first)
-    picture(page, page.locator(".nbp-panel"), "panel.png")
+    assert panel.get_by_label("epochs", exact=True).is_hidden()  # One line stands for the fields of a live run.
+    panel.get_by_text("lr 0.003 · Micro-batch size 32 · epochs 2 · pause 0.1 · 2 ranks").wait_for()
+    panel.get_by_role("button", name="Edit", exact=True).click()
+    panel.get_by_label("epochs", exact=True).wait_for()
+    picture(page, panel, "panel.png")
 
     lab.save(page, "panel.ipynb")
     lab.show(page, "panel.ipynb")
