@@ -35,6 +35,7 @@ import { h, setAttribute, setHidden, setText } from "./monitor/elements.js";
  */
 
 const LOOK_EVERY = 1000; // milliseconds between two requests to look for changed names in the notebook
+const DEAD_STATUSES = new Set(["restarting", "autorestarting", "dead", "terminating"]); // of a kernel
 const COPIED = 1500; // milliseconds for which the button says so
 /** @type {Record<string, string>} */
 const MARKS = { error: "✕ ", warning: "Note: " };
@@ -382,10 +383,16 @@ class Panel {
   #slurm;
   #run;
   #model;
+  #el;
+  #kernel;
 
   /** @param {PanelModel} model @param {HTMLElement} el @param {Host | undefined} host */
   constructor(model, el, host) {
     this.#model = model;
+    this.#el = el;
+    this.#kernel = model.widget_manager?.kernel;
+    this.#kernel?.statusChanged?.connect(this.#onKernel);
+    model.on("comm:close", this.#onClose);
     const send = (/** @type {object} */ message) => void model.send(message);
     const ask = (/** @type {string} */ text, /** @type {string} */ title) => pushButton(text, () => send({ type: text.toLowerCase() }), { title });
     const forget = pushButton("Back to defaults", () => send({ type: "forget" }), { title: "Take these settings back" });
@@ -424,6 +431,13 @@ class Panel {
     for (const name of ["form", "running", "opened", "folded"]) model.on(`change:${name}`, this.#draw);
     this.#draw();
   }
+
+  /** Show the picture below instead: ipywidgets sets this class too, but anywidget cuts it off from the model. */
+  #onClose = () => this.#el.classList.add("jupyter-widgets-disconnected");
+
+  #onKernel = (/** @type {unknown} */ _, /** @type {string} */ status) => {
+    if (DEAD_STATUSES.has(status)) this.#onClose();
+  };
 
   /** Have Python look for names of the notebook that may have changed. */
   #look = () => {
@@ -492,6 +506,8 @@ class Panel {
 
   close() {
     for (const name of ["form", "running", "opened", "folded"]) this.#model.off(`change:${name}`, this.#draw);
+    this.#kernel?.statusChanged?.disconnect(this.#onKernel);
+    this.#model.off("comm:close", this.#onClose);
     this.#run.close();
   }
 }
