@@ -303,11 +303,11 @@ class PanelView:
 
     def _summary(self) -> str:
         """Return the line that stands for a folded form."""
-        words, num = self.words(), self.state.plan and self.state.plan.num_processes
+        words, plan = self.words(), self.state.plan
         arguments = [field.label for field in self.fields.values() if field.parameter]
         shown = [f"{label} {words[label]}" for label in arguments[:MAX_SUMMARY]]
         shown += ["…"] if len(arguments) > MAX_SUMMARY else []
-        return " · ".join([*shown, *([plural(num, "rank")] if num else [])])
+        return " · ".join([*shown, *([] if plan is None else [plural(plan.num_processes, "rank")])])
 
     def _value_of(self, field: Field) -> Any:
         """Return a value as its field shows it: if it was not given, a choice shows the environment's value."""
