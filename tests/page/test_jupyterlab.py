@@ -233,6 +233,7 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
     panel.get_by_label("epochs", exact=True).wait_for()
     picture(page, panel, "panel.png")
 
+    lab.cell(page, 0).locator(".cm-content").first.click()  # JupyterLab saves nothing from a widget's button.
     lab.save(page, "panel.ipynb")
     lab.show(page, "panel.ipynb")
     wait_for_state(page, "done")
