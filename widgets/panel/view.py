@@ -484,9 +484,6 @@ class PanelView:
         """Call a function; the note below shows what it did, or its error, because no cell would."""
         try:
             self.file_notes[name] = act()
-        except OSError as error:
-            text = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
-            self.file_notes[name] = text, "error"
         except Exception as error:  # no cell would show the error
             self.file_notes[name] = str(error), "error"
         self.draw()
