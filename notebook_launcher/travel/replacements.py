@@ -495,7 +495,7 @@ def _is_searched_for(value: Any) -> bool:
 def _given_name(given: str) -> str:
     """Return the own name of a definition that a call was given."""
     value = namespace.main_globals().get(given)
-    return value.__name__ if _is_definition(value) else _hidden_name(given) or given
+    return str(value.__name__) if _is_definition(value) else _hidden_name(given) or given
 
 
 def _is_noted_by_base(cls: Any) -> bool:
