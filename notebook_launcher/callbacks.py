@@ -157,9 +157,12 @@ class _Callback:
             self._safepoint, self._settings = safepoint, settings
             self._tell()
 
+    def _count_update(self) -> None:
+        if self._safepoint is not None:
+            self._safepoint.count(updated=True)
+
     def _end_update(self) -> None:
         if (safepoint := self._safepoint) is not None:
-            safepoint.count(updated=True)
             if safepoint.is_due:
                 safepoint.act()
             self._tell()
@@ -221,6 +224,7 @@ class TransformersCallback(_Callback):
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Do what the run asks for after this update."""
+        self._count_update()
         self._end_update()
         progress(state.global_step, state.max_steps if state.max_steps > 0 else None, "train")
         control.should_save = control.should_save or self._saves
@@ -283,6 +287,7 @@ class LightningCallback(_Callback):
         if trainer.global_step != self._step:
             self._step = trainer.global_step
             self._num_updates += 1
+            self._count_update()  # Before its first curves tell the user that there are updates.
             if trainer.log_every_n_steps and self._num_updates % trainer.log_every_n_steps == 0:
                 self._report_logged(trainer)
             self._end_update()

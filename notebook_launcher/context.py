@@ -109,6 +109,8 @@ class RankContext:
     """Number of items, of all loops, that are done."""
     safepoint: Safepoint | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
+    num_loaded: int | None = None
+    """Updates that the checkpoint had behind it which was loaded before the first update; None: none was."""
     backward_pause: BackwardPause = dataclasses.field(default_factory=BackwardPause)
     """The time without a backward, while the run is being stopped."""
     next_change: Callable[[], Change] | None = None
@@ -246,7 +248,7 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         context.call_id = call_id
         context.set_activity(COMPUTING)
         context.checkpoints = None if checkpoints is None else list(checkpoints)
-        context.safepoint, context.backward_pause = None, BackwardPause()
+        context.safepoint, context.num_loaded, context.backward_pause = None, None, BackwardPause()
         context.tunables.clear()
         context.forwards.clear()
         context.settings_are_read = context.has_told_loss = False

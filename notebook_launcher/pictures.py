@@ -1,4 +1,4 @@
-"""Pictures that a rank reports: images and histograms, as PNG or SVG of bounded size.
+"""Pictures that a rank reports: images, histograms and rates to come, as PNG or SVG of bounded size.
 
 Arrays, tensors, figures and images of Pillow are recognised by their methods, so that a rank imports no library that
 its function does not use.
@@ -16,7 +16,7 @@ from typing import Any
 from notebook_launcher.colours import INK, SERIES
 from notebook_launcher.wording import shape_of
 
-__all__ = ["Histogram", "encode_picture"]
+__all__ = ["Histogram", "Rates", "encode_picture"]
 
 PNG, SVG = "image/png", "image/svg+xml"
 MAX_SIDE = 1024
@@ -26,7 +26,7 @@ MAX_BYTES = 1_000_000
 COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
 """PNG's numbers for grey, RGB and RGBA, by channels."""
 BARS = (320, 150)
-"""Width and height of a histogram."""
+"""Width and height of a histogram, and of a curve of rates."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,14 +43,27 @@ class Histogram:
         raise TypeError("a histogram is a picture, not a number")
 
 
+class Rates(list[float]):
+    """The learning rates of coming updates; a cell shows them as a curve."""
+
+    first_update: int = 1
+    """The number of the update that has the first rate."""
+
+    def _repr_svg_(self) -> str:
+        return _curve(self)
+
+
 def encode_picture(value: Any) -> tuple[str, bytes] | None:
     """Return the type and the bytes of a picture; None if the value is none.
 
-    Pictures are a `Histogram`; a figure of matplotlib; an image of Pillow; an array or tensor of shape (H, W, C), or
-    (C, H, W) for a tensor, with 1, 3 or 4 channels; and one of shape (H, W) with bytes. Floats are from 0 to 1.
+    Pictures are a `Histogram`; `Rates`; a figure of matplotlib; an image of Pillow; an array or tensor of shape
+    (H, W, C), or (C, H, W) for a tensor, with 1, 3 or 4 channels; and one of shape (H, W) with bytes. Floats are from
+    0 to 1.
     """
     if isinstance(value, Histogram):
         return SVG, _bars(value).encode()
+    if isinstance(value, Rates):
+        return SVG, _curve(value).encode()
     if callable(getattr(value, "savefig", None)):
         file = io.BytesIO()
         value.savefig(file, format="png")
@@ -118,7 +131,6 @@ def _png(pixels: Any) -> bytes:
 
 
 def _bars(histogram: Histogram) -> str:
-    """Return the bars as an SVG whose colours can be read on white and on black."""
     width, height = BARS
     base, top = height - 18, max(histogram.counts, default=0) or 1
     step = width / max(1, len(histogram.counts))
@@ -129,10 +141,31 @@ def _bars(histogram: Histogram) -> str:
     )
     left_out = f", {histogram.not_finite:,} not finite" if histogram.not_finite else ""
     words = f"{sum(histogram.counts):,} values{left_out}"
-    labels = (0, "start", f"{histogram.low:.4g}"), (width / 2, "middle", words), (width, "end", f"{histogram.high:.4g}")
+    drawn = f'<path d="{bars}" fill="{SERIES[0]}"/>'
+    return _framed(drawn, f"{histogram.low:.4g}", words, f"{histogram.high:.4g}")
+
+
+def _curve(rates: Rates) -> str:
+    width, height = BARS
+    base, last = height - 18, max(1, len(rates) - 1)
+    top = max((rate for rate in rates if math.isfinite(rate)), default=0.0) or 1.0
+    thinned = list(enumerate(rates))[:: math.ceil(len(rates) / width) or 1]
+    points = " ".join(
+        f"{at * width / last:.1f},{base - (base - 4) * rate / top:.1f}" for at, rate in thinned if math.isfinite(rate)
+    )
+    drawn = f'<polyline points="{points}" fill="none" stroke="{SERIES[0]}" stroke-width="1.5"/>'
+    first = rates.first_update
+    return _framed(drawn, f"update {first:,}", f"rates up to {top:.4g}", f"{first + len(rates) - 1:,}")
+
+
+def _framed(drawn: str, left: str, middle: str, right: str) -> str:
+    """Return an SVG above a line with three texts, whose colours can be read on white and on black."""
+    width, height = BARS
+    base = height - 18
+    labels = (0, "start", left), (width / 2, "middle", middle), (width, "end", right)
     texts = "".join(f'<text x="{x}" y="{height - 4}" text-anchor="{where}">{word}</text>' for x, where, word in labels)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="11" fill="{INK}"><path d="{bars}" fill="{SERIES[0]}"/>'
+        f'font-family="sans-serif" font-size="11" fill="{INK}">{drawn}'
         f'<path d="M0 {base}.5H{width}" stroke="{INK}"/>{texts}</svg>'
     )

@@ -32,6 +32,7 @@ __all__ = [
     "send_values",
     "track",
     "tunable",
+    "updates_so_far",
 ]
 
 T = TypeVar("T")
@@ -50,7 +51,8 @@ def report(*, step: int | None = None, **metrics: Any) -> None:
 
     Args:
         step: The step that the metrics belong to, an integer or a tensor of one; None: the number of updates that the
-            rank's Accelerator has made, or before the first update the number of reports so far.
+            rank's Accelerator has made, with those before the checkpoint that it loaded; before the first update the
+            number of reports so far.
         metrics: Anything that `float()` takes; a tensor must have one element. A picture is an image of Pillow, a
             figure of matplotlib, a `histogram(...)`, or an array or tensor of shape (H, W, C) or (C, H, W) with 1, 3
             or 4 channels, in bytes or in floats from 0 to 1; a larger one than 1024 pixels on a side is made smaller.
@@ -78,7 +80,7 @@ def send_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
         return
     from notebook_launcher.messaging import messages
 
-    step = _step_or_updates(context, step)
+    step = updates_so_far() if step is None else step
     _send_pictures(context, drawn, step)
     for name, value in numbers.items():
         if not math.isfinite(value) and "loss" in name.lower():
@@ -91,7 +93,7 @@ def report_pictures(pictures: Mapping[str, tuple[str, bytes]], *, step: int | No
     """Send pictures of `encode_pictures` to the run, if there is one."""
     context = current()
     if context is not None:
-        _send_pictures(context, pictures, _step_or_updates(context, step))
+        _send_pictures(context, pictures, updates_so_far() if step is None else step)
         step_boundary()
 
 
@@ -125,16 +127,19 @@ def _send_pictures(context: RankContext, pictures: Mapping[str, tuple[str, bytes
         context.send(messages.ReportedPicture(time=now, step=step, name=name, mime=mime, data=data))
 
 
-def _step_or_updates(context: RankContext, step: int | None) -> int | None:
-    """Return the step; if none is given the number of updates, or None before the first one."""
-    return context.safepoint.num_updates if step is None and context.safepoint is not None else step
+def updates_so_far() -> int | None:
+    """Return the number of updates of the rank's training; None before the first one of a new training."""
+    context = current()
+    if context is None:
+        return None
+    return context.num_loaded if context.safepoint is None else context.safepoint.last_update
 
 
 def report_table(name: str, to_csv: Callable[[], bytes], *, step: int | None = None) -> None:
     """Send a table to the run, if there is one; `to_csv` returns it."""
     context = current()
     if context is not None:
-        _send_pictures(context, {name: ("text/csv", to_csv())}, _step_or_updates(context, step))
+        _send_pictures(context, {name: ("text/csv", to_csv())}, updates_so_far() if step is None else step)
         step_boundary()
 
 

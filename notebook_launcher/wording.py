@@ -56,9 +56,17 @@ def first_few(names: Sequence[str], at_most: int = 3) -> str:
     return ", ".join(names[:at_most]) + (", ..." if len(names) > at_most else "")
 
 
+def class_name(value: object) -> str:
+    """Return the name of an object's class, as the user wrote it: torch makes `FSDPNet` of a model's class `Net`."""
+    kind = type(value)
+    if kind.__name__.startswith("FSDP") and kind.__bases__[0].__name__ == "FSDPModule":
+        kind = kind.__bases__[1]
+    return kind.__name__
+
+
 def type_of(value: object) -> str:
     """Return the type of a value with its article: `an int`, `a list`."""
-    name = type(value).__name__
+    name = class_name(value)
     return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
 
 
@@ -380,7 +388,7 @@ def describe_value(value: Any) -> str:
     try:
         return one_line(_Words().repr(value), MAX_VALUE)
     except Exception:  # an attribute of a foreign object may do anything
-        return type(value).__name__
+        return class_name(value)
 
 
 def name_of(function: Any) -> str:
@@ -418,7 +426,7 @@ class _Words(reprlib.Repr):
     repr_frozenset = repr_set
 
     def repr_instance(self, x: Any, level: int) -> str:
-        kind = type(x).__name__
+        kind = class_name(x)
         shape = shape_of(x)
         match x:
             case None | numbers.Number() | range():

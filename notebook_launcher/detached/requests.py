@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.messaging import messages
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Number of this protocol. It changes with every record and with every method that an `Ask` may name; a host and a
 client of different numbers part."""
 

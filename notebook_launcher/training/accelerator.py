@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from notebook_launcher import reporting
+from notebook_launcher.pictures import Rates
 from notebook_launcher.training import device_memory, operations, precision, resolving, unwrapping
 from notebook_launcher.training.accumulation.joining import join_uneven_inputs
 from notebook_launcher.training.accumulation.members import Members, sync_next, without_sync
@@ -51,6 +53,7 @@ from notebook_launcher.training.recording.trackers import Trackers
 from notebook_launcher.training.requests import Steering, make_fence, make_safepoint
 from notebook_launcher.training.resolving import Settings
 from notebook_launcher.training.user_warnings import Warner
+from notebook_launcher.wording import class_name
 
 if TYPE_CHECKING:
     import os
@@ -306,6 +309,7 @@ class Accelerator:
             project=settings.project,
             rank_check=self.rank_check,
             fsdp_plugin=layout.plugin,
+            safepoint=safepoint,
         )
         self._trackers = Trackers(
             process,
@@ -498,11 +502,12 @@ class Accelerator:
         """Make a scheduler advance once for each update of its optimizer."""
         return self._preparation.prepare_scheduler(scheduler)
 
-    def preview(self, scheduler: Any, updates: int | None = None, *, group: int = 0) -> list[float]:
+    def preview(self, scheduler: Any, updates: int | None = None, *, group: int = 0) -> Rates:
         """Return the learning rates of the coming updates, without a step of the scheduler or of its optimizer.
 
         The rates are counted in updates, as a prepared scheduler steps: eight micro-batches that are accumulated are
-        one of them. Works before `prepare` and after it, in the notebook and in ranks.
+        one of them. Works before `prepare` and after it, in the notebook and in ranks. A cell shows the list as a
+        curve, and in a run the monitor shows it among the pictures, as `rates ahead`.
 
         Args:
             scheduler: A scheduler of torch, prepared or not.
@@ -514,7 +519,11 @@ class Accelerator:
             TypeError: The rates of this scheduler cannot be known before the training.
             ValueError: The number of updates or the group cannot be.
         """
-        return self._preparation.preview(scheduler, updates, group)
+        rates = Rates(self._preparation.preview(scheduler, updates, group))
+        rates.first_update = 1 + (reporting.updates_so_far() or 0)
+        if self.is_main_process:
+            reporting.report_values({f"rates ahead, group {group}" if group else "rates ahead": rates})
+        return rates
 
     def prepare_data_loader(
         self,
@@ -560,7 +569,7 @@ class Accelerator:
         members = self._prepared.members.inside(model)
         if not members and self._rules.guards:
             raise ValueError(
-                f"no_sync({type(model).__name__}): nothing in it was prepared. Pass the model that prepare() returned."
+                f"no_sync({class_name(model)}): nothing in it was prepared. Pass the model that prepare() returned."
             )
         return without_sync(members)
 

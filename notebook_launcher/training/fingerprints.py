@@ -1,17 +1,21 @@
-"""Fingerprints of tensors: equal bits give equal numbers, on every device and with any number of threads."""
+"""Fingerprints of tensors and digests of objects: equal bits give equal numbers, on every device."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import pickle
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from notebook_launcher.training.spread_tensors import is_spread
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Sketch", "fingerprint", "fingerprint_nested", "is_comparable", "sketch"]
+__all__ = ["Sketch", "digest_of", "fingerprint", "fingerprint_nested", "is_comparable", "sketch"]
 
 CHUNK = 1 << 20
 """Integers that are multiplied at once, which bounds the memory that a fingerprint takes."""
@@ -74,6 +78,39 @@ def fingerprint_nested(value: Any) -> int | None:
     """Return the fingerprint of the plain tensors in tuples, lists and dicts; None without any."""
     tensors = list(_plain_tensors(value))
     return fingerprint(tensors) if tensors else None
+
+
+def digest_of(state: Any) -> str:
+    """Return a digest of an object, by which ranks compare theirs; a tensor that they share counts for nothing.
+
+    Raises:
+        Exception: Something in it cannot be pickled.
+    """
+    digesting = _Digest()
+    pickler = _Pickler(digesting, protocol=4)
+    pickler.fast = True  # Equal states may share objects in different ways, which must not matter.
+    pickler.dump(state)
+    return digesting.sha256.hexdigest()
+
+
+class _Digest:
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return len(data)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles a fingerprint in the place of a tensor, which may be large or on a GPU."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        if is_spread(obj):
+            return "spread"
+        return (str(obj.dtype), tuple(obj.shape), fingerprint([obj])) if is_comparable(obj) else None
 
 
 def sketch(tensor: torch.Tensor) -> Sketch:

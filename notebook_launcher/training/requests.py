@@ -57,6 +57,8 @@ class Safepoint:
         """True if `act` has something to do."""
         self.num_updates = 0
         """Updates that this Accelerator has made."""
+        self._num_loaded = 0
+        """Updates that the loaded checkpoint had behind it."""
         self._fence = fence
         """Keeps this rank from running ahead of its peers' view of the board."""
         options: dict[str, Any] = {"chooses": context.rank == 0, "lead": fence.lead if context.num_processes > 1 else 0}
@@ -87,6 +89,21 @@ class Safepoint:
                 an empty text if it is saved, and named, later.
         """
         self._steering, self._save_update = weakref.ref(steering), weakref.WeakMethod(save)
+
+    @property
+    def last_update(self) -> int:
+        """The number of the last update, counted from the beginning of the training, through all checkpoints."""
+        return self._num_loaded + self.num_updates
+
+    def continue_after(self, num_updates: int) -> None:
+        """Note that a checkpoint was loaded which had so many updates behind it; later in a training nothing changes.
+
+        Weights that are loaded between two updates, such as the best ones at the end, are no earlier moment.
+        """
+        if not self.num_updates:
+            self._num_loaded = num_updates
+            if self._context.safepoint is None:
+                self._context.num_loaded = num_updates
 
     def count(self, *, updated: bool) -> None:
         """Count a backward; `updated`: all ranks have reduced their gradients, every rank at the same update."""
@@ -154,7 +171,7 @@ class Safepoint:
             KeyboardInterrupt: All ranks stop after this update.
         """
         self.is_due = False
-        if self._profile is not None and self.num_updates >= self._profile.end:
+        if self._profile is not None and self.last_update >= self._profile.end:
             self._end_profile()
         if self._saves:
             self._saves = False
@@ -189,13 +206,13 @@ class Safepoint:
         values = steering.change(change.values)
         if change.profile is not None and self._context.rank in change.profile.ranks:
             self._end_profile()
-            self._profile = UpdateProfile(self._context.rank, change.profile, self.num_updates)
-            if self._profile.end == self.num_updates:  # It could not begin.
+            self._profile = UpdateProfile(self._context.rank, change.profile, self.last_update)
+            if self._profile.end == self.last_update:  # It could not begin.
                 self._end_profile()
         if self._context.rank == 0:
             now = time.monotonic()
             record = messages.Changed(
-                time=now, update=self.num_updates, action=change.action, values=values, source=change.source
+                time=now, update=self.last_update, action=change.action, values=values, source=change.source
             )
             self._context.send(record)
         if change.action == "save":
@@ -206,7 +223,7 @@ class Safepoint:
     def _end_profile(self) -> None:
         profile, self._profile = self._profile, None
         if profile is not None:
-            self._context.send(profile.finish(self.num_updates))
+            self._context.send(profile.finish(self.last_update))
 
     def close(self) -> None:
         """End the profile that is under way; called when the function has ended."""
@@ -219,8 +236,8 @@ class Safepoint:
 
     def _save(self) -> None:
         save = self._save_update()
-        if save is not None and (folder := save(self.num_updates)):
-            notify(f"saved {folder}, after update {self.num_updates}")
+        if save is not None and (folder := save(self.last_update)):
+            notify(f"saved {folder}, after update {self.last_update}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.

@@ -5,14 +5,23 @@ from __future__ import annotations
 import sys
 import warnings
 
+from notebook_launcher.context import current, notify
 from notebook_launcher.tracebacks import is_ours
 
-__all__ = ["Warner", "users_name", "warn_user"]
+__all__ = ["Warner", "notify_or_warn", "users_name", "warn_user"]
 
 
 def warn_user(message: str) -> None:
     """Warn at the first line outside this package."""
     warnings.warn(message, stacklevel=_outside())
+
+
+def notify_or_warn(text: str) -> None:
+    """Show a line in the cell; without a launcher, warn."""
+    if current() is None:
+        warn_user(text)
+    else:
+        notify(text)
 
 
 def users_name(*values: object) -> str:

@@ -92,7 +92,7 @@ def test_no_rank_waits_to_average_after_an_error(ranks):
 
 @pytest.mark.parametrize(("num_steps", "sharded", "message"), [
     (0, False, "local_sgd_steps=0 is too small"),
-    (2, True, "fully_shard was applied to this FSDPSequential"),
+    (2, True, "fully_shard was applied to this Sequential"),
 ])  # fmt: skip
 def test_local_sgd_refuses_zero_steps_and_sharded_models(ranks, num_steps, sharded, message):
     def refuse() -> None:

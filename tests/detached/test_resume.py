@@ -21,6 +21,7 @@ from notebook_launcher import (
     Session,
     launch,
     notebook_launch,
+    open_run,
     report,
 )
 from notebook_launcher.training.checkpoints.folders import newest_of
@@ -65,7 +66,7 @@ def train(folder: str, killed_after: int | None, gate: str = "") -> tuple[list[f
                 optimizer.zero_grad()
             progress.seen += batch.flatten().tolist()
             num_updates = len(progress.seen) // 2
-            report(step=num_updates, loss=1.0)
+            report(loss=1.0)
             while gate and num_updates == 3 and not Path(gate).exists():
                 time.sleep(0.02)
             if num_updates % 7 == 0:
@@ -84,6 +85,9 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(home: Path, tmp_pat
     assert resumed[0] == through[0]  # What was seen belongs to the checkpoint, which keeps rank 0's.
     assert resumed[1][1] == through[1][1]
     assert len(through[0][0]) == 36
+    assert resumed.folder is not None
+    steps = [point.step for point in open_run(resumed.folder.name).metrics if point.rank == 0]
+    assert steps[-11:] == list(range(8, 19))  # The count goes on after the checkpoint of update 7.
 
 
 def test_a_preempted_host_saves_and_stops(home: Path, tmp_path: Path) -> None:

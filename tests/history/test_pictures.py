@@ -125,6 +125,8 @@ def train() -> None:
         report(step=step, loss=1.0, sample=torch.full((3, 8, 8), step / 3), weights=histogram(torch.randn(100)))
     accelerator.log_images({"both": [np.zeros((2, 2, 3)), np.ones((2, 2, 3))]}, step=3)
     accelerator.log_table("answers", ["text", "score"], [["<b>4</b>", 0.5], ["five", 1]], step=3)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    accelerator.preview(torch.optim.lr_scheduler.LinearLR(optimizer))
 
 
 def test_reported_pictures_are_kept_in_the_folder_of_the_run(home: Path) -> None:
@@ -133,11 +135,12 @@ def test_reported_pictures_are_kept_in_the_folder_of_the_run(home: Path) -> None
     assert {(picture.name, picture.rank) for picture in run.pictures} == {
         *((name, rank) for name in ("sample", "weights", "both/0", "both/1") for rank in (0, 1)),
         ("answers", 0),
+        ("rates ahead", 0),
     }
     assert [point.values for point in run.metrics] == [{"loss": 1.0}] * 6
     (kept,) = runs(home)
     assert kept.pictures == run.pictures
-    assert kept.pictures_since(16)[1] == 17
+    assert kept.pictures_since(16)[1] == 18
     assert kept._repr_html_().count("<img src") >= 4
     bundle = kept.pictures[0]._repr_mimebundle_()
     assert bundle["image/png"].startswith(b"\x89PNG")

@@ -462,3 +462,21 @@ def test_refused_call_leaves_forgotten_frames_forgotten() -> None:
             session.run(print, args=(threading.Lock(),))
         with pytest.raises(CallOrderError, match=r"session\.forget\(\) has released the frames of the last run"):
             session.debug()
+
+
+def test_function_that_answers_a_stop_by_an_exit_leaves_the_ranks_as_they_are(kernel: Kernel) -> None:
+    # As Lightning's Trainer does, which also ignores further interrupts.
+    outcome = kernel.execute(
+        "def graceful():\n"
+        "    import signal, sys\n"
+        "    try:\n        wait_for_peer()\n"
+        "    except KeyboardInterrupt:\n"
+        "        signal.signal(signal.SIGINT, signal.SIG_IGN)\n        sys.exit(1)\n"
+        "session.run(keep, args=(7,))\n"
+        "for _ in range(2):\n    run = session.launch(graceful)\n    run.stop()\n    print(run.state)\n"
+        "print(list(session.run(kept)))"
+    )
+    assert outcome.error is None, outcome.traceback
+    assert outcome.stdout.count("stopped\n") == 2
+    assert "[7, 7]" in outcome.stdout
+    assert "had died" not in outcome.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -222,9 +223,49 @@ def leaf_by_hand():
     optimizer.step()
 
 
+class Encoder(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.dim, self.scale, self._codes = 7, 2.0, [1]
+        torch.nn.init.ones_(self.weight)
+
+    def encode(self, inputs):
+        return inputs @ self.weight.T * self.scale
+
+
+def by_a_method():
+    accelerator, model, optimizer, _ = prepare(model=Encoder())
+    accelerator.backward(model.encode(make_data(4)[0]).sum())
+    optimizer.step()
+
+
+def test_attributes_and_methods_of_a_prepared_model_are_reached_on_any_number_of_ranks(ranks):
+    def use():
+        from notebook_launcher import Accelerator
+
+        model = Accelerator(cpu=True).prepare(Encoder())
+        model.scale, model.note = 3.0, "a new one"
+        with pytest.raises(AttributeError) as absent:
+            _ = model.decode
+        private = pytest.raises(AttributeError) if hasattr(model, "module") else contextlib.nullcontext()
+        with private as hidden:
+            _ = model._codes
+        messages = [str(absent.value), *([str(hidden.value)] if hidden else [])]
+        return model.encode(torch.ones(1, 3)).item(), model.in_features, model.dim, model.note, messages
+
+    *found, messages = use()
+    assert found == [9.0, 3, 7, "a new one"]
+    assert messages == ["'Encoder' object has no attribute 'decode'"]
+    for *mine, words in ranks.run(2, use):
+        assert mine == found
+        assert words[0] == messages[0]
+        assert words[1].startswith("'_codes' is private to Encoder, which prepare() wraps on several ranks. Write acc")
+
+
 @pytest.mark.parametrize(("mistake", "message"), [
     (no_sync_around_the_forward, r"Sequential were not synchronised.*left out on this rank, or ran under no_sync\(\)"),
     (past_the_wrapper, r"gradients of Sequential were not synchronised.*went past the prepared model"),
+    (by_a_method, r"gradients of Encoder were not synchronised.*a method such as model\.encode\(x\)"),
     (frozen_late, r"gradients of Sequential were not synchronised.*did not reach 0.weight, 0.bias\. Pass Accelerator"),
     (leaf_by_hand, r"gradients of a leaf tensor were not synchronised.*Call accelerator.backward\(loss\)"),
 ])  # fmt: skip

@@ -377,15 +377,15 @@ _ONLY_FORWARD = (
     "Gradients are synchronised only through the call of the wrapper itself, so a method whose result is trained on "
     "has to be called in the model's forward()."
 )
-_WRAPPED = re.compile(r"'(?:SyncedModel|DistributedDataParallel)' object has no attribute '(\w+)'")
-"""The error of a model on several ranks, of which the user knows the model inside."""
+_WRAPPED = re.compile(r"'DistributedDataParallel' object has no attribute '(\w+)'")
+"""The error of a model that the user wrapped; prepared ones reach the attributes of the model inside."""
 
 
 def advice_on(text: str) -> list[str]:
     """Return the advice on an error with this text: one line, or none."""
     if wrapped := _WRAPPED.search(text):
         reached = f"accelerator.unwrap_model(model).{wrapped[1]}"
-        return [f"On several ranks prepare() wraps the model: write {reached}. {_ONLY_FORWARD}"]
+        return [f"DistributedDataParallel wraps the model: write {reached}. {_ONLY_FORWARD}"]
     return [advice for part, advice in _ADVICE.items() if part in text][:1]
 
 

@@ -298,6 +298,8 @@ class _RankProcess:
             value = call_function(*function_call[:3])
             user_function.finish()
         except SystemExit as error:
+            if self._setup.many_calls and isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None  # Lightning's Trainer exits after an interrupt; a session goes on.
             if error.code not in (None, 0):
                 raise
             return None

@@ -10,6 +10,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from notebook_launcher.training.accumulation.members import SyncedModel
 from notebook_launcher.training.plugins import check_switch
 from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.wording import class_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ def join_uneven_inputs(
     if num_processes == 1:
         yield
         return
-    alone = next((type(model).__name__ for model in joinables if not isinstance(model, Joinable)), None)
+    alone = next((class_name(model) for model in joinables if not isinstance(model, Joinable)), None)
     if alone is not None:
         warn_user(
             f"join_uneven_inputs has no effect: it is only supported for multi-GPU and multi-CPU training with "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training.accumulation.members import is_sharded
 from notebook_launcher.training.operations.collectives import all_reduce
+from notebook_launcher.wording import class_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -54,7 +55,7 @@ class LocalSGD:
         """The `no_sync` around the block; None outside of it."""
         if self.enabled and is_sharded(model):
             raise ValueError(
-                f"LocalSGD: fully_shard was applied to this {type(model).__name__}, so no rank has all weights and "
+                f"LocalSGD: fully_shard was applied to this {class_name(model)}, so no rank has all weights and "
                 "can train by itself. Prepare the model without fully_shard, or pass enabled=False."
             )
 

@@ -22,7 +22,7 @@ from notebook_launcher.training.plugins import DistributedDataParallelKwargs
 from notebook_launcher.training.process.arrivals import EVALUATION, meet
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.training.unwrapping import synced_part
-from notebook_launcher.wording import first_few
+from notebook_launcher.wording import class_name, first_few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +93,7 @@ class Members:
             if not flat or any(id(member) in found for member in self.of_optimizer(strays.optimizer)):
                 found[id(strays)] = strays
         if flat and not found and self._strict:
-            named = ", ".join(type(target).__name__ for target in flat)
+            named = ", ".join(class_name(target) for target in flat)
             raise ValueError(f"accumulate({named}): no parameters in it. Pass the model that prepare() returned.")
         return list(found.values())
 
@@ -154,7 +154,7 @@ class Members:
         return [*found, *strays]
 
     def _check_strays(self, target: Any, strays: list[StrayParameters]) -> None:
-        name = type(target).__name__
+        name = class_name(target)
         advice = (
             "Write `model, optimizer = accelerator.prepare(model, optimizer)` before the loop, and pass that model or "
             "a module that contains it."
@@ -313,7 +313,7 @@ def parameters_of(target: Any) -> list[torch.Tensor]:
     if callable(getattr(target, "parameters", None)):
         return list(target.parameters())
     raise TypeError(
-        f"accumulate({type(target).__name__}): expected the models, or the leaf tensors, that prepare() returned, or "
+        f"accumulate({class_name(target)}): expected the models, or the leaf tensors, that prepare() returned, or "
         "objects that contain their parameters."
     )
 
@@ -577,7 +577,7 @@ class PlainModel(Member):
 
     def describe(self) -> str:
         """Return the class of the module, or of the one that it wraps."""
-        return type(getattr(self.module, "module", self.module)).__name__
+        return class_name(getattr(self.module, "module", self.module))
 
 
 class ShardedModel(PlainModel):
@@ -796,9 +796,10 @@ class PreparedModel(DDPModel):
                 "micro-batches use different models, set sync_each_batch=True in GradientAccumulationPlugin."
             )
         return (
-            "Its forward went past the prepared model, as unwrap_model(model)(x) or model.module(x) do, or the last "
-            "micro-batch did without it. Call the model that prepare() returned. To average gradients by hand, compute "
-            "them by torch.autograd.grad or loss.backward(), not by accelerator.backward(loss)."
+            "Its forward went past the prepared model, as unwrap_model(model)(x) or a method such as model.encode(x) "
+            "do, or the last micro-batch did without it. Call the prepared model itself: model(x). To average "
+            "gradients by hand, compute them by torch.autograd.grad or loss.backward(), not by "
+            "accelerator.backward(loss)."
         )
 
 
@@ -1007,6 +1008,9 @@ class SyncedModel(DistributedDataParallel):
 
     DDP decides in the forward whether the backward synchronises. If the switch differs between forward and backward,
     each rank silently keeps its own gradients. `Updates.step` finds this in the notes and refuses the step.
+
+    The model's public attributes and methods are reached through it, as on one rank. What one of its methods computes
+    does not go through this forward: without gradients that is harmless, and a step with such gradients is refused.
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
@@ -1014,10 +1018,36 @@ class SyncedModel(DistributedDataParallel):
             # torch 2.15 advises another name, which Accelerate's options lack and which means something else if False.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             super().__init__(module, **kwargs)
+        if hasattr(module, "dim"):
+            del self.dim  # The models' own size is often called so, and torch reads its own for several devices only.
         self.notes = Notes()
         """Notes of the forwards and backwards."""
         self.trained = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
         """The parameters that get gradients."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("module")
+            # By private names libraries find out what a module is, and `copy` and `pickle` how to treat it.
+            if name.startswith("_") or model is None:
+                if name.startswith("__") or not hasattr(model, name):
+                    raise
+                raise AttributeError(
+                    f"{name!r} is private to {class_name(model)}, which prepare() wraps on several ranks. Write "
+                    f"accelerator.unwrap_model(model).{name}."
+                ) from None
+        return getattr(model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        if name not in own and "trained" in own and not name.startswith("_") and not hasattr(type(self), name):
+            model = self._modules["module"]
+            if hasattr(model, name) and name not in self._modules:
+                setattr(model, name, value)
+                return
+        super().__setattr__(name, value)
 
     def has_gradients(self) -> bool:
         """Return True if any parameter has a gradient."""

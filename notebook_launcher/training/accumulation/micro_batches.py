@@ -172,7 +172,7 @@ class MicroBatches:
             return
         if not isinstance(factor, torch.Tensor) and not factor:
             return
-        where = f"in update {safepoint.num_updates + 1}"
+        where = f"in update {safepoint.last_update + 1}"
         if window is not None and self._gradient_state.num_steps > 1:
             where += f", micro-batch {window.num_begun} of its window"
         loader = self._gradient_state.active_dataloader

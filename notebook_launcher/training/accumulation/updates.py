@@ -18,7 +18,7 @@ from notebook_launcher.training.accumulation.weighing import rescale
 from notebook_launcher.training.plugins import check_limit
 from notebook_launcher.training.spread_tensors import whole_tensor
 from notebook_launcher.training.user_warnings import Warner
-from notebook_launcher.wording import first_few, plural, type_of
+from notebook_launcher.wording import class_name, first_few, plural, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -716,7 +716,7 @@ def _describe_local(optimizer: torch.optim.Optimizer, parameters: list[torch.Ten
     inside = [model for model in members.models if any(id(parameter) in mine for parameter in model.parameters())]
     shapes = first_few([str(tuple(parameter.shape)) for parameter in parameters])
     if inside:
-        name = type(getattr(inside[0], "module", inside[0])).__name__
+        name = class_name(getattr(inside[0], "module", inside[0]))
         why = (
             f"were frozen, or not yet part of the {name}, when prepare() wrapped it. Unfreeze or add them first and "
             "call prepare() then, after accelerator.free_memory() if it was called for this model before; for stages "

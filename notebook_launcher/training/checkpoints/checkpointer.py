@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.preparation import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
+    from notebook_launcher.training.requests import Safepoint
 
 __all__ = ["Checkpointer"]
 
@@ -38,6 +39,7 @@ class Checkpointer:
         project: Folder and naming of checkpoints.
         rank_check: Compares the ranks' weights before a save; None: they are not compared.
         fsdp_plugin: Says the layout of sharded models at each save; None: by size.
+        safepoint: Counts the updates; None outside of a launch.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Checkpointer:
         project: ProjectConfiguration,
         rank_check: RankCheck | None,
         fsdp_plugin: FullyShardedDataParallelPlugin | None,
+        safepoint: Safepoint | None,
     ) -> None:
         self.project = project
         self._process = process
@@ -60,10 +63,15 @@ class Checkpointer:
         self._rules = rules
         self._rank_check = rank_check
         self._fsdp_plugin = fsdp_plugin
+        self._safepoint = safepoint
 
     def _collect(self) -> StatefulObjects:
         return StatefulObjects.of(
-            self._prepared, self._gradient_state, self._rules, scaler=self._updates.scaling.update()
+            self._prepared,
+            self._gradient_state,
+            self._rules,
+            scaler=self._updates.scaling.update(),
+            safepoint=self._safepoint,
         )
 
     def save(self, obj: Any, f: str | os.PathLike[str], *, safe: bool) -> None:

@@ -195,6 +195,8 @@ def _apply(
     if stateful.scaler is not None and states.scaler is not None:
         stateful.scaler.load_state_dict(states.scaler)
     restore_window(stateful, states.window)
+    if stateful.safepoint is not None:
+        stateful.safepoint.continue_after(states.num_updates)
     # Last, since states of the user's objects may draw numbers.
     restore_rng_states(states.rng)
 
@@ -237,6 +239,8 @@ class ObjectStates:
     """This rank's part of the open window; None if none was open."""
     rng: dict[str, Any]
     """The states of this rank's random number generators."""
+    num_updates: int
+    """Updates that the training had made; 0 if that is unknown."""
 
 
 class Reader:
@@ -296,6 +300,7 @@ class Reader:
         optimizers = [self._read_optimizer(at, optimizer) for at, optimizer in enumerate(stateful.optimizers)]
         for at, (optimizer, state) in enumerate(zip(stateful.optimizers, optimizers, strict=True)):
             _check_groups(self.folder / folders.optimizer(at), optimizer, state)
+        rng, num_updates = self._read_rng()
         return ObjectStates(
             leaves=self._read_leaves(stateful),
             optimizers=optimizers,
@@ -304,7 +309,8 @@ class Reader:
             custom_objects=self._read_states(folders.custom_object, stateful.custom_objects),
             scaler=self._read_scaler(stateful),
             window=self._read_window(stateful),
-            rng=self._read_rng(),
+            rng=rng,
+            num_updates=num_updates,
         )
 
     def read_models(self, models: list[torch.nn.Module], *, strict: bool) -> list[dict[str, Any]]:
@@ -470,17 +476,18 @@ class Reader:
                 "and as many ranks."
             )
 
-    def _read_rng(self) -> dict[str, Any]:
+    def _read_rng(self) -> tuple[dict[str, Any], int]:
+        """Return the states of this rank's random number generators, and the number of updates beside them."""
         new = [rank for rank in range(self._num_processes) if folders.random_states(rank) not in self.files]
         if new and folders.random_states(0) in self.files:
             self.remarks.append(
                 f"{self.folder} was saved by fewer ranks: the random number generators of "
                 f"{rank_list(new)} start from states derived from rank 0's."
             )
-        if self._rank not in new:
-            states: dict[str, Any] = self._load(folders.random_states(self._rank))
-            return states
-        return derive_rng_states(self._load(folders.random_states(0)), self._rank)
+        is_new = self._rank in new
+        states: dict[str, Any] = self._load(folders.random_states(0 if is_new else self._rank))
+        num_updates = int(states.get("updates", 0))
+        return derive_rng_states(states, self._rank) if is_new else states, num_updates
 
 
 def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ from notebook_launcher.training.checkpoints.sharded import (
 from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.unwrapping import unwrap_model
-from notebook_launcher.wording import one_line, type_of
+from notebook_launcher.wording import class_name, one_line, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -182,7 +182,7 @@ def gather_state_dict(model: torch.nn.Module) -> dict[str, Any]:
         TypeError: The object has no state dict.
     """
     if not hasattr(model, "state_dict"):
-        raise TypeError(f"get_state_dict({type(model).__name__}): pass a model.")
+        raise TypeError(f"get_state_dict({class_name(model)}): pass a model.")
     state: dict[str, Any] = model.state_dict()
     if not has_spread(state):
         return state
@@ -574,7 +574,7 @@ def check_names_and_shapes(
             lines.append(f"\n\tsize mismatch for {name}: {theirs} in the file, {mine} in the model.")
     if any(lines):
         raise CheckpointError(
-            f"{source} does not fit {type(model).__name__}; nothing was loaded:{''.join(lines)}\nBuild the model as it "
+            f"{source} does not fit {class_name(model)}; nothing was loaded:{''.join(lines)}\nBuild the model as it "
             "was when it was saved."
         )
 

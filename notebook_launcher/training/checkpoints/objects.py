@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import hashlib
 import os
 import pickle
 import sys
@@ -14,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.training.checkpoints.folders import ADVICE, CheckpointError, check_plain
-from notebook_launcher.training.fingerprints import fingerprint, is_comparable
-from notebook_launcher.training.spread_tensors import is_spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["check_custom_objects", "digest_of", "load", "read_object", "unsafe_types"]
+__all__ = ["check_custom_objects", "load", "read_object", "unsafe_types"]
 
 PLAIN = (
     dt.date,
@@ -100,39 +97,6 @@ def unsafe_types(path: Path) -> list[str]:
             return sorted(look(path))
         except Exception:  # a damaged file fails in any way
             return []
-
-
-def digest_of(state: Any) -> str:
-    """Return a digest of an object's state, by which ranks compare theirs; a tensor that they share counts for nothing.
-
-    Raises:
-        Exception: Something in it cannot be pickled.
-    """
-    digesting = _Digest()
-    pickler = _Pickler(digesting, protocol=4)
-    pickler.fast = True  # Equal states may share objects in different ways, which must not matter.
-    pickler.dump(state)
-    return digesting.sha256.hexdigest()
-
-
-class _Digest:
-    def __init__(self) -> None:
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        return len(data)
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles a fingerprint in the place of a tensor, which may be large or on a GPU."""
-
-    def persistent_id(self, obj: Any) -> Any:
-        if not isinstance(obj, torch.Tensor):
-            return None
-        if is_spread(obj):
-            return "spread"
-        return (str(obj.dtype), tuple(obj.shape), fingerprint([obj])) if is_comparable(obj) else None
 
 
 def check_custom_objects(objects: Iterable[Any]) -> None:

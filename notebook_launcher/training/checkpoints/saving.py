@@ -22,7 +22,7 @@ from notebook_launcher.training.checkpoints.folders import (
     write_manifest,
 )
 from notebook_launcher.training.checkpoints.models import check_tensors, write_weights
-from notebook_launcher.training.checkpoints.objects import digest_of, unsafe_types
+from notebook_launcher.training.checkpoints.objects import unsafe_types
 from notebook_launcher.training.checkpoints.sharded import (
     check_layout,
     choose_sharded,
@@ -35,6 +35,7 @@ from notebook_launcher.training.checkpoints.sharded import (
     write_shards,
 )
 from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks, run_each
+from notebook_launcher.training.fingerprints import digest_of
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import capture_rng_states
 from notebook_launcher.training.spread_tensors import is_spread
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from notebook_launcher.training.preparation import Prepared
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
+    from notebook_launcher.training.requests import Safepoint
 
 
 def save_state(
@@ -303,7 +305,9 @@ class CheckpointWriter:
         # Last, since hooks and states of the user's objects may draw numbers.
         windows = self.stateful.gradient_state.state_dict().get("windows", [])
         step = windows[0]["num_batches"] if windows else 0
-        mine[folders.random_states(self.rank)] = {"step": step, **capture_rng_states()}
+        safepoint = self.stateful.safepoint
+        counts = {"step": step} | ({} if safepoint is None else {"updates": safepoint.last_update})
+        mine[folders.random_states(self.rank)] = {**counts, **capture_rng_states()}
         for name, obj in mine.items():
             digests[name] = folders.write_object(self.stage / name, obj)
         if self.leads:
@@ -381,6 +385,8 @@ class StatefulObjects:
     """The gradient scaler of fp16; None in other precisions."""
     gradient_state: Any
     """The `GradientState` with the open windows."""
+    safepoint: Safepoint | None
+    """Counts the updates; None outside of a launch."""
     save_hooks: list[Callable[..., Any]]
     """Called with models, weights and folder before models are saved."""
     load_hooks: list[Callable[..., Any]]
@@ -391,7 +397,15 @@ class StatefulObjects:
     """True if loaders continue where they were saved."""
 
     @classmethod
-    def of(cls, prepared: Prepared, gradient_state: GradientState, rules: Rules, *, scaler: Any) -> StatefulObjects:
+    def of(
+        cls,
+        prepared: Prepared,
+        gradient_state: GradientState,
+        rules: Rules,
+        *,
+        scaler: Any,
+        safepoint: Safepoint | None,
+    ) -> StatefulObjects:
         """Return what an Accelerator has prepared at this moment."""
         return cls(
             models=[unwrap_model(model, keep_torch_compile=False) for model in prepared.models],
@@ -402,6 +416,7 @@ class StatefulObjects:
             custom_objects=list(prepared.custom_objects),
             scaler=scaler,
             gradient_state=gradient_state,
+            safepoint=safepoint,
             save_hooks=list(prepared.save_hooks.values()),
             load_hooks=list(prepared.load_hooks.values()),
             nominal_divisor=rules.nominal_divisor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import os
 import sys
@@ -16,8 +17,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from notebook_launcher.training.data.position import Position
 from notebook_launcher.training.data.rows import Round, check_split, uneven_error
 from notebook_launcher.training.data.samplers import length_of
-from notebook_launcher.training.operations import broadcast_object_list, find_batch_size
+from notebook_launcher.training.fingerprints import digest_of
+from notebook_launcher.training.operations import broadcast_object_list, find_batch_size, gather_object
 from notebook_launcher.training.operations.checking import gather_numbers
+from notebook_launcher.training.user_warnings import notify_or_warn
+from notebook_launcher.wording import describe_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +39,8 @@ class StreamRound(NamedTuple):
     """The counts of the round; None: every rank has a full batch."""
     consumed: int
     """Elements of the stream that all ranks together have had, with this round."""
+    whole: list[Any]
+    """The elements of all ranks."""
 
 
 class IterableDatasetShard(IterableDataset[Any]):
@@ -128,14 +134,14 @@ class IterableDatasetShard(IterableDataset[Any]):
         stream = iter(self.dataset)
         start = list(itertools.islice(stream, min(skip, self.per_round)))
         skip = len(start) + sum(1 for _ in itertools.islice(stream, skip - len(start)))
-        yield StreamRound([], None, skip)
+        yield StreamRound([], None, skip, [])
         while current := list(itertools.islice(stream, self.per_round)):
             start += current[: self.per_round - len(start)]
             skip += len(current)
             if len(current) == self.per_round:
                 parts = self._cut(current)
                 drawn = self._count(parts, parts, parts) if self.batch_size is None else None
-                yield StreamRound(parts[self.process_index], drawn, skip)
+                yield StreamRound(parts[self.process_index], drawn, skip, current)
             elif not self.drop_last:
                 yield from self._tail(current, start, skip)
 
@@ -152,7 +158,7 @@ class IterableDatasetShard(IterableDataset[Any]):
                 raise uneven_error(f"{len(current)} of {self.per_round} samples are left for the last round")
             parts = [part or real[0] for part in real]
             weighed = real
-        yield StreamRound(parts[self.process_index], self._count(parts, real, weighed), skip)
+        yield StreamRound(parts[self.process_index], self._count(parts, real, weighed), skip, current)
 
     def _cut(self, elements: list[Any]) -> list[list[Any]]:
         size = self.per_rank
@@ -340,7 +346,13 @@ NAMES = (
     ("dp_rank", "dp_world_size"),
 )
 """Attributes by which a data set shows that it was made for one of several ranks."""
-ONLY_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
+ONLY_RANK = {
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_LOCALID"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "SLURM_NTASKS"), "1"),
+}
+"""Environment variables that name the rank and the number of ranks, and their values for the only rank."""
+ONLY_PROCESS = {"process_index": 0, "local_process_index": 0, "num_processes": 1}
+"""The same, as attributes of Accelerate's states."""
 
 
 def shards_of_rank(dataset: Any, num_processes: int, process_index: int) -> Any:
@@ -375,6 +387,62 @@ def _split_of(dataset: Any) -> tuple[int, int] | None:
     held = {name.lstrip("_"): value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) is int}
     pairs = ((held[rank], held[size]) for rank, size in NAMES if rank in held and size in held)
     return next(((rank, size) for rank, size in pairs if 0 <= rank < size > 1), None)
+
+
+MAX_ITEMS = 10_000
+"""Items of a list that are compared between ranks."""
+MAX_NESTED = 100
+"""The same, of a list that holds objects."""
+MAX_HELD = 1000
+"""Numbers, texts, arrays and lists of a data set that are compared."""
+
+
+def compare_data_sets(dataset: Any) -> None:
+    """Say if a data set was made otherwise on other ranks, by what it holds; every rank calls this.
+
+    One that asked for its rank when it was made, and not when it is read, would have its samples shared out once more,
+    or those of rank 0 alone.
+    """
+    held = dict(itertools.islice(_held(dataset), MAX_HELD))
+    digest = hashlib.blake2b(repr(sorted(held.items())).encode(), digest_size=7).digest()
+    if len({number for (number,) in gather_numbers([int.from_bytes(digest, "little")])}) == 1:
+        return
+    by_rank = gather_object([{name: describe_value(value) for name, value in held.items()}])
+    name = next((name for name in held if len({of_rank.get(name) for of_rank in by_rank}) > 1), None)
+    if dist.get_rank() or name is None:
+        return
+    odd = next(rank for rank, of_rank in enumerate(by_rank) if of_rank.get(name) != by_rank[0].get(name))
+    notify_or_warn(
+        f"the data set differs between ranks: {name or 'it'} is {by_rank[0].get(name, 'not there')} on rank 0 and "
+        f"{by_rank[odd].get(name, 'not there')} on rank {odd}. If each rank's data set has samples of its own, many of "
+        "them are never read: rank 0 reads for all, or each rank takes a share of its own. Make it alike on every "
+        "rank, with all samples; or make a stream with attributes called rank and world_size, by which a share is "
+        "recognised."
+    )
+
+
+def _held(value: Any, name: str = "", depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """Yield what a data set, and the data sets and stages within it, hold of numbers, texts, arrays, and lists of them.
+
+    Seeds may differ: the streams that they shuffle are compared by what they give.
+    """
+    if isinstance(value, (list, tuple)) and not all(type(item) in (bool, int, str) for item in value[:MAX_ITEMS]):
+        parts = {f"{name}[{at}]": item for at, item in enumerate(value[:MAX_NESTED])}
+    elif isinstance(value, (list, tuple)):
+        yield name, value[:MAX_ITEMS]
+        return
+    elif type(value) in (bool, int, str, range):
+        yield name, value
+        return
+    elif hasattr(value, "dtype") and getattr(value, "ndim", 0):
+        yield name, f"{describe_value(value)} that begins with {value[:8].tolist()}"
+        return
+    else:
+        attributes = {} if isinstance(value, (type, torch.nn.Module)) else getattr(value, "__dict__", {})
+        parts = {f"{name}.{each}".lstrip("."): item for each, item in attributes.items() if "seed" not in each}
+    if depth:
+        for inner, item in parts.items():
+            yield from _held(item, inner, depth - 1)
 
 
 def open_as_only_rank(open_loader: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -415,25 +483,40 @@ class OnlyRankInWorker:
 def _pose_as_only_rank() -> Callable[[], None]:
     """Tell whatever asks in this thread that rank 0 of 1 reads, and return the function that ends that."""
     thread = threading.get_ident()
+    # The methods of the group, because a data set may have imported `get_rank` by its name.
+    methods = {name: vars(dist.ProcessGroup)[name] for name in ("rank", "size")} if dist.is_available() else {}
+    size = dist.get_world_size() if methods and dist.is_initialized() else 1
 
     def replaced(ask: Callable[..., int], answer: int) -> Callable[..., int]:
-        def answered(group: Any = None) -> int:
-            is_meant = threading.get_ident() == thread and (group is None or group is dist.group.WORLD)
-            return answer if is_meant else ask(group)
+        def answered(group: Any) -> int:
+            return answer if threading.get_ident() == thread and methods["size"](group) == size else ask(group)
 
         return answered
 
     def restore() -> None:
         os.environ.update(variables)
-        for name, ask in functions.items():
-            setattr(dist, name, ask)
+        for name, ask in methods.items():
+            setattr(dist.ProcessGroup, name, ask)
+        for state, values in states:
+            state.update(values)
 
     variables = {name: os.environ[name] for name in ONLY_RANK if name in os.environ}
-    functions = {name: getattr(dist, name) for name in ("get_rank", "get_world_size")}
+    states = [(state, {name: state[name] for name in ONLY_PROCESS}) for state in _accelerates_states()]
     os.environ.update({name: ONLY_RANK[name] for name in variables})
-    for (name, ask), answer in zip(functions.items(), (0, 1), strict=True):
-        setattr(dist, name, replaced(ask, answer))
+    for (name, ask), answer in zip(methods.items(), (0, 1), strict=False):
+        setattr(dist.ProcessGroup, name, replaced(ask, answer))
+    for state, _ in states:
+        state.update(ONLY_PROCESS)
     return restore
+
+
+def _accelerates_states() -> Iterator[dict[str, Any]]:
+    """Yield the attributes that all of Hugging Face Accelerate's states share, if they name the rank."""
+    module = sys.modules.get("accelerate.state")
+    for name in ("PartialState", "AcceleratorState"):
+        state = getattr(getattr(module, name, None), "_shared_state", {})
+        if ONLY_PROCESS.keys() <= state.keys():
+            yield state
 
 
 def _is_stream(dataset: Any) -> bool:
@@ -466,7 +549,7 @@ class OwnShards(IterableDatasetShard):
         stream, size = iter(self.dataset), self.per_rank
         start = list(itertools.islice(stream, min(skip, size)))
         skip = len(start) + sum(1 for _ in itertools.islice(stream, skip - len(start)))
-        yield StreamRound([], None, skip)
+        yield StreamRound([], None, skip, [])
         while current := list(itertools.islice(stream, size)):
             missing = size - len(current)
             if missing and self.drop_last:
@@ -477,7 +560,7 @@ class OwnShards(IterableDatasetShard):
             if missing and self.even_batches:
                 current += itertools.islice(itertools.cycle(start), missing)
             rows = self._counts([current])
-            yield StreamRound(current, Round(rows, real, rows if self.even_batches else real), skip)
+            yield StreamRound(current, Round(rows, real, rows if self.even_batches else real), skip, [])
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -496,6 +579,8 @@ class Receipt(NamedTuple):
     """The worker whose stream the batch comes from; 0 without workers."""
     consumed: int
     """Number of elements of that stream up to and including the batch."""
+    digest: str
+    """Digest of the stream's first round, with which other ranks must begin, too; empty where it is unknown."""
 
 
 class StreamWithReceipts(IterableDataset[Any]):
@@ -527,10 +612,20 @@ class StreamWithReceipts(IterableDataset[Any]):
         if skip and stream <= last_stream:
             # torch begins with worker 0. Workers before the one whose turn it is pass.
             yield from [(None, None)] * self.shard.per_rank
+        digest = None
         for part in rounds:
-            receipt = Receipt(part.round, stream, part.consumed)
+            if digest is None:
+                digest = _digest_of(part.whole) if self.shard.num_processes > 1 else ""
+            receipt = Receipt(part.round, stream, part.consumed, digest)
             for element in part.elements:
                 yield element, receipt
+
+
+def _digest_of(elements: list[Any]) -> str:
+    try:
+        return digest_of(elements) if elements else ""
+    except Exception:  # elements may raise anything when they are pickled
+        return ""
 
 
 class CollateWithReceipt:

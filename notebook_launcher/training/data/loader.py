@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 OF_THE_LOOP = ("end_of_dataloader", "remainder", "current_full_rows", "current_round", "current_rows",
-               "iteration_token", "num_drawn", "repeat_is_known")  # fmt: skip
+               "gathers_parts", "iteration_token", "num_drawn", "repeat_is_known")  # fmt: skip
 
 
 class DataLoaderStateMixin:
@@ -70,6 +70,8 @@ class DataLoaderStateMixin:
         current_rows: Rows of this rank's batch, if the data set makes batches ready (`batch_size=None`): other ranks
             cannot know them. None for all other batches, which their samplers count.
         counts_otherwise: Warning that the rows of batches vary while their samples do not; empty without a reason.
+        gathers_parts: True if `gather_for_metrics` has got a list of parts in this loop, such as predictions and
+            targets.
         iteration_token: An object of the present loop, another one for each loop; None outside a loop.
         num_drawn: Batches that the loop has drawn so far.
         repeat_is_known: True if a backward or `gather_for_metrics` has left out a batch that a rank got again.
@@ -82,6 +84,7 @@ class DataLoaderStateMixin:
     current_round: Round | None = None
     current_rows: int | None = None
     counts_otherwise: str = ""
+    gathers_parts: bool = False
     iteration_token: object | None = None
     num_drawn: int = 0
     repeat_is_known: bool = False
@@ -108,7 +111,7 @@ class DataLoaderStateMixin:
     def begin(self) -> None:
         """Become the active loader."""
         self.reset()
-        self.repeat_is_known = False
+        self.repeat_is_known = self.gathers_parts = False
         self.num_drawn = 0
         self.iteration_token = object()
         self.active_loaders.begin(self)

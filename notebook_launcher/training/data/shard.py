@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
 
-from notebook_launcher.context import current, notify
 from notebook_launcher.training.data.iterables import (
     OWN_SHARDS,
     CollateWithReceipt,
@@ -21,6 +21,7 @@ from notebook_launcher.training.data.iterables import (
     Readings,
     StartWorker,
     StreamWithReceipts,
+    compare_data_sets,
     wrong_readers,
 )
 from notebook_launcher.training.data.loader import Delivery, PreparedLoader, data_arguments, look_ahead
@@ -32,7 +33,7 @@ from notebook_launcher.training.operations.checking import gather_numbers
 from notebook_launcher.training.operations.collectives import world_size
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import synchronize_rng_states
-from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.training.user_warnings import notify_or_warn
 from notebook_launcher.wording import rank_list
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class DataLoaderShard(PreparedLoader):
         self.check_ranks = check_ranks
         self._has_told_of_orders = False
         """True once the user was told that ranks draw different orders."""
+        self._has_compared = False
+        """True once the ranks have compared what their data sets hold."""
         self._stream: StreamWithReceipts | None = None
         """The iterable data set as `base_dataloader` reads it; None for a map-style data set."""
         super().__init__(
@@ -125,6 +128,9 @@ class DataLoaderShard(PreparedLoader):
             plan = agree_on_plan(self._plan(start, 0 if seedable is None else seedable.initial_seed))
             if seedable is not None:
                 seedable.initial_seed = plan.seed
+            if not self._has_compared and not isinstance(shard, OwnShards):
+                self._has_compared = True
+                compare_data_sets(shard.dataset if isinstance(shard, IterableDatasetShard) else self.dataset)
         if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
             # If workers cut a stream, its length does not show where their parts end.
             shard.check()
@@ -170,25 +176,27 @@ class DataLoaderShard(PreparedLoader):
         return read(self._stream, start, order)
 
     def _may_differ(self) -> bool:
-        """Return True if each rank draws its own indices from a sampler that is not one of torch's."""
-        shard = self.shard
-        return self.check_ranks and isinstance(shard, BatchSamplerShard) and 1 < shard.num_processes == world_size()
+        """Return True if each rank walks through all of the data, and takes its share."""
+        return self.check_ranks and not isinstance(self.shard, OwnShards) and 1 < self.num_processes == world_size()
 
     def _compare_orders(self, deliveries: Iterator[Delivery]) -> Iterator[Delivery]:
         """Yield what the loop draws, after a comparison of the indices with which it begins on each rank."""
         first = next(deliveries, None)
         assert isinstance(self.shard, BatchSamplerShard)
-        drawn = self.shard.first_round
-        if drawn is not None:
-            mine = hashlib.blake2b(repr(drawn).encode(), digest_size=7).digest()
-            by_rank = [number for (number,) in gather_numbers([int.from_bytes(mine, "little")])]
-            others = [rank for rank, number in enumerate(by_rank) if number != by_rank[0]]
-            if others and not self._has_told_of_orders:
-                self._has_told_of_orders = True
-                tell_of_orders(others)
+        if (drawn := self.shard.first_round) is not None:
+            self._compare(repr(drawn), "the sampler draws another order")
         if first is not None:
             yield first
             yield from deliveries
+
+    def _compare(self, text: str, what: str, *, unless: bool = False) -> None:
+        """Compare how the ranks' walks through the data begin, as a text; on all ranks."""
+        mine = hashlib.blake2b(text.encode(), digest_size=7).digest()
+        by_rank = [number for (number,) in gather_numbers([int.from_bytes(mine, "little")])]
+        others = [rank for rank, number in enumerate(by_rank) if number != by_rank[0]]
+        if others and not self._has_told_of_orders:
+            self._has_told_of_orders = True
+            notify_or_warn(text_about_orders(what, others, unless=unless))
 
     def _read(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield the batches of an iterable data set that every rank reads as a whole."""
@@ -197,7 +205,12 @@ class DataLoaderShard(PreparedLoader):
         full_round = Round(full, full, full)
         fetched = self._fetch(stream, start.epoch, [start.stream, *consumed], order)
         skip = 0 if start else self.skip_batches
-        for (batch, receipt), is_last in look_ahead(fetched):
+        ahead = look_ahead(fetched)
+        if self._may_differ():
+            first = next(ahead, None)
+            self._compare("" if first is None else first[0][1].digest, "the stream gives other samples", unless=True)
+            ahead = itertools.chain([] if first is None else [first], ahead)
+        for (batch, receipt), is_last in ahead:
             consumed[receipt.stream] = receipt.consumed
             if skip:
                 skip -= 1
@@ -251,18 +264,15 @@ class DataLoaderShard(PreparedLoader):
         return list(streams)
 
 
-def tell_of_orders(ranks: Sequence[int]) -> None:
-    """Show a line: these ranks draw another order than rank 0. Without a launcher, warn."""
-    text = (
-        f"the sampler draws another order on {rank_list(ranks)} than on rank 0. Each rank walks through the whole "
-        "order and takes its share, so some samples are read by several ranks and others by none, in training as in "
-        "evaluation. Draw the order from a generator that has the same seed on every rank, such as "
-        "numpy.random.default_rng(epoch)."
+def text_about_orders(what: str, ranks: Sequence[int], *, unless: bool) -> str:
+    """Return the line about ranks that draw another order than rank 0, or read other samples."""
+    return (
+        f"{what} on {rank_list(ranks)} than on rank 0. Each rank walks through the whole order and takes its share, so "
+        "some samples are read by several ranks and others by none, in training as in evaluation"
+        f"{', unless only random changes of samples differ' * unless}. Draw the order from a generator that has the "
+        "same seed on every rank, such as numpy.random.default_rng(epoch), and split nothing by rank; or pass "
+        "dispatch_batches=True, so that rank 0 reads for all."
     )
-    if current() is None:
-        warn_user(text)
-    else:
-        notify(text)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -124,9 +124,12 @@ def broadcast_objects(operation: str, mine: list[Any], source: int) -> list[Any]
     """
     is_source = dist.get_rank() == source
     payload, error = _pickled(lambda: mine) if is_source else (b"", None)
-    items = f"{len(mine)} items"
+    num = len(mine)
     sizes = _handshake(
-        operation, [items], [len(payload) * (-1 if error else 1)], lambda: {"object_list": (items, items)}
+        operation,
+        [str(num)],
+        [len(payload) * (-1 if error else 1)],
+        lambda: {"object_list": (str(num), f"{num} items")},
     )
     size = sizes[source][0]
     wire = _to_tensor(payload) if is_source else torch.empty(abs(size), dtype=torch.uint8)
@@ -206,7 +209,7 @@ def _pickled(make: Callable[[], Any]) -> tuple[bytes, Exception | None]:
 
 
 def _unsendable(operation: str, words: dict[int, bytes]) -> TypeError:
-    what = _by_rank({rank: text.decode(errors="replace").rstrip(".") for rank, text in words.items()})
+    what = by_rank_text({rank: text.decode(errors="replace").rstrip(".") for rank, text in words.items()})
     return TypeError(f"{operation.partition('(')[0]} cannot send what it got: {what}.")
 
 
@@ -264,7 +267,7 @@ def _differences(everyone: list[tuple[str, dict[str, tuple[str, str]]]]) -> str:
     operations = [operation for operation, _ in everyone]
     if len(set(operations)) > 1:
         return (
-            f"The ranks called different operations: {_by_rank(dict(enumerate(operations)))}. All ranks must call "
+            f"The ranks called different operations: {by_rank_text(dict(enumerate(operations)))}. All ranks must call "
             "the same operations in the same order, with the same arguments."
         )
     lines, advice = [], {}
@@ -273,7 +276,7 @@ def _differences(everyone: list[tuple[str, dict[str, tuple[str, str]]]]) -> str:
         forms = {form for form, _ in values}
         if len(forms) == 1:
             continue
-        lines.append(f"  {path}: {_by_rank({rank: shown for rank, (_, shown) in enumerate(values)})}")
+        lines.append(f"  {path}: {by_rank_text({rank: shown for rank, (_, shown) in enumerate(values)})}")
         if any(len(form.split()) < 2 for form in forms):
             advice["names"] = (
                 "All ranks must pass the same names and numbers of items, with tensors in the same places. A rank that "
@@ -282,6 +285,8 @@ def _differences(everyone: list[tuple[str, dict[str, tuple[str, str]]]]) -> str:
             )
         elif len({form.split()[0] for form in forms}) > 1:
             advice["dtypes"] = "Give all ranks one dtype, as with tensor.float()."
+        elif len({_num_dimensions(form) for form in forms}) > 1:
+            advice["dimensions"] = "Give all ranks as many dimensions, as with tensor[None]."
         else:
             advice["shapes"] = SHAPES.get(operations[0].partition("(")[0], "Shapes must be equal on all ranks.")
     more = [f"  and {len(lines) - MAX_DIFFERENCES} more"] if len(lines) > MAX_DIFFERENCES else []
@@ -295,7 +300,13 @@ def _differences(everyone: list[tuple[str, dict[str, tuple[str, str]]]]) -> str:
     )
 
 
-def _by_rank(words: dict[int, str]) -> str:
+def _num_dimensions(form: str) -> int:
+    """Return the number of dimensions in `torch.float32 [*, 3] cpu`, or of a form that has the number alone."""
+    sizes = form.partition("[")[2].partition("]")[0]
+    return sizes.count(",") + 1 if sizes else 0
+
+
+def by_rank_text(words: dict[int, str]) -> str:
     """Return `float32 [2] on ranks 0-2, int64 [2] on rank 3`."""
     ranks: dict[str, list[int]] = {}
     for rank, text in words.items():

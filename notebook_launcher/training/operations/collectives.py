@@ -260,16 +260,31 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
     Raises:
         ValueError: The reduction is unknown.
-        TypeError: A leaf is neither a tensor nor None, or the scale is not a number.
+        TypeError: A leaf is neither a tensor nor None, or is complex, with `"max"`; or the scale is not a number.
         DistributedOperationException: Names, dtypes or shapes differ; on all processes.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(unknown("reduction", reduction, REDUCTIONS))
     check_number("scale", scale)
-    if world_size() == 1 or reduction == "none":
-        return map_tensors("reduce", lambda part: _scaled(part.detach().clone(), scale), tensor)
-    agreed = agree(f"reduce(reduction={reduction!r})", list(find_leaves(tensor)), _full_form)
+    leaves, alone = list(find_leaves(tensor)), world_size() == 1 or reduction == "none"
+    agreed = [] if alone else agree(f"reduce(reduction={reduction!r})", leaves, _full_form)
+    for path, leaf in leaves:
+        if reduction == "max" and isinstance(leaf, torch.Tensor) and leaf.is_complex():
+            raise TypeError(
+                f'reduce(reduction="max") got complex numbers, as {path}, of which none is the largest. Reduce '
+                "tensor.abs(), or torch.view_as_real(tensor)."
+            )
+    if alone:
+        return map_tensors("reduce", lambda part: _scaled(_alone(part, reduction), scale), tensor)
     return put_back(tensor, {each.at: _scaled(all_reduce(each.tensor, reduction), scale) for each in agreed})
+
+
+def _alone(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Return a copy, of the dtype that several ranks would get."""
+    counts = reduction in ("sum", "mean") and not (tensor.is_floating_point() or tensor.is_complex())
+    if not counts:
+        return tensor.detach().clone()
+    return tensor.detach().to(torch.int64 if reduction == "sum" else torch.get_default_dtype(), copy=True)
 
 
 def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
@@ -278,8 +293,8 @@ def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
 
 def all_reduce(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     """Return the sum, mean or maximum of a tensor that is known to be alike on all ranks; see `reduce`."""
-    # gloo adds neither int16 nor booleans, and 16-bit floats with 8 or 11 bits of precision at each step.
-    wide = torch.float32 if tensor.dtype in {torch.float16, torch.bfloat16} else tensor.dtype
+    # gloo adds neither int16, booleans nor floats of 8 bits, and those of 16 with few bits of precision at each step.
+    wide = torch.float32 if tensor.is_floating_point() and tensor.itemsize < 4 else tensor.dtype
     if not (wide.is_floating_point or wide.is_complex):
         wide = torch.int64
     wire = _to_wire(tensor).to(wide, copy=True)

@@ -33,7 +33,7 @@ from notebook_launcher.messaging.board_layout import FORWARDS, STEPS
 from notebook_launcher.training.parallelism.unit_order import NUMBERS, distance, own_context
 from notebook_launcher.training.process.arrivals import describe_ahead, find_ahead
 from notebook_launcher.training.rank_check.check import Bulletin
-from notebook_launcher.wording import plural, rank_list
+from notebook_launcher.wording import class_name, plural, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -143,7 +143,7 @@ class _ForwardCheck:
             theirs = self._bulletin.read(self, TOPIC, self._peers)
             odd = {rank: mode for rank, (number, mode) in theirs.items() if number <= mine[0] and mode != self._mode}
             if odd:
-                raise RuntimeError(_explain_mode(_name(model), mine, odd))
+                raise RuntimeError(_explain_mode(class_name(model), mine, odd))
         if self._mark is not None:
             self._compare(model, self._mark, work)
 
@@ -154,7 +154,7 @@ class _ForwardCheck:
             passed = self._queued.take()
         drifts = itertools.chain(map(self._marks.compare_forwards, passed), [self._marks.compare_steps()])
         if (drift := next(filter(None, drifts), None)) is not None:
-            raise RuntimeError(_explain_drift(_name(model), drift))
+            raise RuntimeError(_explain_drift(class_name(model), drift))
 
     def _present_mode(self) -> Mode:
         if not torch.is_grad_enabled():
@@ -165,7 +165,7 @@ class _ForwardCheck:
         context = current()
         waiting = [] if context is None else [peer for peer in context.waiting_peers() if peer in self._peers]
         if waiting and (ahead := find_ahead(waiting)):
-            raise RuntimeError(_explain_wait(_name(model), ahead))
+            raise RuntimeError(_explain_wait(class_name(model), ahead))
 
 
 class _Unchecked:
@@ -174,10 +174,6 @@ class _Unchecked:
     def before(self, model: torch.nn.Module, args: Any) -> None: ...
 
     def after(self, model: torch.nn.Module, args: Any, output: Any) -> None: ...
-
-
-def _name(model: torch.nn.Module) -> str:
-    return type(model).__name__.removeprefix("FSDP")
 
 
 def _explain_mode(name: str, mine: Change, odd: Mapping[int, Mode]) -> str:

@@ -23,6 +23,7 @@ from notebook_launcher.training.parallelism.wrapping import (
 )
 from notebook_launcher.training.precision import DTYPES
 from notebook_launcher.training.spread_tensors import is_spread
+from notebook_launcher.wording import class_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,7 +104,7 @@ class Sharding:
             check_sums()
         if any(self.replacements.has(parameter) for parameter in model.parameters()):
             raise ValueError(
-                f"prepare(): {type(model).__name__} shares parameters with a model that was sharded before, and would "
+                f"prepare(): {class_name(model)} shares parameters with a model that was sharded before, and would "
                 "train copies of them. Put both into one module, and prepare that."
             )
         if str(ddp.comm_hook) not in REDUCED_IN:

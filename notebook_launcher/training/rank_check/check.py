@@ -24,8 +24,6 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher import context
-from notebook_launcher.context import current
-from notebook_launcher.messaging import messages
 from notebook_launcher.training.accumulation.members import FORWARD_SYNCED
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.divergence import (
@@ -35,7 +33,7 @@ from notebook_launcher.training.rank_check.divergence import (
     describe_divergence,
     named,
 )
-from notebook_launcher.training.user_warnings import warn_user
+from notebook_launcher.training.user_warnings import notify_or_warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -307,15 +305,6 @@ def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
             "numbers of micro-batches, and the ranks soon make different numbers of updates. Give all ranks the same "
             f"number: micro-batches may have different sizes. {SWITCH}"
         )
-
-
-def notify_or_warn(text: str) -> None:
-    """Show a line in the cell; without a launcher, warn."""
-    context = current()
-    if context is None:
-        warn_user(text)
-    else:
-        context.send(messages.Notice(text=text))
 
 
 def _nobody() -> None:

@@ -67,7 +67,7 @@ class Encoder(torch.nn.Linear):
 
 
 def call_method() -> None:
-    model: Any = Accelerator(cpu=True).prepare(Encoder(2, 2))
+    model: Any = torch.nn.parallel.DistributedDataParallel(Encoder(2, 2))
     model.encode(torch.ones(1, 2))
 
 

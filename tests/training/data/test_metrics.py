@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
+from notebook_launcher.training.operations import DistributedOperationException
 from tests.support.toy_training import sessions_fixture
 
 if TYPE_CHECKING:
@@ -106,6 +107,69 @@ def test_results_have_the_same_structure_on_any_number_of_ranks(ranks):
     alone = [make([4]) for make in STRUCTURES.values()]
     for even_batches in (True, False):
         assert [repr(part) for part in ranks.run(2, compute, 5, even_batches)[1][1]] == list(map(repr, alone))
+
+
+PARTS: list[Callable[[list[int]], Any]] = [
+    lambda ids: [list(map(str, ids)), list(ids)],
+    lambda ids: [list(map(str, ids)), torch.tensor(ids), np.array(ids)],
+    lambda ids: {"both": [list(map(str, ids)), [{"id": number} for number in ids]]},
+]
+
+
+@pytest.mark.parametrize("make", PARTS)
+@pytest.mark.parametrize("length", [9, 10, 16])
+def test_a_list_of_parts_is_no_list_of_samples(ranks, make, length):
+    # The last rounds have 1 and 2 samples on a rank: as many as there are parts, or fewer.
+    found = on_all(ranks, 2, length, lambda batch: make(batch.tolist()), batch_size=4)
+    ends = [*range(8, length, 8), length]
+    assert repr(found) == repr([make(list(range(8 * at, end))) for at, end in enumerate(ends)])
+
+
+def test_a_list_of_parts_that_may_be_samples_is_joined_with_a_warning(ranks):
+    def evaluate_warned() -> tuple[list[Any], list[str]]:
+        with warnings.catch_warnings(record=True) as caught:
+            found = evaluate(2, lambda batch: [batch.tolist()] * 2, batch_size=1)
+        return found, [str(warning.message) for warning in caught]
+
+    for found, warned in ranks.run(2, evaluate_warned):
+        assert found == [[[0], [0], [1], [1]]]
+        assert re.search(r"got a list of 2 lists with an item for each sample.*pass a tuple or a dict", warned[0])
+
+
+def test_a_list_of_mappings_is_read_by_its_length_alone(ranks):
+    def columns(batch: torch.Tensor) -> Any:
+        return {"layers": [{"x": batch, "loss": batch.sum()}] * 2}
+
+    # As long as rank 1's batch, and not as long as rank 0's.
+    last = on_all(ranks, 2, 5, columns, batch_size=3, even_batches=False)[-1]["layers"]
+    assert [(layer["x"].tolist(), layer["loss"].tolist()) for layer in last] == [([0, 1, 2, 3, 4], [3, 7])] * 2
+
+    def items() -> tuple[list[Any], list[str]]:
+        with warnings.catch_warnings(record=True) as caught:
+            found = evaluate(
+                4, lambda batch: [{"box": torch.full((2,), int(number))} for number in batch], batch_size=2
+            )
+        return [[item["box"].tolist() for item in part] for part in found], [str(each.message) for each in caught]
+
+    for found, warned in ranks.run(2, items):
+        assert found == [[[0, 0], [1, 1], [2, 2], [3, 3]]]
+        assert re.search(r"2 mappings, as many as each rank has samples, and joins them as one for each", warned[0])
+
+
+def test_a_text_of_the_batch_stays_if_all_ranks_have_the_same(ranks):
+    def compute(batch: torch.Tensor) -> Any:
+        return {"x": batch, "name": "test", "more": ({"a", "b"}, batch)}
+
+    assert [part["name"] for part in on_all(ranks, 3, 7, compute)] == ["test"]
+    assert on_all(ranks, 3, 7, compute)[0]["more"][0] == {"a", "b"}
+    assert on_all(ranks, 2, 4, lambda _: "all") == ["all"]
+
+    def differ() -> None:
+        text = r"as value\['name'\], '0' on rank 0, '1' on rank 1: an object that is in no list .* Put it into a list"
+        with pytest.raises(DistributedOperationException, match=text):
+            gather_for_metrics({"x": torch.ones(1), "name": str(dist.get_rank())}, None)
+
+    ranks.run(2, differ)
 
 
 def test_values_of_the_batch_are_gathered_whole(ranks):

@@ -41,6 +41,15 @@ def test_gather_concatenates_in_rank_order(ranks):
     assert nothing is None
 
 
+def test_complex_numbers_have_no_maximum_on_any_number_of_ranks(pair):
+    def reduce() -> None:
+        with pytest.raises(TypeError, match=r"got complex numbers, as value\['x'\], of which none is the largest"):
+            operations.reduce({"x": torch.ones(2, dtype=torch.complex64)}, "max")
+
+    reduce()
+    on_all(pair, reduce)
+
+
 DTYPES = ["bool", "uint8", "int16", "int64", "float16", "bfloat16", "float64", "complex64", "float8_e4m3fn"]
 
 
@@ -201,6 +210,12 @@ def test_reduce_returns_sum_mean_or_max(ranks):
     size = ranks.num_processes
     expected = [(reduction, dtype, value(size), result) for reduction, dtype, value, result in REDUCED]
     assert on_all(ranks, reduce) == expected
+
+
+@pytest.mark.parametrize(("reduction", "dtype", "value", "result"), REDUCED)
+def test_reduce_alone_gives_the_dtypes_of_several_ranks(reduction, dtype, value, result):
+    reduced = operations.reduce(torch.tensor([value(1)]).to(getattr(torch, dtype)), reduction)
+    assert str(reduced.dtype) == f"torch.{result}"
 
 
 def test_mean_of_large_half_floats_is_finite(pair):

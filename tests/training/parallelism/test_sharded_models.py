@@ -548,7 +548,7 @@ def misuse_hook() -> None:
     ("misuse", "message"),
     [
         (misuse_shared, "Linear shares parameters with a model that was sharded before.* Put both into one module"),
-        (misuse_unsynced, r"gradients of FSDPLinear were not synchronised.*Its backward ran under no_sync\(\)"),
+        (misuse_unsynced, r"gradients of Linear were not synchronised.*Its backward ran under no_sync\(\)"),
         (misuse_stray, "nothing synchronised the gradients of 2 parameters of this SGD"),
         (
             misuse_precisions,

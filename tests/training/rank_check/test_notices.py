@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from notebook_launcher import Accelerator, LaunchConfig, notebook_launch
+from notebook_launcher import Accelerator, DataLoaderConfiguration, LaunchConfig, notebook_launch
 from tests.support.toy_rank_check import ON_0, WEIGHTS, Training
 from tests.support.toy_training import make_data
 
@@ -52,6 +52,69 @@ def test_samplers_that_draw_other_orders_get_a_notice(
 
     notebook_launch(work, 2)
     assert capfd.readouterr().out.count("the sampler draws another order on rank 1 than on rank 0") == differs
+
+
+class Share(IterableDataset[int]):
+    """A stream that asked for its rank when it was made; a share that nothing shows."""
+
+    def __init__(self, rank: int, *, differs: bool) -> None:
+        self.place = [rank if differs else 0, 2]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.place[0], 8, self.place[1]))
+
+
+@pytest.mark.parametrize("dispatch_batches", [None, False])
+@pytest.mark.parametrize("differs", [True, False])
+def test_streams_that_differ_between_ranks_get_a_notice(
+    capfd: pytest.CaptureFixture[str], *, differs: bool, dispatch_batches: bool | None
+) -> None:
+    def work() -> None:
+        loaders = DataLoaderConfiguration(dispatch_batches=dispatch_batches)
+        accelerator = Accelerator(cpu=True, dataloader_config=loaders)
+        loader = accelerator.prepare(DataLoader(Share(accelerator.process_index, differs=differs), batch_size=2))
+        for _ in range(2):
+            for numbers in loader:
+                accelerator.gather_for_metrics(numbers)
+
+    notebook_launch(work, 2)
+    shown = "the data set differs between ranks: place is [0, 2] on rank 0 and [1, 2] on rank 1"
+    assert capfd.readouterr().out.count(shown) == differs
+
+
+class Random(IterableDataset[int]):
+    """A stream in an order that Python's generator draws."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(16), 16))
+
+
+def test_a_random_stream_that_every_rank_reads_gets_a_notice(capfd: pytest.CaptureFixture[str]) -> None:
+    def work(dispatch_batches: bool | None) -> set[int]:
+        loaders = DataLoaderConfiguration(dispatch_batches=dispatch_batches)
+        accelerator = Accelerator(cpu=True, dataloader_config=loaders)
+        random.seed(accelerator.process_index)
+        loader = accelerator.prepare(DataLoader(Random(), batch_size=2))
+        return {int(number) for numbers in loader for number in accelerator.gather_for_metrics(numbers)}
+
+    shown = "the stream gives other samples on rank 1 than on rank 0"
+    for dispatch_batches in (None, True):
+        assert list(notebook_launch(work, 2, args=(dispatch_batches,))) == [set(range(16))] * 2
+        assert shown not in capfd.readouterr().out
+    notebook_launch(work, 2, args=(False,))
+    assert capfd.readouterr().out.count(shown) == 1
+
+
+def test_shares_that_are_shared_out_again_get_a_notice(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        accelerator = Accelerator(cpu=True)
+        rank = accelerator.process_index
+        for data in (torch.arange(8)[rank::2], list(range(8))[rank::2], torch.arange(8), [(rank * 0.5, 1)] * 4):
+            for _ in accelerator.prepare(DataLoader(data, batch_size=2)):  # type: ignore[arg-type]
+                pass
+
+    notebook_launch(work, 2)
+    assert capfd.readouterr().out.count("the data set differs between ranks: it is ") == 2
 
 
 # Notices.

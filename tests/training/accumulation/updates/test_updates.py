@@ -92,6 +92,7 @@ def test_preview_gives_the_rates_to_come_and_changes_nothing(name):
     plain = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     schedule = SCHEDULES[name](plain)
     ahead = [accelerator.preview(schedule, 12, group=group) for group in (0, 1)]
+    assert all(word in ahead[0]._repr_svg_() for word in ("<polyline", ">update 1<", ">12<"))
     optimizer, scheduler = accelerator.prepare(plain, schedule)
     for _ in range(3):
         optimizer.step()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import get_rank, get_world_size
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.training.data import gather_for_metrics, prepare_data_loader, skip_first_batches
@@ -228,6 +229,17 @@ class SplitWhenRead(IterableDataset[Any]):
     def __iter__(self) -> Iterator[int]:
         if self.asks == "environment":
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        elif self.asks == "local":
+            rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        elif self.asks == "accelerate":
+            from accelerate import PartialState
+
+            rank, size = PartialState().process_index, PartialState().num_processes
+        elif self.asks == "methods":
+            group = dist.group.WORLD
+            rank, size = (0, 1) if group is None else (group.rank(), group.size())
+        elif self.asks == "imported":
+            rank, size = (get_rank(), get_world_size()) if dist.is_initialized() else (0, 1)
         else:
             rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         return iter(range(rank, 11, size))
@@ -252,12 +264,12 @@ def test_data_set_that_splits_itself_is_read_as_a_whole(ranks, dispatch_batches)
     def read() -> Any:
         seen = [
             seen_of(SplitWhenRead(asks), dispatch_batches=dispatch_batches, num_workers=num_workers)
-            for asks in ("environment", "group")
+            for asks in ("environment", "group", "local", "methods", "imported", "accelerate")
             for num_workers in (0, 1)
         ]
         return [*seen, seen_of(SplitWhenMade(), dispatch_batches=dispatch_batches)], os.environ["RANK"], dist.get_rank()
 
-    assert ranks.run(2, read) == [([list(range(11))] * 5, str(rank), rank) for rank in range(2)]
+    assert ranks.run(2, read) == [([list(range(11))] * 13, str(rank), rank) for rank in range(2)]
 
 
 @pytest.mark.parametrize("option", ["dispatch_batches", "split_batches"])
