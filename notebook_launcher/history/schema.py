@@ -16,6 +16,26 @@ from notebook_launcher.wording import NAME_LENGTH, bounded, clean, format_number
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# The reference describes these.
+__all__ = [
+    "MAX_SPANS",
+    "MetricPoint",
+    "PhaseSpan",
+    "RankFailure",
+    "RankPhases",
+    "RankSnapshot",
+    "RankState",
+    "RankUsage",
+    "RunChange",
+    "RunKind",
+    "RunMetrics",
+    "RunPicture",
+    "RunReader",
+    "RunSetting",
+    "RunSnapshot",
+    "RunState",
+]
+
 MAX_SPANS = 1024
 """Newest spans that are kept of each rank: at least the last 3 s."""
 
