@@ -121,13 +121,12 @@ def test_panel_lists_what_can_be_typed_and_takes_it(allocation: None, monkeypatc
     found = command_engines.describe_found(os.environ)
     assert "slurm: the allocation here with 2 nodes, 8 GPUs each" in found
     state = LaunchState(os.getpid, LaunchConfig(), {})
-    field: Any = option_fields(state, state.put_typed)["engine"]
-    field.control.value = "ssh gpu1 me@gpu2"
+    (field,) = (field for field in option_fields() if field.key == "engine")
+    state.put_typed("engine", "ssh gpu1 me@gpu2")
     assert state.config.engine == HOSTS
     assert state.plan is None, "a panel must not log in on other machines while somebody types"
     assert not state.problems
     assert 'engine="ssh gpu1 me@gpu2"' in state.code()
-    field.control.value = "ssh"
+    state.put_typed("engine", "ssh")
     assert "engine='ssh' is not an engine" in state.problems["engine"]
-    field.show(Commands([[]]))
-    assert field.text.startswith("Commands(")
+    assert field.write(Commands([[]])).startswith("Commands(")

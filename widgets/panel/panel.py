@@ -63,7 +63,7 @@ class ConfigPanel(anywidget.AnyWidget):
     """The fields and what is written beside them, as the page draws them."""
     running = traitlets.Dict().tag(sync=True)
     """Launch, Stop, the run's state, its error, and the name of its monitor."""
-    opened = traitlets.List().tag(sync=True)
+    opened: Any = traitlets.List().tag(sync=True)
     """Sections that are open."""
     folded = traitlets.Bool(False).tag(sync=True)
     """True if one line stands for the fields, as after a launch."""

@@ -56,7 +56,7 @@ class RunArea(traitlets.HasTraits):
     """The state of the run, or of the form."""
     status_kind = traitlets.Unicode()
     """One of "ready", "busy", "done" and "error"."""
-    error = traitlets.List()
+    error: Any = traitlets.List()
     """The error of the last click or run: pieces of text, each with its CSS classes."""
     monitor = traitlets.Any()
     """The monitor of the newest run; None before the first."""
