@@ -26,7 +26,7 @@ import types
 import weakref
 from functools import _lru_cache_wrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from notebook_launcher.ipython_shell import FRONT_END, running_shell
 from notebook_launcher.travel import namespace
@@ -425,7 +425,7 @@ def _value(owner: Any, step: Step) -> Any:  # noqa: C901, PLR0911 - a table
     if type(owner) is types.ModuleType:  # Its `__getattr__` may import another one.
         return sys.modules.get(f"{owner.__name__}.{step}", MISSING)
     try:
-        return getattr(owner, step, MISSING)
+        return getattr(owner, cast("str", step), MISSING)
     except Exception:  # a property may raise anything
         return MISSING
 
@@ -494,7 +494,7 @@ def _is_searched_for(value: Any) -> bool:
 
 def _given_name(given: str) -> str:
     """Return the own name of a definition that a call was given."""
-    value = namespace.main_globals().get(given)
+    value: Any = namespace.main_globals().get(given)
     return str(value.__name__) if _is_definition(value) else _hidden_name(given) or given
 
 
