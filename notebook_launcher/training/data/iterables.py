@@ -434,7 +434,7 @@ def _held(value: Any, name: str = "", depth: int = 4) -> Iterator[tuple[str, Any
     elif type(value) in (bool, int, str, range):
         yield name, value
         return
-    elif hasattr(value, "dtype") and getattr(value, "ndim", 0):
+    elif hasattr(value, "dtype") and getattr(value, "ndim", False):
         yield name, f"{describe_value(value)} that begins with {value[:8].tolist()}"
         return
     else:
