@@ -75,6 +75,8 @@ class Agent:
         """True if all ranks of the present tree were asked to exit."""
         self._told_at = 0.0
         """Time of the last report of the ranks' state."""
+        self._told_safepoint: int | None = None
+        """The epoch for which the kernel was told that there is a safepoint."""
 
     def serve(self) -> None:
         """Carry out what the kernel sends; return when it is gone, with no process left."""
@@ -194,7 +196,7 @@ class Agent:
         self._exited, self._is_finishing = set(), False
         self._held = HeldEvents(setup.place.num_nodes)
         # Ranks have no state before they have joined their group.
-        self._told_at = time.monotonic()
+        self._told_at, self._told_safepoint = time.monotonic(), None
         setup = _at_home(setup, self._network.interface)
         if self._modules is not None:
             setup = dataclasses.replace(setup, sys_path=[*setup.sys_path, path_of_archive(self._modules.fileno())])
@@ -233,9 +235,13 @@ class Agent:
             last = node_records.Happened(self._number, self._held.take())
             self._tell(last, self._closed())  # In one write, because the kernel waits for both.
             return
-        is_due = now - self._told_at >= TELL_EVERY
+        # Who sees the curve of the first update may ask for a change at once.
+        is_first_safepoint = bool(tree.board.memory[board_layout.HAS_SAFEPOINT]) and self._told_safepoint != self._epoch
+        is_due = is_first_safepoint or now - self._told_at >= TELL_EVERY
         if is_due:
             self._told_at = now
+        if is_first_safepoint:
+            self._told_safepoint = self._epoch
         if is_due or not self._held.next_due(now):
             state = self._state(tree) if is_due else None
             self._tell(node_records.Happened(self._number, self._held.take(), state))
