@@ -15,7 +15,7 @@ def test_view_sends_hello_and_shows_the_run_of_the_reset(tab):
     assert tab.sent() == ["hello"]
     assert "waiting for the kernel" in tab.text(".nbl-header")
     tab.deliver(reset())
-    assert tab.text(".nbl-identity").split("\n") == ["running", "train", "1 min 01 s"]
+    assert tab.text(".nbl-identity").split("\n") == ["running", "train", "1 min 01 s", "about 12 min left"]
     told = "lr=0.1, epochs=3 · 2 processes on cpu · effective batch 8 x 4 x 2 = 64 samples per update"
     assert tab.text(".nbl-summary") == told
     assert tab.text(".nbl-unseen") == "train: running"

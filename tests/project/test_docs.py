@@ -145,9 +145,14 @@ def test_how_to_code_prints_what_the_page_shows(how_to, reader, tmp_path):
     with contextlib.ExitStack() as stack:
         # Imports of other libraries would slow down the pages that come after.
         reader = stack.enter_context(pages.reader(tmp_path)) if needed else reader
-        # A page may switch the recording of runs off.
-        start = f"import os; os.chdir({str(tmp_path)!r}); os.environ[{VARIABLE!r}] = {str(tmp_path / 'kept')!r}; del os"
-        assert reader.execute(f"%reset -f\n{start}").error is None
+        # A page may switch the recording of runs off, and register a class that the next one does not have.
+        start = (
+            f"import copyreg, os; os.chdir({str(tmp_path)!r}); os.environ[{VARIABLE!r}] = {str(tmp_path / 'kept')!r}\n"
+            "for each in [each for each in copyreg.dispatch_table if each.__module__ == '__main__']:\n"
+            "    del copyreg.dispatch_table[each]\n"
+            "%reset -f\n"
+        )
+        assert reader.execute(start).error is None
         for block in found:
             if block.mark != "needs" or block.value not in missing:
                 pages.run(block, reader)

@@ -11,6 +11,14 @@ from notebook_launcher import wording
 NAN, INF = math.nan, math.inf
 
 TEXTS = {
+    "format_left": [
+        (0, "about 5 s left"),
+        (40.2, "about 45 s left"),
+        (94.9, "about 95 s left"),
+        (95, "about 2 min left"),
+        (99 * 60, "about 99 min left"),
+        (200 * 60, "about 3 h 20 min left"),
+    ],
     "format_seconds": [
         (None, ""),
         (NAN, ""),
