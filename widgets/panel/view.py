@@ -307,6 +307,10 @@ class PanelView:
         arguments = [field.label for field in self.fields.values() if field.parameter]
         shown = [f"{label} {words[label]}" for label in arguments[:MAX_SUMMARY]]
         shown += ["…"] if len(arguments) > MAX_SUMMARY else []
+        for key, field in self.fields.items():
+            is_changed = field.parameter is None and getattr(self.state.config, key) != parameters.default_of(key)
+            if is_changed and key != "num_processes" and field.label in words:
+                shown.append(f"{field.label[0].lower()}{field.label[1:]} {words[field.label]}")
         return " · ".join([*shown, *([] if plan is None else [plural(plan.num_processes, "rank")])])
 
     def _value_of(self, field: Field) -> Any:
