@@ -12,7 +12,8 @@ import torch
 
 from notebook_launcher import Accelerator, histogram, launch, report, runs
 from notebook_launcher.drawing.reported import read_rows, reported_html
-from notebook_launcher.history.run_files import PictureFiles, read_pictures
+from notebook_launcher.errors import RunFolderError
+from notebook_launcher.history.run_files import MAX_PICTURE_BYTES, PictureFiles, read_pictures
 from notebook_launcher.history.schema import RunPicture
 from notebook_launcher.pictures import MAX_BYTES, MAX_SIDE, Histogram, encode_picture
 from notebook_launcher.training.recording.logged_table import Table
@@ -176,6 +177,14 @@ def test_list_that_another_program_changed_is_read_as_far_as_it_goes(tmp_path: P
     with (tmp_path / "pictures.jsonl").open("a") as file:
         file.write('{"file": "../x.png", "rank": 0, "step": 0, "time": 0, "name": "a"}\n{"file": 3}\nno json\n')
     assert [kept.step for kept in read_pictures(tmp_path)] == [1]
+
+
+def test_list_that_names_one_large_file_many_times_is_refused(tmp_path: Path) -> None:
+    PictureFiles(tmp_path).write([picture(0, size=MAX_PICTURE_BYTES // 4)])
+    listed = tmp_path / "pictures.jsonl"
+    listed.write_text(listed.read_text() * 5)
+    with pytest.raises(RunFolderError, match="names more than 32,000,000 bytes of pictures"):
+        read_pictures(tmp_path)
 
 
 class Reader:
