@@ -228,7 +228,8 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
     first = wait_for_other_drawing(page, "")
     wait_for_other_drawing(page, first)
     assert panel.get_by_label("epochs", exact=True).is_hidden()  # One line stands for the fields of a live run.
-    panel.get_by_text("lr 0.003 · Micro-batch size 32 · epochs 2 · pause 0.1 · 2 ranks").wait_for()
+    folded = "lr 0.003 · Micro-batch size 32 · epochs 2 · pause 0.1 · accumulation steps 4 · 2 ranks"
+    panel.get_by_text(folded).wait_for()
     panel.get_by_role("button", name="Edit", exact=True).click()
     panel.get_by_label("epochs", exact=True).wait_for()
     picture(page, panel, "panel.png")
