@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from notebook_launcher import wording
 
 NAN, INF = math.nan, math.inf
 
-TEXTS = {
+TEXTS: dict[str, list[tuple[Any, str]]] = {
     "format_left": [
         (0, "about 5 s left"),
         (40.2, "about 45 s left"),
