@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.training.data import wire
-from notebook_launcher.training.data.iterables import OnlyRankInWorker, compare_data_sets
+from notebook_launcher.training.data.iterables import OnlyRankInWorker
 from notebook_launcher.training.data.loader import (
     Delivery,
     PreparedLoader,
@@ -85,8 +85,6 @@ class DataLoaderDispatcher(PreparedLoader):
         self._split_batches = split_batches
         self._has_drawn_seed = False
         """True once this rank, which does not read, has drawn the seed of rank 0's workers."""
-        self._has_compared = False
-        """True once the ranks have compared what they hold of a stream."""
         self._num_processes = world_size() if num_processes is None else num_processes
         super().__init__(
             dataset,
@@ -171,9 +169,8 @@ class DataLoaderDispatcher(PreparedLoader):
                 f"This loader deals out to {self.num_processes} ranks, and the process group has {world_size()}. "
                 "Create it inside the ranks, or pass dispatch_batches=False."
             )
-        if self._reads_for_all and not self._has_compared:
-            self._has_compared = True
-            compare_data_sets(self.dataset)
+        if self._reads_for_all:
+            self._compare_once(self.dataset)
 
     def _deliveries(self, start: Position, order: Order | None) -> Iterator[Delivery]:
         where = torch.device("cpu" if self.device is None else self.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import os
 import sys
@@ -19,7 +18,7 @@ from notebook_launcher.training.data.rows import Round, check_split, uneven_erro
 from notebook_launcher.training.data.samplers import length_of
 from notebook_launcher.training.fingerprints import digest_of
 from notebook_launcher.training.operations import broadcast_object_list, find_batch_size, gather_object
-from notebook_launcher.training.operations.checking import gather_numbers
+from notebook_launcher.training.operations.checking import gather_digest, gather_numbers
 from notebook_launcher.training.user_warnings import notify_or_warn
 from notebook_launcher.wording import describe_value
 
@@ -404,8 +403,7 @@ def compare_data_sets(dataset: Any) -> None:
     or those of rank 0 alone.
     """
     held = dict(itertools.islice(_held(dataset), MAX_HELD))
-    digest = hashlib.blake2b(repr(sorted(held.items())).encode(), digest_size=7).digest()
-    if len({number for (number,) in gather_numbers([int.from_bytes(digest, "little")])}) == 1:
+    if len(set(gather_digest(repr(sorted(held.items()))))) == 1:
         return
     by_rank = gather_object([{name: describe_value(value) for name, value in held.items()}])
     name = next((name for name in held if len({of_rank.get(name) for of_rank in by_rank}) > 1), None)

@@ -18,7 +18,7 @@ from notebook_launcher import reporting
 from notebook_launcher.context import current, step_boundary
 from notebook_launcher.messaging.board_layout import STOP_FLAG
 from notebook_launcher.training.accumulation.windows import ActiveLoaders
-from notebook_launcher.training.data.iterables import open_as_only_rank
+from notebook_launcher.training.data.iterables import compare_data_sets, open_as_only_rank
 from notebook_launcher.training.data.position import (
     LoaderProgress,
     LoaderState,
@@ -175,6 +175,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         """True if the position at which the next loop begins was loaded into this loader."""
         self._open_loops: list[object] = []
         """The tokens of the loops that have begun and not ended."""
+        self._has_compared = False
+        """True once the ranks have compared what their data sets hold."""
         self._walked: WalkedSampler | None = None
         """The batch sampler that `base_dataloader` fetches with; None for an iterable data set."""
         self.base_dataloader = self._make_base()
@@ -245,6 +247,12 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         with contextlib.nullcontext() if order is None else order.replayed(owners):
             poses = self._reads_for_all and not self.num_workers
             yield open_as_only_rank(self._open_base) if poses else self._open_base()
+
+    def _compare_once(self, dataset: Any) -> None:
+        """Compare what the ranks' data sets hold, the first time; every rank calls this."""
+        if not self._has_compared:
+            self._has_compared = True
+            compare_data_sets(dataset)
 
     @property
     @abstractmethod

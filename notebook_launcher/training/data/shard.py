@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +20,6 @@ from notebook_launcher.training.data.iterables import (
     Readings,
     StartWorker,
     StreamWithReceipts,
-    compare_data_sets,
     wrong_readers,
 )
 from notebook_launcher.training.data.loader import Delivery, PreparedLoader, data_arguments, look_ahead
@@ -29,7 +27,7 @@ from notebook_launcher.training.data.position import Order, Position
 from notebook_launcher.training.data.rows import Round
 from notebook_launcher.training.data.samplers import SeedableRandomSampler, length_of, sampler_chain
 from notebook_launcher.training.data.sharding import BatchSamplerShard
-from notebook_launcher.training.operations.checking import gather_numbers
+from notebook_launcher.training.operations.checking import gather_digest, gather_numbers
 from notebook_launcher.training.operations.collectives import world_size
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import synchronize_rng_states
@@ -76,8 +74,6 @@ class DataLoaderShard(PreparedLoader):
         self.check_ranks = check_ranks
         self._has_told_of_orders = False
         """True once the user was told that ranks draw different orders."""
-        self._has_compared = False
-        """True once the ranks have compared what their data sets hold."""
         self._stream: StreamWithReceipts | None = None
         """The iterable data set as `base_dataloader` reads it; None for a map-style data set."""
         super().__init__(
@@ -128,9 +124,8 @@ class DataLoaderShard(PreparedLoader):
             plan = agree_on_plan(self._plan(start, 0 if seedable is None else seedable.initial_seed))
             if seedable is not None:
                 seedable.initial_seed = plan.seed
-            if not self._has_compared and not isinstance(shard, OwnShards):
-                self._has_compared = True
-                compare_data_sets(shard.dataset if isinstance(shard, IterableDatasetShard) else self.dataset)
+            if not isinstance(shard, OwnShards):
+                self._compare_once(shard.dataset if isinstance(shard, IterableDatasetShard) else self.dataset)
         if isinstance(shard, BatchSamplerShard) or (shard is not None and self.num_workers <= 1):
             # If workers cut a stream, its length does not show where their parts end.
             shard.check()
@@ -191,8 +186,7 @@ class DataLoaderShard(PreparedLoader):
 
     def _compare(self, text: str, what: str, *, unless: bool = False) -> None:
         """Compare how the ranks' walks through the data begin, as a text; on all ranks."""
-        mine = hashlib.blake2b(text.encode(), digest_size=7).digest()
-        by_rank = [number for (number,) in gather_numbers([int.from_bytes(mine, "little")])]
+        by_rank = gather_digest(text)
         others = [rank for rank, number in enumerate(by_rank) if number != by_rank[0]]
         if others and not self._has_told_of_orders:
             self._has_told_of_orders = True

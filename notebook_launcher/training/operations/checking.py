@@ -151,6 +151,12 @@ def gather_numbers(numbers: Sequence[int]) -> list[list[int]]:
     return by_rank
 
 
+def gather_digest(text: str) -> list[int]:
+    """Return a number for the text of every rank, in rank order: equal texts have equal numbers."""
+    digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
+    return [number for (number,) in gather_numbers([int.from_bytes(digest, "little")])]
+
+
 def gather_bytes(mine: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """Return every rank's bytes as a row, in rank order; `sizes` are their numbers. Short rows end in anything."""
     longest = max(sizes)
