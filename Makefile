@@ -51,18 +51,20 @@ quick: lint $(TSC)  ## check everything and run the tests that start no kernel a
 matrix:  ## run the core of the tests on the oldest and newest Python and torch (MATRIX=folder ONLY=names)
 	@$(PYTHON) tests/matrix.py --folder "$(MATRIX)" --only "$(ONLY)"
 
-lint: typecheck  ## ruff, mypy, notebooks without outputs
+lint: typecheck  ## ruff, import-linter, mypy, notebooks without outputs
 	@echo "==> ruff"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@echo "==> notebooks hold no outputs"
 	@$(BIN)/nbstripout --verify notebooks/*.ipynb
 
-# mypy does not know package-dir, so it gets the package in the layout of an installation.
-typecheck: $(VENV)/installed-test  ## mypy alone
-	@echo "==> mypy"
+# mypy and import-linter do not know package-dir, so they get the package in the layout of an installation.
+typecheck: $(VENV)/installed-test  ## import-linter and mypy alone
 	@rm -rf build/typed && mkdir -p build/typed/notebook_launcher
 	@ln -s $(addprefix ../../../,$(PACKAGE_FILES) widgets) build/typed/notebook_launcher/
+	@echo "==> import-linter"
+	@cd build/typed && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache ../../pyproject.toml | sed 1,/Analyzed/d
+	@echo "==> mypy"
 	@$(BIN)/mypy | sed -e 's|^build/typed/notebook_launcher/widgets|widgets|' -e 's|^build/typed/||'
 
 docs: $(VENV)/installed-docs  ## build the documentation; EXECUTE=force runs the tutorials for it (a slow test builds it, too)

@@ -24,10 +24,32 @@ def test_importing_the_package_is_light():
     subprocess.run([sys.executable, "-c", IMPORT_PROBE], check=True, cwd=ROOT)
 
 
+def test_modules_beside_the_ranks_import_without_torch():
+    ranks = ("callbacks", "compat", "gpu_check", "processes", "training", "__main__")
+    names = [
+        ".".join(["notebook_launcher", *path.relative_to(folder).with_suffix("").parts])
+        for folder in (ROOT, ROOT / "notebook_launcher")
+        for path in folder.glob("widgets/**/*.py" if folder == ROOT else "**/*.py")
+        if path.name != "__init__.py" and path.relative_to(folder).with_suffix("").parts[0] not in ranks
+    ]
+    assert len(names) > 100
+    probe = f"import sys, importlib; sys.modules['torch'] = None; [*map(importlib.import_module, {names})]"
+    subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT, timeout=100)
+
+
+def test_program_imports_a_command_when_it_is_typed():
+    probe = "import sys, notebook_launcher.command_line.program; print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", probe], check=True, cwd=ROOT, capture_output=True, text=True)
+    rooms = {name.split(".")[1] for name in imported.stdout.split() if name.startswith("notebook_launcher.")}
+    heavy = {"detached", "drawing", "engines", "history", "kernel", "messaging", "processes", "travel", "widgets"}
+    assert not rooms & heavy
+
+
 LATER = ("torch", "numpy", "asyncio", "cloudpickle", "psutil", "html", "multiprocessing", "yaml", "IPython",
          "ipykernel", "ipywidgets", "notebook_launcher.drawing", "notebook_launcher.engines",
          "notebook_launcher.history", "notebook_launcher.kernel.run", "notebook_launcher.messaging.messages",
-         "notebook_launcher.processes", "notebook_launcher.travel")  # fmt: skip
+         "notebook_launcher.detached", "notebook_launcher.processes", "notebook_launcher.travel",
+         "notebook_launcher.widgets")  # fmt: skip
 """Modules that a notebook's first cell must not import: each takes milliseconds, and `messages` as long as the rest."""
 
 
