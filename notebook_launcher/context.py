@@ -97,8 +97,6 @@ class RankContext:
     """True once an Accelerator has asked for a setting in this call, or a trainer of another library was compared."""
     has_told_loss: bool = False
     """True once this rank has named a loss of this call that is not finite."""
-    forwards: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """The latest forwards of sharded models in this call, by their number on the board."""
     clock: PhaseClock | None = None
     """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf
@@ -250,7 +248,6 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         context.checkpoints = None if checkpoints is None else list(checkpoints)
         context.safepoint, context.num_loaded, context.backward_pause = None, None, BackwardPause()
         context.tunables.clear()
-        context.forwards.clear()
         context.settings_are_read = context.has_told_loss = False
 
 

@@ -29,16 +29,11 @@ COOPERATIVE = 64
 """Rank r sets byte COOPERATIVE + r once it reads the board."""
 NUM_KEPT = 16
 """Collectives of a rank whose marks are kept, a power of two."""
-MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // (5 + NUM_KEPT)
+MAX_RANKS = (BOARD_SIZE - COOPERATIVE) // (3 + NUM_KEPT)
 ACTIVITY = COOPERATIVE + MAX_RANKS
 """Byte ACTIVITY + r has the activity of rank r: COMPUTING, WAITING, SAVING or ENDED of `context`."""
-FORWARDS = ACTIVITY + MAX_RANKS
-"""Byte FORWARDS + r counts the forwards of sharded models that rank r has begun in this call, from 1 to 255 and from 1
-again; 0: none, or the rank is on another machine. `training.parallelism.forward_marks` reads and writes it."""
-STEPS = FORWARDS + MAX_RANKS
-"""Byte STEPS + r has the optimizer steps of rank r before its last such forward, modulo 255; 255: not written yet."""
-COLLECTIVES = STEPS + MAX_RANKS
-"""Byte COLLECTIVES + r counts the gathers and reductions of sharded models' units that rank r has begun in this call,
+COLLECTIVES = ACTIVITY + MAX_RANKS
+"""Byte COLLECTIVES + r counts the gathers, reductions and optimizer steps of sharded models of rank r in this call,
 from 1 to 255 and from 1 again; 0: none, or the rank is on another machine. `training.parallelism.unit_order` has both
 these and the marks."""
 ORDERS = COLLECTIVES + MAX_RANKS

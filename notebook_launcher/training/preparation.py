@@ -19,11 +19,9 @@ from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShar
 from notebook_launcher.training.data.loader import SharingSettings
 from notebook_launcher.training.data.prepare import make_prepared_loader
 from notebook_launcher.training.operations.checking import collective_device, is_served
-from notebook_launcher.training.parallelism.forward_check import check_forwards
 from notebook_launcher.training.parallelism.sharded_models import reduce_units_by_sums
-from notebook_launcher.training.parallelism.unit_order import UnitOrder, check_gradients
+from notebook_launcher.training.parallelism.unit_order import UnitOrder
 from notebook_launcher.training.plugins import check_switch
-from notebook_launcher.training.queued_work import work_recorder
 from notebook_launcher.training.random import draw_apart
 from notebook_launcher.training.unwrapping import synced_part
 from notebook_launcher.wording import plural, type_of
@@ -149,19 +147,8 @@ class Preparation:
         self.prepared.members.add_model(model)
         if self._compares:
             ranks = torch.distributed.get_process_group_ranks(self.sharding.layout.shard_group)
-            order = self._unit_order = self._unit_order or UnitOrder(ranks)
-            units = order.add(model)
-            gradient_state, updates = self.gradient_state, self.updates
-            check_forwards(
-                model,
-                ranks,
-                gathers_all=lambda: all(unit.group.is_sharded for unit in units),
-                is_in_block=lambda: gradient_state.block is not None,
-                count_steps=lambda: updates.steps_made,
-                record=work_recorder(self.process.device),
-            )
-            if not self.settings.ddp.find_unused_parameters:
-                check_gradients(units, order, record=work_recorder(self.process.device))
+            self._unit_order = self._unit_order or UnitOrder(ranks, lambda: self.updates.steps_made)
+            self._unit_order.add(model, reduces_all=self.settings.ddp.find_unused_parameters)
         if self.settings.ddp.broadcast_buffers:
             self.prepared.members.share_buffers(model)
         self.prepared.remember(model, model)

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_launcher import Accelerator, FullyShardedDataParallelPlugin, Session, notebook_launch
+from notebook_launcher import (
+    Accelerator,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+    Session,
+    notebook_launch,
+)
 from tests.support.toy_training import session_fixture, shards_on_cpus
 
 pytestmark = shards_on_cpus
@@ -63,12 +69,11 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-@pytest.mark.parametrize("case", DIFFERENT)
+@pytest.mark.parametrize(("case", "reshard"), list(zip(DIFFERENT, [True, False] * 2, strict=True)))
 def test_ranks_that_run_other_layers_are_named(case, reshard):
     pattern = (
         r"Rank (0|1) (gathers|reduces the gradients of) layers\.\d\.weight, layers\.\d\.bias while rank (1|0) "
-        r"(gathers|reduces the gradients of) layers\.\d\.weight, .*each rank must run the same layers in the same order"
+        r"(gathers|reduces the gradients of) layers\.\d\.weight, .*run the same layers in the same order"
     )
     with pytest.raises(RuntimeError, match=pattern):
         notebook_launch(train, 2, args=(DIFFERENT[case],), kwargs={"reshard": reshard}, devices="cpu", output="none")
@@ -112,23 +117,90 @@ def test_ranks_that_run_the_same_layers_train(session, reshard):
     assert first == second
 
 
-def keep_running(places: tuple[int, int]) -> None:
-    """Run a model that the session keeps."""
+def test_ranks_that_compare_nothing_are_not_refused(session):
+    session.run(train, args=(DIFFERENT["another layer"],), kwargs={"check_ranks": False})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Gradients of different parameters of one unit.
+
+
+class Two(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(2, 2, bias=False)
+        self.b = torch.nn.Linear(2, width, bias=False)
+
+    def forward(self, inputs: torch.Tensor, used: str) -> torch.Tensor:
+        outputs: list[torch.Tensor] = [getattr(self, name)(inputs).sum() for name in used]
+        return torch.stack(outputs).sum()
+
+
+def use(used: tuple[list[str], list[str]], width: int = 2, num_steps: int = 1, **options: Any) -> list[list[float]]:
+    """Train one unit of two layers, of which each rank uses these in each micro-batch."""
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps, sync_each_batch=False),
+        fsdp_plugin=FullyShardedDataParallelPlugin(auto_wrap_policy="no_wrap"),
+        **options,
+    )
+    torch.manual_seed(0)
+    net: Any = Two(width)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for names in used[accelerator.process_index]:
+        with accelerator.accumulate(net):
+            accelerator.backward(net(torch.ones(1, 2), names))
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.full_tensor().flatten().tolist() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("used", "width", "num_steps"),
+    [
+        ((["a"], ["b"]), 2, 1),
+        ((["ab", "ab", "a"], ["ab", "ab", "b"]), 5, 1),
+        ((["a", "b"], ["b", "a"]), 2, 1),
+        ((["ab", "ab", "a", "ab"], ["ab", "ab", "ab", "ab"]), 5, 1),
+        ((["ab", "ab", "a", "a"], ["ab", "ab", "b", "b"]), 2, 2),
+    ],
+    ids=["from the start", "later", "in turns", "fewer for one step", "in one window"],
+)
+def test_gradients_of_different_parameters_are_refused(used, width, num_steps):
+    pattern = r"Rank \d reduces the gradients of (a|b)\.weight.* while rank \d reduces .*find_unused_parameters=True"
+    with pytest.raises(RuntimeError, match=pattern):
+        notebook_launch(use, 2, args=(used, width, num_steps), devices="cpu", output="none")
+
+
+def test_ranks_that_use_the_same_parameters_train(session):
+    for used in (["a", "b"] * 3, ["a"] * 6, ["a", "a", "ab", "ab", "b", "ab"]):
+        first, second = session.run(use, args=((used, used), 5))
+        assert first == second
+    first, second = session.run(use, args=((["a", "b"] * 2, ["b", "a"] * 2), 5, 2))
+    assert first == second, "equal in the window as a whole"
+    first, second = session.run(use, args=((["a"], ["b"]),), kwargs={"check_ranks": False})
+    assert first == second, "nothing is compared"
+
+
+def keep_training(names: tuple[str, str]) -> list[list[float]]:
+    """Train a model that the session keeps, with other layers in each call."""
     import __main__
 
     if not hasattr(__main__, "kept"):
-        __main__.kept = shard(Layers())
-    accelerator, net = __main__.kept
-    accelerator.backward(net(torch.ones(2, 4), [places[accelerator.process_index]]))
+        accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(auto_wrap_policy="no_wrap"))
+        torch.manual_seed(0)
+        __main__.kept = accelerator, accelerator.prepare(Two(5)), accelerator.prepare(Two(5))
+    accelerator, *nets = __main__.kept
+    for net in nets:
+        accelerator.backward(net(torch.ones(1, 2), names[accelerator.process_index]))
+    gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    return [gradient.full_tensor().flatten().tolist() for gradient in gradients]
 
 
 def test_calls_of_a_session_are_compared_each_by_itself():
     with Session(2, devices="cpu", output="none") as session:
-        for places in (0, 1, 2):
-            session.run(keep_running, args=((places, places),))
-        with pytest.raises(RuntimeError, match=r"Rank \d gathers layers\.\d\.weight"):
-            session.run(keep_running, args=((0, 2),))
-
-
-def test_ranks_that_compare_nothing_are_not_refused(session):
-    session.run(train, args=(DIFFERENT["another layer"],), kwargs={"check_ranks": False})
+        for names in ("a", "ab", "b"):
+            first, second = session.run(keep_training, args=((names, names),))
+            assert first == second
+        with pytest.raises(RuntimeError, match=r"Rank \d reduces the gradients of"):
+            session.run(keep_training, args=(("ab", "b"),))
