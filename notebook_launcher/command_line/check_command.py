@@ -41,7 +41,7 @@ limit. A table shows what passed, failed or was skipped. Attach gpu-check-<date>
 report of a problem. Without a GPU each check runs in its CPU form, which proves nothing about GPUs.
 
   notebook-launcher check
-  notebook-launcher check --only accumulation checkpoint""",
+  notebook-launcher check --only accumulation errors""",
     add_arguments=_add_arguments,
     run=_run,
 )

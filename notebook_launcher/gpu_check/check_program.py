@@ -15,31 +15,29 @@ import datetime as dt
 import hashlib
 import json
 import os
-import platform
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import __version__
 from notebook_launcher.diagnosis.doctor import doctor
+from notebook_launcher.diagnosis.facts import look_at_limits, look_at_software
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.gpu_check.checks import CHECKS, Check, Hardware, Skipped
-from notebook_launcher.installed import version_of
 from notebook_launcher.machine import devices
 from notebook_launcher.machine.allocation import SHARING_VARIABLE
 from notebook_launcher.machine.memory import SHARED_MEMORY
 from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
 NAME_WIDTH = 50
 FIRST_SHARING_NCCL = 23_000
@@ -50,10 +48,12 @@ UNSAID = "NVIDIA_REQUIRE_CUDA"
 """A variable of NVIDIA's container images: pages of drivers that the image accepts."""
 VARIABLES = ("CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "HIP_", "ROCR_", "HSA_", "NVIDIA_", "OMP_NUM_THREADS", "GLOO_")
 UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F-]{8,}")
-PATH = re.compile(r"(?<![\w./])(?<!http:)(?<!https:)/+(?:[\w.@+~-]+/)+[\w.@+~-]*")
-"""A path of two parts at least, without spaces; web addresses are left."""
-QUOTED_PATH = re.compile(r"(?<=[\"'])/[^\"'\n]+/[^\"'\n]*(?=[\"'])")
-"""The same in quotation marks, where it may have spaces."""
+PATH = re.compile(
+    r"(?<=[\"'])/[^\"'\n]+/[^\"'\n]*(?=[\"'])"  # In quotation marks, where it may have spaces.
+    r"|(?<![\w./])(?<!http:)(?<!https:)/+(?:[\w.@+~-]+/)+[\w.@+~-]*"
+)
+"""A path of two parts at least; web addresses are left."""
+TOPOLOGY = ("nvidia-smi", "topo", "-m")
 KEPT_PATHS = (str(SHARED_MEMORY), "/dev/nvidia")
 
 
@@ -92,15 +92,21 @@ def check(
     if share:
         check_sharing(facts["torch"]["nccl_loaded"])
     outcomes: list[Outcome] = []
-    file = report_file(Path(folder))
+    file = Path(folder) / f"gpu-check-{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}.json"
     try:
         write_report(file, outcomes, facts)
     except OSError as error:  # Rather now than after the checks.
         raise ConfigError(
             f"--folder {folder}: the report cannot be written there: {error.strerror}. Name another folder."
         ) from None
-    for outcome in run_all(chosen, hardware, _announce):
-        _print(_line(outcome))
+    for each in chosen:
+        if sys.stdout.isatty():
+            print(f"  ...   {each.name}", end="\r", flush=True)
+        outcome = run_one(each, hardware)
+        line = f"{outcome.state}  {outcome.name:<{NAME_WIDTH}} {outcome.seconds:6.1f} s  {outcome.reason}"
+        _print(line.splitlines()[0].rstrip())
+        if outcome.output:
+            _print(textwrap.indent(outcome.output, " " * 10, lambda _: True))
         outcomes.append(outcome)
         write_report(file, outcomes, facts)  # After each, so that an interrupt leaves what is known.
     _print(last_lines(outcomes, hardware, complete=only is None))
@@ -116,17 +122,6 @@ def check_sharing(nccl: int | None) -> None:
             f"--share needs NCCL 2.30 or newer, and torch has loaded {version}. Name a newer one in the environment: "
             "LD_PRELOAD=/path/to/libnccl.so.2 notebook-launcher check --share, or leave --share out."
         )
-
-
-def _announce(check: Check) -> None:
-    if sys.stdout.isatty():
-        print(f"  ...   {check.name}", end="\r", flush=True)
-
-
-def _line(outcome: Outcome) -> str:
-    line = f"{outcome.state}  {outcome.name:<{NAME_WIDTH}} {outcome.seconds:6.1f} s  {outcome.reason}"
-    shown = line.splitlines()[0].rstrip()
-    return shown + "".join(f"\n          {text}" for text in outcome.output.splitlines())
 
 
 def _gpus(hardware: Hardware) -> str:
@@ -170,13 +165,6 @@ def count_gpus() -> int:
     return 0 if machine.why_no_gpu else len(machine.gpus)
 
 
-def run_all(checks: Sequence[Check], hardware: Hardware, started: Callable[[Check], None]) -> Iterator[Outcome]:
-    """Yield the outcome of each check; `started` is called before each."""
-    for check in checks:
-        started(check)
-        yield run_one(check, hardware)
-
-
 def run_one(check: Check, hardware: Hardware, command: Sequence[str] = ()) -> Outcome:
     """Return the outcome of a check, made in a process of its own.
 
@@ -193,16 +181,22 @@ def run_one(check: Check, hardware: Hardware, command: Sequence[str] = ()) -> Ou
         file, printed = Path(folder) / "outcome", Path(folder) / "printed"
         program = command or (sys.executable, "-m", "notebook_launcher.gpu_check.check_program")
         words = (check.name, str(hardware.num_gpus), str(hardware.shares), str(file))
-        status = _wait([*program, *words], printed, check.limit)
+        state, reason = "FAIL", ""
+        try:
+            reason = f"its process ended with status {_wait([*program, *words], printed, check.limit)}"
+            state, reason = json.loads(file.read_text(encoding="utf-8"))
+        except subprocess.TimeoutExpired:
+            reason = f"not done after {check.limit:g} s"
+        except (OSError, ValueError):
+            pass
         seconds = time.monotonic() - began
-        state, reason = _read(file, status, check.limit)
         text = printed.read_text(encoding="utf-8", errors="replace")
     output = "\n".join(text.splitlines()[-LAST_LINES:]) if state == "FAIL" else ""
     return Outcome(name=check.name, state=state, seconds=seconds, reason=reason, output=output)
 
 
-def _wait(command: Sequence[str], printed: Path, limit: float) -> int | None:
-    """Return the exit status; None if the time was up and the process was ended, with all that it started."""
+def _wait(command: Sequence[str], printed: Path, limit: float) -> int:
+    """Return the exit status; at the limit, end the process with all that it started, and raise `TimeoutExpired`."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}  # The checks assert.
     with printed.open("wb") as out:
         process = subprocess.Popen(
@@ -210,8 +204,6 @@ def _wait(command: Sequence[str], printed: Path, limit: float) -> int | None:
         )
     try:
         return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return None
     finally:
         # The ranks are in sessions of their own, and end when this process, their kernel, does.
         if process.poll() is None:
@@ -219,31 +211,13 @@ def _wait(command: Sequence[str], printed: Path, limit: float) -> int | None:
             process.wait()
 
 
-def _read(file: Path, status: int | None, limit: float) -> tuple[str, str]:
-    if status is None:
-        return "FAIL", f"not done after {limit:g} s"
-    try:
-        state, reason = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "FAIL", f"its process ended with status {status}"
-    return state, reason
-
-
-def report_file(folder: Path) -> Path:
-    """Return the file of a report that begins now, which has the day in its name."""
-    return folder / f"gpu-check-{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}.json"
-
-
 def write_report(file: Path, outcomes: Sequence[Outcome], facts: dict[str, Any]) -> None:
     """Write the outcomes so far into the file of the report, in place of its contents."""
-    now = dt.datetime.now(dt.timezone.utc)
-    report = {"written": now.isoformat(timespec="seconds"), "facts": facts, "checks": list(map(_row, outcomes))}
+    rows = [{**dataclasses.asdict(outcome), "seconds": round(outcome.seconds, 1)} for outcome in outcomes]
+    now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
     # Before JSON escapes what is not ASCII, and quotation marks.
-    file.write_text(json.dumps(_hidden(report), indent=2) + "\n", encoding="utf-8")
-
-
-def _row(outcome: Outcome) -> dict[str, Any]:
-    return {**dataclasses.asdict(outcome), "seconds": round(outcome.seconds, 1)}
+    report = _hidden({"written": now, "facts": facts, "checks": rows})
+    file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def _hidden(value: Any) -> Any:
@@ -257,10 +231,11 @@ def _hidden(value: Any) -> Any:
 def hide_names(text: str) -> str:
     """Return the text with hashes in place of UUIDs, paths and the host's name; equal names have equal hashes."""
     text = UUID.sub(lambda found: f"{found[1]}-{_hash(found[0])}", text)
-    for kind in (QUOTED_PATH, PATH):
-        text = kind.sub(lambda found: _hide_path(found[0]), text)
-    for host in sorted(_host_names(), key=len, reverse=True):
-        text = text.replace(host, _hash(host))
+    text = PATH.sub(lambda found: _hide_path(found[0]), text)
+    host = socket.gethostname()
+    for name in (host, host.partition(".")[0]):
+        if len(name) > 3:  # Shorter, it may be part of any word by chance.
+            text = text.replace(name, _hash(name))
     return text
 
 
@@ -273,29 +248,23 @@ def _hide_setting(value: str) -> str:
     return ":".join(_hide_path(part) if part.count("/") > 1 and part[0] == "/" else part for part in value.split(":"))
 
 
-def _host_names() -> set[str]:
-    """Return this host's name, with and without its domain, if it is too long to be part of any word by chance."""
-    name = socket.gethostname()
-    return {form for form in (name, name.partition(".")[0]) if len(form) > 3}
-
-
 def _hash(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def collect_facts() -> dict[str, Any]:
     """Return what a reader of a report has to know of the machine."""
-    began = time.monotonic()
-    machine = devices.detect()
-    look_seconds = time.monotonic() - began  # Without persistence mode the driver wakes up every GPU first.
-    shm = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
+    import torch
+
+    machine, nccl, topology = devices.detect(), None, ""
+    with contextlib.suppress(Exception):  # Only builds with NCCL have it.
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(TOPOLOGY, capture_output=True, text=True, timeout=20, check=True)
+        topology = done.stdout
     return {
-        "notebook_launcher": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": machine.num_cores,
+        "machine": {finding.name: finding.fact for finding in (*look_at_software(), *look_at_limits())},
         "driver": machine.driver,
-        "look_seconds": round(look_seconds, 3),
         "gpus": [
             {"name": gpu.name, "memory": gpu.total_memory, "capability": gpu.capability, "slice": gpu.is_slice}
             for gpu in machine.gpus
@@ -303,33 +272,20 @@ def collect_facts() -> dict[str, Any]:
         "slices": len(devices.find_slices()),
         "why_no_gpu": machine.why_no_gpu,
         "left_out": machine.left_out,
-        "torch": _torch_facts(),
-        "shm_bytes": None if shm is None else {"total": shm.total, "free": shm.free},
-        "shm_nccl_files": _nccl_files(),
-        "topology": _printed("nvidia-smi", "topo", "-m"),
+        "topology": topology,
+        "torch": {
+            "version": torch.__version__,
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            "nccl": nccl,
+            "nccl_loaded": _loaded_nccl(),
+            "devices": torch.cuda.device_count(),
+        },
         "variables": {
             name: _hide_setting(value)
             for name, value in sorted(os.environ.items())
             if name.startswith(VARIABLES) and name != UNSAID
         },
-        "accelerate": version_of("accelerate"),
-        "lightning-fabric": version_of("lightning-fabric"),
-    }
-
-
-def _torch_facts() -> dict[str, Any]:
-    import torch
-
-    nccl = None
-    with contextlib.suppress(Exception):  # Only builds with NCCL have it.
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    return {
-        "version": torch.__version__,
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-        "nccl": nccl,
-        "nccl_loaded": _loaded_nccl(),
-        "devices": torch.cuda.device_count(),
     }
 
 
@@ -342,20 +298,6 @@ def _loaded_nccl() -> int | None:
     except (OSError, AttributeError):
         return None
     return number.value if status == 0 else None
-
-
-def _nccl_files() -> int:
-    with contextlib.suppress(OSError):
-        return len(list(SHARED_MEMORY.glob("nccl-*")))
-    return 0
-
-
-def _printed(*command: str) -> str:
-    if shutil.which(command[0]) is None:
-        return ""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    return "failed"
 
 
 def main(checks: Sequence[Check], words: Sequence[str]) -> None:

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import Session, launch, notebook_launch
+from notebook_launcher import launch, notebook_launch
 from notebook_launcher.errors import LaunchError
-from notebook_launcher.machine import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch
 
@@ -31,13 +25,6 @@ SECONDS_TO_REPORT = 3.0
 RAGGED = [8, 8, 3]
 TOLERANCES = {"no": 1e-4, "fp16": 1e-2, "bf16": 2e-2}
 """Relative to the largest gradient. A wrong divisor differs by a fifth; bf16 has 8 bits of precision."""
-LOOK = """
-import json, torch
-from notebook_launcher.gpu_check.checks import bare, uuid_in_torch
-from notebook_launcher.machine import devices
-ours = [bare(gpu.uuid) for gpu in devices.detect().gpus]
-print(json.dumps([ours, [uuid_in_torch(at) for at in range(torch.cuda.device_count())]]))
-"""
 
 
 class Skipped(Exception):  # noqa: N818 - an outcome, which is not an error
@@ -140,56 +127,6 @@ def train(**options: Any) -> Any:
     return torch.cat([parameter.detach().flatten().cpu() for parameter in model.parameters()])
 
 
-def bare(uuid: str) -> str:
-    """Return a UUID as torch writes it; empty for a slice of a GPU, which torch may know by another name."""
-    return "" if uuid.startswith("MIG-") else uuid.removeprefix("GPU-")
-
-
-def uuid_in_torch(device: int) -> str:
-    """Return the UUID of a GPU of this process; empty: unknown."""
-    import torch
-
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-
-
-def gpu_difference(ours: Sequence[str], torchs: Sequence[str], *, by_number: bool = False) -> str:
-    """Return in which way the GPUs that the launcher sees differ from torch's; empty if they are the same.
-
-    Args:
-        ours: UUIDs, bare; empty: unknown.
-        torchs: The same. The order does not count: CUDA may number the GPUs otherwise than NVML does.
-        by_number: True if the GPUs were chosen by such a number, which then may mean another GPU to each.
-    """
-    if len(ours) != len(torchs):
-        return f"the launcher sees {len(ours)} GPUs, torch {len(torchs)}"
-    if not by_number and all([*ours, *torchs]) and sorted(ours) != sorted(torchs):
-        return "launcher and torch see different GPUs"
-    return ""
-
-
-def _devices_seen(hardware: Hardware) -> str:
-    machine = devices.detect()
-    values: list[str | None] = [None]
-    if hardware.num_gpus:
-        first = machine.gpus[0]
-        values += [str(hardware.num_gpus - 1), first.uuid or first.selector, *devices.find_slices()[:1], "0,0"]
-    seen = []
-    for value in values:
-        env = {name: text for name, text in os.environ.items() if name != machine.variable}
-        if value is not None:
-            env[machine.variable] = value
-        done = subprocess.run([sys.executable, "-c", LOOK], env=env, capture_output=True, text=True, check=True)
-        ours, torchs = json.loads(done.stdout.splitlines()[-1])
-        if not hardware.num_gpus:
-            return f"launcher {len(ours)}, torch {len(torchs)}"
-        label = "unset" if value is None else f"one {value[:3]} UUID" if "-" in value else value
-        by_number = value is not None and "-" not in value
-        if found := gpu_difference(ours, torchs, by_number=by_number):
-            raise AssertionError(f"{machine.variable} {label}: {found}")
-        seen.append(f"{label}: {len(ours)}")
-    return "; ".join(seen)
-
-
 def multiply() -> str:
     """Compute on this rank's device, and return its name."""
     import torch
@@ -216,47 +153,6 @@ def _launch_after_use(hardware: Hardware) -> str:
     assert float((square @ square).sum()) > 0
     (device,) = notebook_launch(multiply, **hardware.ranks(1))
     return f"computed on {device}"
-
-
-def _index_out_of_range() -> None:
-    import torch
-
-    table = torch.zeros(4, device="cuda")
-    table[torch.tensor([1000], device="cuda")].sum().item()
-
-
-def _queue_an_error() -> None:
-    import torch
-
-    table = torch.zeros(4, device="cuda")
-    table[torch.tensor([1000], device="cuda")].sum()
-
-
-def _queue_an_error_aside() -> None:
-    import torch
-
-    with torch.cuda.stream(torch.cuda.Stream()):
-        _queue_an_error()
-
-
-def _device_assert(hardware: Hardware) -> str:
-    import torch  # noqa: F401 - its errors are unpacked here, and its import, which most kernels have done, takes seconds
-
-    with Session(**hardware.ranks(1)) as session:
-        session.run(multiply)
-        for function in (_index_out_of_range, _queue_an_error, _queue_an_error_aside):
-            began = time.monotonic()
-            try:
-                session.run(function)
-            except Exception as error:  # its type is torch's and differs by version
-                said = f"{type(error).__name__}: {error}"
-            else:
-                said = "no error"
-            assert "device-side assert" in said, f"{function.__name__}: {said}"
-            seconds = time.monotonic() - began
-            assert seconds < SECONDS_TO_REPORT, f"the error came after {seconds:.1f} s"
-            session.run(multiply)
-    return f"last error after {seconds:.1f} s, next call works"
 
 
 def _compare(precision: str, *, weighted: bool) -> str:
@@ -308,48 +204,6 @@ def _against_one(hardware: Hardware) -> str:
     difference = float((both[0] - alone).abs().max())
     assert difference < 1e-4, f"2 ranks differ from 1 by {difference:.1e}"
     return f"difference {difference:.1e}"
-
-
-def _train_on(folder: str) -> None:
-    """Train for ever on data that lies on the device, so that a program may run ahead of its GPU."""
-    import torch
-
-    from notebook_launcher import Accelerator, report
-
-    accelerator = Accelerator(project_dir=folder)
-    model: Any = make_toy_model()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
-    num_updates = 0
-    try:
-        while True:
-            with accelerator.accumulate(model):
-                accelerator.backward(mean_loss(model, batch))
-                optimizer.step()
-                optimizer.zero_grad()
-            num_updates += 1
-            if accelerator.process_index == 0:
-                time.sleep(0.002)  # The program of one rank lags behind the other's.
-            if num_updates % 50 == 0:
-                report(num_updates=num_updates)
-    except BaseException:
-        (Path(folder) / f"rank{accelerator.process_index}").write_text(str(num_updates))
-        raise
-
-
-def _save_and_stop(hardware: Hardware) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        run = launch(_train_on, args=(folder,), **hardware.ranks(2))
-        while not run.metrics:
-            assert not run.wait(0.01), run.exception()
-        run.save()
-        while not list(Path(folder).glob("checkpoints/update_*")):
-            assert not run.wait(0.01), run.exception()
-        rung = run.stop(after_step=True)
-        ends = [(Path(folder) / f"rank{rank}").read_text() for rank in (0, 1)]
-    assert rung == "ask", f"the stop needed {rung}"
-    assert ends[0] == ends[1], f"the ranks stopped after updates {' and '.join(ends)}"
-    return f"both after update {ends[0]}"
 
 
 def reduce(device: torch.device) -> None:
@@ -407,10 +261,8 @@ def _failures(hardware: Hardware) -> str:
 
 
 CHECKS = (
-    Check(name="devices seen alike by launcher and torch", run=_devices_seen),
     Check(name="launch from a fresh kernel", run=_first_launch),
     Check(name="launch after the kernel used the device", run=_launch_after_use),
-    Check(name="device-side assert: error in time, session lives", run=_device_assert, on_cpu=False),
     Check(
         name="exact accumulation in fp32, ragged",
         run=functools.partial(compare_accumulation, precision="no", weighted=False),
@@ -421,6 +273,5 @@ CHECKS = (
     ),
     Check(name="process group of two ranks", run=_group, num_gpus=2),
     Check(name="two ranks train as one does", run=_against_one, num_gpus=2),
-    Check(name="checkpoint and stop while a rank lags", run=_save_and_stop, num_gpus=2),
     Check(name="errors while a peer waits", run=_failures, num_gpus=2),
 )

@@ -168,7 +168,50 @@ def _notice_of_a_wait(hardware: Hardware, function: Any) -> str:
     return str(reported).partition(" (")[0]
 
 
+def _train_on(folder: str) -> None:
+    """Train for ever on data that lies on the device, so that a program may run ahead of its GPU."""
+    import torch
+
+    from notebook_launcher import Accelerator, report
+
+    accelerator = Accelerator(project_dir=folder)
+    model: Any = make_toy_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    batch = tuple(part.to(accelerator.device) for part in make_batches([16])[0])
+    num_updates = 0
+    try:
+        while True:
+            with accelerator.accumulate(model):
+                accelerator.backward(mean_loss(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+            num_updates += 1
+            if accelerator.process_index == 0:
+                time.sleep(0.002)  # The program of one rank lags behind the other's.
+            if num_updates % 50 == 0:
+                report(num_updates=num_updates)
+    except BaseException:
+        (Path(folder) / f"rank{accelerator.process_index}").write_text(str(num_updates))
+        raise
+
+
+def _save_and_stop(hardware: Hardware) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        run = launch(_train_on, args=(folder,), **hardware.ranks(2))
+        while not run.metrics:
+            assert not run.wait(0.01), run.exception()
+        run.save()
+        while not list(Path(folder).glob("checkpoints/update_*")):
+            assert not run.wait(0.01), run.exception()
+        rung = run.stop(after_step=True)
+        ends = [(Path(folder) / f"rank{rank}").read_text() for rank in (0, 1)]
+    assert rung == "ask", f"the stop needed {rung}"
+    assert ends[0] == ends[1], f"the ranks stopped after updates {' and '.join(ends)}"
+    return f"both after update {ends[0]}"
+
+
 CHECKS = (
+    Check(name="checkpoint and stop while a rank lags", run=_save_and_stop, num_gpus=2),
     Check(name="same micro-batch left out while a rank lags", run=_left_out, num_gpus=2),
     Check(name="weights that differ are found while a rank lags", run=_divergence, num_gpus=2),
     Check(name="wait for a late rank counts as sync", run=_wait_is_sync, num_gpus=2),

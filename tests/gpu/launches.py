@@ -3,19 +3,82 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from notebook_launcher import ConfigError, launch, notebook_launch
+from notebook_launcher import ConfigError, Session, launch, notebook_launch
 from notebook_launcher.gpu_check.checks import SECONDS_TO_REPORT, Check, Hardware, Skipped, multiply
 from notebook_launcher.machine import devices
 from notebook_launcher.wording import plural
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = ["CHECKS"]
 
+LOOK = """
+import json, torch
+from tests.gpu.launches import bare, uuid_in_torch
+from notebook_launcher.machine import devices
+ours = [bare(gpu.uuid) for gpu in devices.detect().gpus]
+print(json.dumps([ours, [uuid_in_torch(at) for at in range(torch.cuda.device_count())]]))
+"""
 SECONDS_OF_CHORES = 5.0
 """By then the idle fork server has imported torch's compiler and rearranged its memory, as for all later launches."""
+
+
+def bare(uuid: str) -> str:
+    """Return a UUID as torch writes it; empty for a slice of a GPU, which torch may know by another name."""
+    return "" if uuid.startswith("MIG-") else uuid.removeprefix("GPU-")
+
+
+def uuid_in_torch(device: int) -> str:
+    """Return the UUID of a GPU of this process; empty: unknown."""
+    import torch
+
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+
+def gpu_difference(ours: Sequence[str], torchs: Sequence[str], *, by_number: bool = False) -> str:
+    """Return in which way the GPUs that the launcher sees differ from torch's; empty if they are the same.
+
+    Args:
+        ours: UUIDs, bare; empty: unknown.
+        torchs: The same. The order does not count: CUDA may number the GPUs otherwise than NVML does.
+        by_number: True if the GPUs were chosen by such a number, which then may mean another GPU to each.
+    """
+    if len(ours) != len(torchs):
+        return f"the launcher sees {len(ours)} GPUs, torch {len(torchs)}"
+    if not by_number and all([*ours, *torchs]) and sorted(ours) != sorted(torchs):
+        return "launcher and torch see different GPUs"
+    return ""
+
+
+def _devices_seen(hardware: Hardware) -> str:
+    machine = devices.detect()
+    values: list[str | None] = [None]
+    if hardware.num_gpus:
+        first = machine.gpus[0]
+        values += [str(hardware.num_gpus - 1), first.uuid or first.selector, *devices.find_slices()[:1], "0,0"]
+    seen = []
+    for value in values:
+        env = {name: text for name, text in os.environ.items() if name != machine.variable}
+        if value is not None:
+            env[machine.variable] = value
+        done = subprocess.run([sys.executable, "-c", LOOK], env=env, capture_output=True, text=True, check=True)
+        ours, torchs = json.loads(done.stdout.splitlines()[-1])
+        if not hardware.num_gpus:
+            return f"launcher {len(ours)}, torch {len(torchs)}"
+        label = "unset" if value is None else f"one {value[:3]} UUID" if "-" in value else value
+        by_number = value is not None and "-" not in value
+        if found := gpu_difference(ours, torchs, by_number=by_number):
+            raise AssertionError(f"{machine.variable} {label}: {found}")
+        seen.append(f"{label}: {len(ours)}")
+    return "; ".join(seen)
 
 
 def _launch_later(hardware: Hardware) -> str:
@@ -196,7 +259,50 @@ def _hold_context() -> None:
     time.sleep(60)
 
 
+def _index_out_of_range() -> None:
+    import torch
+
+    table = torch.zeros(4, device="cuda")
+    table[torch.tensor([1000], device="cuda")].sum().item()
+
+
+def _queue_an_error() -> None:
+    import torch
+
+    table = torch.zeros(4, device="cuda")
+    table[torch.tensor([1000], device="cuda")].sum()
+
+
+def _queue_an_error_aside() -> None:
+    import torch
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        _queue_an_error()
+
+
+def _device_assert(hardware: Hardware) -> str:
+    import torch  # noqa: F401 - its errors are unpacked here, and its import, which most kernels have done, takes seconds
+
+    with Session(**hardware.ranks(1)) as session:
+        session.run(multiply)
+        for function in (_index_out_of_range, _queue_an_error, _queue_an_error_aside):
+            began = time.monotonic()
+            try:
+                session.run(function)
+            except Exception as error:  # its type is torch's and differs by version
+                said = f"{type(error).__name__}: {error}"
+            else:
+                said = "no error"
+            assert "device-side assert" in said, f"{function.__name__}: {said}"
+            seconds = time.monotonic() - began
+            assert seconds < SECONDS_TO_REPORT, f"the error came after {seconds:.1f} s"
+            session.run(multiply)
+    return f"last error after {seconds:.1f} s, next call works"
+
+
 CHECKS = (
+    Check(name="devices seen alike by launcher and torch", run=_devices_seen),
+    Check(name="device-side assert: error in time, session lives", run=_device_assert, on_cpu=False),
     Check(name="launch after the fork server's chores", run=_launch_later),
     Check(name="launch by spawn", run=_spawn),
     Check(name="fork of a kernel with CUDA is refused", run=_refused_fork, on_cpu=False),

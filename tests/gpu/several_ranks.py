@@ -14,15 +14,14 @@ from notebook_launcher.gpu_check.checks import (
     Check,
     Hardware,
     Skipped,
-    bare,
     make_batches,
     make_toy_model,
     mean_loss,
     train,
-    uuid_in_torch,
     where,
 )
 from notebook_launcher.machine import devices as machine_devices
+from tests.gpu.launches import bare, uuid_in_torch
 
 __all__ = ["CHECKS"]
 
