@@ -82,9 +82,6 @@ class SwarmNodes:
     def check(self, number: int, greeting: Greeting) -> None:
         """Take any agent."""
 
-    def note_idle(self) -> None:
-        """Do nothing."""
-
 
 def _start_swarm(num_nodes: int) -> list[Connection]:
     pipes = [(os.pipe(), os.pipe()) for _ in range(num_nodes)]

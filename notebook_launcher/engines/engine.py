@@ -43,20 +43,9 @@ class Engine(Protocol):
 
     def look(self) -> tuple[NodeInfo, ...]:
         """Return the machines, with their cores and GPUs; raises `ConfigError` if one cannot be used."""
-        ...
 
     def start(self, setup: messages.Setup) -> Tree:
         """Start ranks; `setup.environ` holds what is added to each machine's own environment."""
-        ...
-
-
-@runtime_checkable
-class RememberingEngine(Engine, Protocol):
-    """Engine whose machines need not be looked at for each launch."""
-
-    def nodes_for_launch(self) -> tuple[NodeInfo, ...]:
-        """Return what `look` returns, or what it returned a short time ago."""
-        ...
 
 
 @runtime_checkable
@@ -65,11 +54,9 @@ class ReducibleEngine(Engine, Protocol):
 
     def without(self, nodes: Collection[int]) -> ReducibleEngine | None:
         """Return the engine of the other nodes, which have the numbers from 0 on; None if there is no other one."""
-        ...
 
     def close(self) -> None:
         """End what is kept up between launches."""
-        ...
 
 
 # --------------------------------------------------------------------------------------------------------------------

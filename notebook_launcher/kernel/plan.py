@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from notebook_launcher import travel
-from notebook_launcher.engines.engine import RememberingEngine
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.kernel.calls.call_scope import absolute_folders
@@ -141,10 +139,6 @@ def _argv() -> list[str]:
 def make_plan(config: LaunchConfig, machine: Machine | None = None) -> Plan:
     """Resolve the options against a machine (default: this one). Raise `ConfigError` if it has too few resources."""
     if config.engine is not None:
-        if isinstance(config.engine, RememberingEngine):
-            nodes = config.engine.nodes_for_launch()
-            with contextlib.suppress(ConfigError):  # What is missing may have joined since.
-                return _plan_of_nodes(config, nodes)
         return _plan_of_nodes(config, config.engine.look())
     machine = machine or devices.detect()
     asked = config.num_processes or config.processes_per_node

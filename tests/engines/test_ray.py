@@ -22,7 +22,7 @@ from notebook_launcher import (
     notebook_launch,
     verify_accumulation,
 )
-from notebook_launcher.engines.cluster.ray_connections import RayDrivers, ray_drivers
+from notebook_launcher.engines.cluster.ray_connections import RayDrivers
 from tests.engines.calls import all_up, kill_rank, sum_up, wait_for_rank_0
 from tests.support.leaks import MARK
 from tests.support.ray_clusters import ray_cluster
@@ -76,31 +76,15 @@ def test_ranks_of_a_node_are_consecutive_and_results_come_back(engine: Ray) -> N
     assert len(set(agents_of(engine))) == 2
 
 
-def test_launch_waits_for_no_answer_about_nodes_whose_agents_are_up(engine: Ray, address: str) -> None:
-    driver = ray_drivers().get(address)
-    notebook_launch(sum_up, 4, engine=engine, **QUIET)
-    until(lambda: driver.last_nodes() and not driver._asked)
-    asked_at = driver._known[0]
-    run = launch(wait_for_rank_0, 4, engine=engine, **QUIET)
-    until(lambda: all_up(run), run)
-    assert (driver._known[0], list(driver._asked)) == (asked_at, [])
-    run.stop()
-    until(lambda: driver.last_nodes() and driver._known[0] > asked_at)
-    asked_at = driver._known[0]
-    assert len(engine.look()) == 2
-    assert driver._known[0] > asked_at
-
-
-def test_answer_about_nodes_that_nobody_has_taken_does_not_hide_the_end_of_the_driver(address: str) -> None:
-    drivers = RayDrivers()
-    driver = drivers.get(address)
-    drivers.ask_ahead(address)
+def test_answer_to_an_interrupted_request_is_not_taken_for_the_next_and_hides_no_end(address: str) -> None:
+    driver = RayDrivers().get(address)
+    driver._send({"ask": "interrupted"})
+    assert len(driver.nodes()) == 2
+    driver._send({"ask": "interrupted"})
     until(lambda: select.select([driver._control], [], [], 0)[0])
     assert not driver.has_ended
     driver._process.kill()
-    until(driver._has_hung_up)
-    assert driver.has_ended
-    drivers.ask_ahead(address)  # Does nothing.
+    until(lambda: driver.has_ended)
     driver.kill()
 
 

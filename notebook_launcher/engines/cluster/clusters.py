@@ -35,34 +35,24 @@ class ClusterKey(Protocol):
     @property
     def num_nodes(self) -> int:
         """Number of nodes."""
-        ...
 
     @property
     def network(self) -> str | None:
         """The network of the ranks, as in `Commands`."""
-        ...
 
     @property
     def patience(self) -> float:
         """Longest wait in seconds for the start of all agents."""
-        ...
 
     @property
     def keep(self) -> float | None:
         """Seconds after which idle agents are ended; None: they stay up."""
-        ...
 
     def connect(self, number: int) -> Connection:
         """Start the agent of a node; raises `ConfigError` if that cannot be tried."""
-        ...
 
     def check(self, number: int, greeting: Greeting) -> None:
         """Raise `ConfigError` if an agent is not what was asked for."""
-        ...
-
-    def note_idle(self) -> None:
-        """Prepare the next launch, now that the nodes are idle; never waits."""
-        ...
 
 
 class Cluster:
@@ -226,7 +216,6 @@ class Clusters:
         if not is_kept:
             cluster.close()
             return
-        key.note_idle()
         if key.keep is not None:
             args = key, key.keep, cluster.taken
             threading.Thread(target=self._expire, args=args, name="notebook-launcher idle nodes", daemon=True).start()

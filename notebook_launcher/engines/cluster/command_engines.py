@@ -68,9 +68,6 @@ class CommandNodes:
     def check(self, number: int, greeting: Greeting) -> None:
         """Take any agent: these hold what the machine has."""
 
-    def note_idle(self) -> None:
-        """Do nothing: the agents are all that a launch needs."""
-
 
 class CommandEngine:
     """The part that engines of this module share; the nodes stay up between launches, until `close`."""

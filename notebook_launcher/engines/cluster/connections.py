@@ -41,19 +41,15 @@ class Connection(Protocol):
     @property
     def origin(self) -> str:
         """A sentence about how the agent was started."""
-        ...
 
     def why(self) -> str:
         """Return the reason why the agent's end of the link has ended; empty if it is not known."""
-        ...
 
     def last_words(self) -> str:
         """Return the last lines that the agent wrote to its standard error."""
-        ...
 
     def end(self, patience: float) -> None:
         """Wait for the end of an agent that was asked to end; after `patience` seconds kill it. Release everything."""
-        ...
 
 
 class CommandConnection:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import fcntl
 import functools
 import importlib.util
 import itertools
 import json
+import math
 import os
 import select
 import socket
@@ -27,7 +27,6 @@ INIT_PATIENCE = 120.0
 """Seconds for the import of ray, and for Ray to give up an address."""
 CONNECT_PATIENCE = 5.0
 ANSWER_PATIENCE = 30.0
-NEVER: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])
 MESSAGE_SIZE = 1 << 20
 KILL_PATIENCE = 5.0
 F_SETPIPE_SZ, PIPE_SIZE = 1031, 1 << 20
@@ -61,10 +60,8 @@ class RayDriver:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         """Held while a request waits for its answer."""
-        self._known: tuple[float, list[dict[str, Any]]] = NEVER
+        self._known: tuple[float, list[dict[str, Any]]] = (-math.inf, [])
         """The last answer about nodes, with the time of the request."""
-        self._asked: collections.deque[float] = collections.deque()
-        """Times of the requests whose answers have not been taken."""
         self._counting = threading.Lock()
         """Held while connections are counted: each ends in a thread of its own."""
         self.num_open = 0
@@ -104,55 +101,21 @@ class RayDriver:
         """Return True if the process takes no more requests, because its raylet has ended."""
         try:
             poll = select.poll()
-            poll.register(self._control, select.POLLRDHUP)  # An answer may still be there.
+            poll.register(self._control, select.POLLRDHUP)  # An answer that nobody took may still be there.
             return bool(poll.poll(0))
         except (OSError, ValueError):
             return True
 
     def nodes(self, *, known_for: float = 0.0) -> list[dict[str, Any]]:
-        """Return the nodes of the cluster, as the fields of `NodeShare`.
-
-        Args:
-            known_for: Seconds after a request for which its answer serves. An answer takes Ray 2 to 3 ms.
-        """
+        """Return the nodes of the cluster, as the fields of `NodeShare`, by an answer that is so many seconds old."""
         with self._lock:
-            self._take_answers()
-            oldest = time.monotonic() - known_for
-            if self._known[0] <= oldest:
-                if not self._asked or self._asked[-1] <= oldest:
-                    self._ask()
-                while self._asked:
-                    self._take_answer()
+            asked_at, number = time.monotonic(), next(self._numbers)
+            if asked_at - self._known[0] >= known_for:
+                self._send({"ask": number})
+                while (answer := self._answer(ANSWER_PATIENCE))["ask"] != number:
+                    pass  # To a request whose launch was interrupted.
+                self._known = asked_at, list(answer["nodes"])
             return self._known[1]
-
-    def last_nodes(self) -> list[dict[str, Any]]:
-        """Return the last answer, however old it is; nothing before the first one."""
-        with self._lock:
-            self._take_answers()
-            return self._known[1]
-
-    def ask_ahead(self) -> None:
-        """Ask for the nodes now, so that a later `nodes` finds the answer; does nothing while others ask."""
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._asked:
-                    self._ask()
-            finally:
-                self._lock.release()
-
-    def _ask(self) -> None:
-        asked_at = time.monotonic()
-        self._send({"ask": "nodes"})
-        self._asked.append(asked_at)
-
-    def _take_answers(self) -> None:
-        """Take the answers that have arrived."""
-        while self._asked and select.select([self._control], [], [], 0)[0]:
-            self._take_answer()
-
-    def _take_answer(self) -> None:
-        nodes = list(self._answer(ANSWER_PATIENCE)["nodes"])
-        self._known = self._asked.popleft(), nodes
 
     def connect(self, request: dict[str, Any]) -> RayConnection:
         """Have Ray start an agent; `request` holds what `ray_driver.Relay` takes."""
@@ -342,13 +305,6 @@ class RayDrivers:
                     driver.let_end()
                 driver = self._drivers[address] = RayDriver(address)
             return driver
-
-    def ask_ahead(self, address: str) -> None:
-        """Have the driver of a cluster, if it is up, find out about its nodes before the next launch asks."""
-        driver = self._drivers.get(address)
-        if driver is not None and not driver.has_ended:
-            with contextlib.suppress(ConfigError):  # The next launch reports it, or starts another driver.
-                driver.ask_ahead()
 
     def close(self, address: str) -> None:
         """End the driver of a cluster once it serves no agents: of a launch, or of another engine."""

@@ -167,7 +167,7 @@ def _actor_class() -> Any:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """Return the living nodes in the order of their addresses: the fields of `ray_nodes.NodeShare`."""
+    """Return the living nodes in the order of their addresses: the fields of `ray_engine.NodeShare`."""
     import ray
 
     free = _free_resources()
@@ -227,7 +227,7 @@ class Driver:
                 if (relay := self._relays.get(request["kill"])) is not None:
                     relay.kill()
             else:
-                self.tell(nodes=_nodes())
+                self.tell(ask=request["ask"], nodes=_nodes())
         for relay in self._relays.values():
             relay.is_over.wait()
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from notebook_launcher.messaging import messages
 
 
-KNOWN_FOR = 60.0
-"""Seconds for which an answer about nodes serves that all have agents: for so long, a node that joins may be missed."""
 PLANNED_FOR = 0.5
 """Seconds for which the answer serves with which a launch was planned that starts a moment later."""
 
@@ -83,43 +81,20 @@ class Ray:
         Raises:
             ConfigError: ray is not installed, or the cluster cannot be reached.
         """
-        return self._infos(self._nodes())
-
-    def nodes_for_launch(self) -> tuple[NodeInfo, ...]:
-        """Return the nodes; launches call this.
-
-        Ray is not asked if it has answered within the last minute and agents of this engine are up on all nodes: only a
-        node that has joined since may be missing.
-        """
-        return self._infos(self._nodes(known_for=0.0))
-
-    def _infos(self, shares: list[NodeShare]) -> tuple[NodeInfo, ...]:
         lacking = {share.node_id for share, node in self._agents() if not node.has_folder}
         return tuple(
             dataclasses.replace(share.info(number), has_folder=share.node_id not in lacking)
-            for number, share in enumerate(shares)
+            for number, share in enumerate(self._nodes())
         )
 
-    def _nodes(self, *, known_for: float | None = None) -> list[NodeShare]:
-        """Return the resources of every node: first nodes with agents, then free nodes, then nodes that others use.
-
-        Args:
-            known_for: Seconds for which an answer of Ray serves; a minute if agents of this engine are up on all nodes.
-                None: Ray is asked.
-        """
-        driver = ray_drivers().get(self.address)
-        if known_for is not None and self._has_agents_on(driver.last_nodes()):
-            known_for = KNOWN_FOR
-        found = driver.nodes(known_for=known_for or 0.0)
+    def _nodes(self, *, known_for: float = 0.0) -> list[NodeShare]:
+        """Return the resources of every node: first nodes with agents, then free nodes, then nodes that others use."""
+        found = ray_drivers().get(self.address).nodes(known_for=known_for)
         held = {share.node_id for share, _ in self._agents()}
         shares = [NodeShare(**each) for each in found]
         shares = [share for share in shares if share.cpus or share.gpus] or shares  # Without head nodes for no work.
         shares.sort(key=lambda share: (share.node_id not in held, share.is_busy))
         return shares[: self.max_nodes]
-
-    def _has_agents_on(self, nodes: Iterable[dict[str, Any]]) -> bool:
-        """Return True if an agent of this engine is up on each node; an agent whose node fails is lost at once."""
-        return {node["node_id"] for node in nodes} <= {share.node_id for share, node in self._agents() if not node.lost}
 
     def _agents(self) -> list[tuple[NodeShare, Any]]:
         """Return the agents that were last up, with what they hold."""
@@ -220,10 +195,6 @@ class RayNodes:
                 f"{len(greeting.gpus)}. Install a torch with CUDA there, or pass devices='cpu'.",
                 field="engine",
             )
-
-    def note_idle(self) -> None:
-        """Ask Ray for its nodes, whose answer the next launch finds."""
-        ray_drivers().ask_ahead(self.engine.address)
 
 
 def _check_address(value: object) -> None:
