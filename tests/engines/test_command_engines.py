@@ -68,16 +68,21 @@ def nodes_of(engine: Commands) -> tuple[Node, ...]:
     return clusters().nodes_of(engine._key)
 
 
-def test_ranks_have_torchruns_variables_of_their_node(engine: Commands) -> None:
-    def environment() -> tuple[Any, ...]:
-        return (sum_up(), *(int(os.environ[name]) for name in ENVIRONMENT))
+def test_ranks_have_torchruns_variables_of_their_node_and_its_environment(
+    engine: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_KERNEL", "x")
 
-    assert list(notebook_launch(environment, 5, engine=engine, **QUIET)) == [
-        (5.0, 0, 0, 3, 0, 0, 2, 5),
-        (5.0, 1, 1, 3, 0, 0, 2, 5),
-        (5.0, 2, 2, 3, 0, 0, 2, 5),
-        (5.0, 3, 0, 2, 1, 1, 2, 5),
-        (5.0, 4, 1, 2, 1, 1, 2, 5),
+    def environment() -> tuple[Any, ...]:
+        given = (os.environ.get(name) for name in ("SECRET_OF_KERNEL", "OWN", "GIVEN"))
+        return (sum_up(), *(int(os.environ[name]) for name in ENVIRONMENT), *given)
+
+    assert list(notebook_launch(environment, 5, engine=engine, env={"GIVEN": "yes"}, **QUIET)) == [
+        (5.0, 0, 0, 3, 0, 0, 2, 5, None, None, "yes"),
+        (5.0, 1, 1, 3, 0, 0, 2, 5, None, None, "yes"),
+        (5.0, 2, 2, 3, 0, 0, 2, 5, None, None, "yes"),
+        (5.0, 3, 0, 2, 1, 1, 2, 5, None, "2", "yes"),
+        (5.0, 4, 1, 2, 1, 1, 2, 5, None, "2", "yes"),
     ]
 
 
@@ -107,18 +112,6 @@ def test_large_values_travel_both_ways_and_a_parcel_once_a_node(
     results = notebook_launch(double, 4, engine=engine, **QUIET)
     assert all(torch.equal(value, data * 2) for value in results)
     assert len(sent) == 2
-
-
-def test_node_keeps_its_environment_and_gets_only_what_the_launch_adds(
-    engine: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SECRET_OF_KERNEL", "x")
-
-    def seen() -> tuple[str | None, ...]:
-        return tuple(os.environ.get(name) for name in ("SECRET_OF_KERNEL", "OWN", "GIVEN"))
-
-    found = notebook_launch(seen, 2, engine=engine, env={"GIVEN": "yes"}, **QUIET)
-    assert list(found) == [(None, None, "yes"), (None, "2", "yes")]
 
 
 def test_original_exception_of_the_rank_that_failed_first_is_raised(engine: Commands) -> None:
@@ -156,17 +149,10 @@ def test_stop_shows_who_waits_across_nodes(engine: Commands) -> None:
     until(lambda: all_up(run), run)
     until(lambda: [stack.rank for stack in run.stacks() if stack.waiting_in] == [1, 2, 3], run)
     until(lambda: all(rank.memory for rank in run.ranks), run)
+    assert len(run.sample(0.3)) == 4
     began = time.monotonic()
     assert run.stop() == "interrupt"
     assert time.monotonic() - began < 5
-
-
-def test_sampling_reads_the_stacks_of_all_nodes(engine: Commands) -> None:
-    run = launch(wait_for_rank_0, 2, engine=engine, **QUIET)
-    until(lambda: len(run.metrics) == 2, run)
-    samples = run.sample(0.3)
-    run.stop()
-    assert len(samples) == 2
 
 
 def test_ranks_stop_at_their_step_when_asked(engine: Commands) -> None:
@@ -347,6 +333,7 @@ def test_slurm_runs_an_agent_on_each_node_of_the_allocation(programs: Path, monk
     with Slurm() as engine:
         assert engine.hosts == ("n1", "n2")
         assert [share.node for share in engine.look()] == [0, 1]
+        assert engine.without([0]).hosts == ("n2",)  # type: ignore[union-attr]
     assert {"--nodelist=n1", "--nodelist=n2", "--overlap"} <= set((programs / "options").read_text().split())
 
 
@@ -369,6 +356,8 @@ def test_engines_are_values() -> None:
     assert len({engine, Commands(engine.commands, python="python3", network="eth0")}) == 1
     assert repr(SSH(["a"], python="python3")) == "SSH(hosts=('a',), python='python3', network=None, options=())"
     assert engine.agent_commands()[1][:4] == ("kubectl", "exec", "-i", "b")
+    assert SSH(["a", "b"], options=["-4"]).without([0]) == SSH(["b"], options=["-4"])
+    assert Commands([[]]).without([0]) is None
 
 
 @pytest.mark.parametrize(
@@ -384,27 +373,12 @@ def test_engines_are_values() -> None:
         (lambda: LaunchConfig(engine=Commands), "is not an engine"),  # type: ignore[arg-type]
         (lambda: LaunchConfig(engine=Commands([[]]), start_method="fork"), "cannot be forks of this kernel"),
         (lambda: LaunchConfig(engine=Commands([[]]), devices=[0]), "the numbers count GPUs"),  # type: ignore[arg-type]
+        (lambda: export(sum_up, "train.py", engine=Commands([[]])), r"a script is started by torchrun or a job\. Omit"),
     ],
 )
 def test_value_that_cannot_work_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-def test_engine_of_an_exported_script_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"a script is started by torchrun or a job\. Omit engine="):
-        export(sum_up, tmp_path / "train.py", engine=Commands([[]]))
-
-
-def test_agent_ends_when_nothing_is_heard() -> None:
-    assert agent.PATIENCE == 30
-    program = "from notebook_launcher.engines.cluster import agent; agent.PATIENCE = 0.2; agent.main()"
-    silent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert silent.wait(60) == 0
-    assert silent.stdin is not None
-    assert silent.stdout is not None
-    silent.stdin.close()
-    silent.stdout.close()
 
 
 def test_node_whose_ranks_have_exited_is_ready_while_ranks_of_another_node_exit(
@@ -429,15 +403,15 @@ def test_node_whose_ranks_have_exited_is_ready_while_ranks_of_another_node_exit(
     assert notebook_launch(sum_up, 2, engine=engine, **QUIET)[0] == 2
 
 
-def test_agent_ends_when_its_output_is_not_read() -> None:
+@pytest.mark.parametrize("num_requests", [0, 5000])
+def test_agent_ends_when_nothing_is_heard_or_its_output_is_not_read(num_requests: int) -> None:
+    assert agent.PATIENCE == 30
     program = "from notebook_launcher.engines.cluster import agent; agent.PATIENCE = 0.5; agent.main()"
-    clogged = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert clogged.stdin is not None
-    assert clogged.stdout is not None
-    # The answers are more than a pipe holds, as all that an agent has to say is once the network is cut.
-    link = Link(clogged.stdout.fileno(), clogged.stdin.fileno())
-    for number in range(5000):
-        link.send(node_records.LookForFile(f"/nowhere/{number}"))
-    assert clogged.wait(60) == 0
-    clogged.stdin.close()
-    clogged.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as clogged:
+        assert clogged.stdin is not None
+        assert clogged.stdout is not None
+        # The answers are more than a pipe holds, as all that an agent has to say is once the network is cut.
+        link = Link(clogged.stdout.fileno(), clogged.stdin.fileno())
+        for number in range(num_requests):
+            link.send(node_records.LookForFile(f"/nowhere/{number}"))
+        assert clogged.wait(60) == 0

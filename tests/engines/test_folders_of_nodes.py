@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from notebook_launcher import Accelerator, Commands, ProjectConfiguration, launch, notebook_launch
+from notebook_launcher import Accelerator, Commands, launch, notebook_launch
 from notebook_launcher.engines.cluster import cluster_tree
 from notebook_launcher.training.checkpoints.folders import CheckpointError
 from tests.engines.options import QUIET
@@ -56,37 +56,27 @@ def engine(notebook: Path) -> Iterator[Commands]:
         yield engine
 
 
-def test_look_reports_the_node_that_lacks_the_folder(engine: Commands, notebook: Path) -> None:
-    assert [node.has_folder for node in engine.look()] == [True, False]
-    assert not list(notebook.glob(".notebook-launcher-*"))
-
-
-def test_modules_of_the_notebooks_folder_are_sent_along(engine: Commands) -> None:
+def test_modules_of_the_notebooks_folder_are_sent_along(engine: Commands, notebook: Path) -> None:
     beside = importlib.import_module("beside_the_notebook")
     importlib.import_module("another_of_mine")
+    assert [node.has_folder for node in engine.look()] == [True, False]
+    assert not list(notebook.glob(".notebook-launcher-*"))
     run = launch(beside.make, 2, args=(3,), engine=engine, **QUIET)
     assert [(type(batch), batch.size) for batch in run.result()] == [(beside.Batch, 6)] * 2
     assert "without this folder (save checkpoints to a shared folder" in run.snapshot().summary
 
 
-def save(folder: str, *, on_each_node: bool) -> list[str]:
-    configuration = ProjectConfiguration(project_dir=folder, save_on_each_node=on_each_node)
-    accelerator = Accelerator(project_config=configuration)
+def save(folder: str) -> None:
+    accelerator = Accelerator(project_dir=folder)
     accelerator.prepare(torch.nn.Linear(1, 1))
-    saved = accelerator.save_state(Path(folder) / "saved")
-    return sorted(path.name for path in saved.iterdir())
+    accelerator.save_state(Path(folder) / "saved")
 
 
 @pytest.mark.slow
 def test_checkpoint_that_a_node_cannot_reach_is_refused_with_a_way_out(engine: Commands, notebook: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not on the disks of .*, where rank 1 is\. Choose a folder that all"):
-        notebook_launch(save, 2, args=(str(notebook),), kwargs={"on_each_node": False}, engine=engine, **QUIET)
+        notebook_launch(save, 2, args=(str(notebook),), engine=engine, **QUIET)
     assert not list(notebook.glob("*saved*"))
-    first, second = notebook_launch(
-        save, 2, args=(str(notebook),), kwargs={"on_each_node": True}, engine=engine, **QUIET
-    )
-    assert "model.safetensors" in first
-    assert "model.safetensors" in second
 
 
 def test_folder_that_takes_no_mark_counts_as_shared(tmp_path: Path) -> None:

@@ -33,26 +33,21 @@ def refusing(number: int) -> Any:
 
 
 @pytest.mark.parametrize("number", ADVICE)
-def test_refused_start_of_ranks_names_their_number_and_the_limit(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_refused_start_of_ranks_names_them_and_the_limit(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    for name in ("_drop", "close"):
+        monkeypatch.setattr(ProcessTree, name, lambda *_: None)
     monkeypatch.setattr(ProcessTree, "_open", refusing(number))
-    monkeypatch.setattr(ProcessTree, "close", lambda _: None)
+    monkeypatch.setattr(process_tree, "RankPipes", refusing(number))
     setup: Any = SimpleNamespace(num_processes=4)
+    tree: Any = object.__new__(ProcessTree)
     with pytest.raises(ResourceError) as caught:
-        ProcessTree(setup, refusing(number))
+        tree.__init__(setup, refusing(number))
     assert f"cannot start 4 ranks: {os.strerror(number)}. " in str(caught.value)
     assert ADVICE[number] in str(caught.value)
-
-
-@pytest.mark.parametrize("number", ADVICE)
-def test_refused_restart_names_the_rank_and_the_limit(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(ProcessTree, "_drop", lambda *_: None)
-    monkeypatch.setattr(process_tree, "RankPipes", refusing(number))
-    tree: Any = object.__new__(ProcessTree)
-    tree.setup = SimpleNamespace(num_processes=4)
+    tree._pipes = {}
     with pytest.raises(ResourceError) as caught:
         tree.replace(2)
-    expected = f"cannot restart rank 2 of 4, whose process has ended: {os.strerror(number)}. "
-    assert expected in str(caught.value)
+    assert f"cannot restart rank 2 of 4, whose process has ended: {os.strerror(number)}. " in str(caught.value)
     assert ADVICE[number] in str(caught.value)
 
 

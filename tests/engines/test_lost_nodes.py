@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from notebook_launcher import Accelerator, ConfigError, launch, open_run, report
-from notebook_launcher.engines.cluster.command_engines import SSH, Commands, Slurm
+from notebook_launcher import Accelerator, Commands, ConfigError, launch, open_run, report
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -97,47 +96,31 @@ def agents() -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lost", "left"), [(0, 1), (1, 2)])
-def test_resumed_run_continues_with_the_ranks_of_the_other_node(
-    home: Path, tmp_path: Path, lost: int, left: int, capfd: pytest.CaptureFixture[str]
+def test_resumed_run_continues_with_the_ranks_of_the_other_nodes(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gone = tmp_path / "gone"
-    nodes: list[list[str]] = [[], []]
-    nodes[lost] = mortal(gone)
-    with Commands(nodes) as engine:
+    with Commands([mortal(gone), [], ["env"]]) as engine:  # The node of rank 0 and of the store is lost.
         options: dict[str, Any] = {**QUIET, "output": "all", "resume": "checkpoint", "engine": engine, "seed": 5}
         run = launch(train, 3, args=(str(tmp_path),), **options)
         until(lambda: len([point for point in run.metrics if point.step == SAVED_AFTER + 1]) == 3, run)
-        lose_node_of(run, 2 * lost, gone)
+        lose_node_of(run, 0, gone)
         results = run.result()
     assert not agents()
-    assert [value[:2] for value in results] == [(str(left), "first")] * left
+    assert [value[:2] for value in results] == [("2", "first")] * 2
     before = [tuple(entry) for path in tmp_path.glob("seen-*") for entry in json.loads(path.read_text())]
     assert len(before) == 3 * SAVED_AFTER
     seen = [*before, *(entry for value in results for entry in value[2])]
     assert sorted(seen) == [(epoch, float(number)) for epoch in range(2) for number in range(NUM_SAMPLES)]
-    line = f"node {lost} did not come up: its command ended with 255. Continuing with {left} of 3 ranks on 1 node"
+    line = "node 0 did not come up: its command ended with 255. Continuing with 2 of 3 ranks on 2 nodes"
     shown = capfd.readouterr().out
     assert f"train: {line}, from the checkpoint first" in shown
-    assert re.search(rf"train: attempt 1 failed after .*: node {lost} .* is gone, with rank.*; starting again", shown)
+    assert re.search(r"train: attempt 1 failed after .*: node 0 .* is gone, with rank 0.*; starting again", shown)
     record = open_run(run.id).snapshot()
-    assert (record.num_processes, len(record.ranks), record.restarts) == (left, left, 1)
+    assert (record.num_processes, len(record.ranks), record.restarts) == (2, 2, 1)
     (change,) = record.changes
-    assert (change.name, change.before, change.after, change.source) == ("num_processes", 3, left, "launcher")
+    assert (change.name, change.before, change.after, change.source) == ("num_processes", 3, 2, "launcher")
     assert record.config["num_processes"] == 3
-
-
-@pytest.mark.slow
-def test_run_that_does_not_resume_names_the_option_that_continues_without_the_node(home: Path, tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    with Commands([[], mortal(gone)]) as engine:
-        run = launch(wait_for_a_loss, 2, engine=engine, **QUIET)
-        until(lambda: len(run.metrics) == 2, run)
-        lose_node_of(run, 1, gone)
-        with pytest.raises(
-            ConfigError, match=r'(?s)node 1 did not come up: .*\nWith resume="checkpoint" a run continues'
-        ):
-            run.result()
 
 
 @pytest.mark.slow
@@ -152,34 +135,20 @@ def test_an_idle_node_takes_the_ranks_of_a_lost_one(home: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_error_names_the_last_node_when_it_is_lost(home: Path, tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    with Commands([mortal(gone)]) as engine:
-        run = launch(wait_for_a_loss, 1, engine=engine, resume="checkpoint", **QUIET)
-        until(lambda: run.metrics, run)
-        lose_node_of(run, 0, gone)
-        with pytest.raises(ConfigError, match=r"(?s)node 0 did not come up: .*\nNo other node is left\."):
-            run.result()
-
-
-@pytest.mark.slow
-def test_options_that_need_the_lost_ranks_end_the_run_with_both_reasons(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, 'With resume="checkpoint" a run continues'),
+        ({"shard": 2, "resume": "checkpoint"}, "The run cannot continue on the remaining nodes: shard=2"),
+    ],
+)
+def test_run_that_cannot_do_without_the_lost_ranks_says_why(
+    home: Path, tmp_path: Path, options: dict[str, Any], reason: str
+) -> None:
     gone = tmp_path / "gone"
     with Commands([[], mortal(gone)]) as engine:
-        run = launch(wait_for_a_loss, 2, engine=engine, shard=2, resume="checkpoint", **QUIET)
+        run = launch(wait_for_a_loss, 2, engine=engine, **options, **QUIET)
         until(lambda: len(run.metrics) == 2, run)
         lose_node_of(run, 1, gone)
-        reasons = r"(?s)node 1 did not come up: .*\nThe run cannot continue on the remaining nodes: shard=2"
-        with pytest.raises(ConfigError, match=reasons):
+        with pytest.raises(ConfigError, match=rf"(?s)node 1 did not come up: .*\n{reason}"):
             run.result()
-
-
-def test_every_engine_of_commands_can_leave_nodes_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "scontrol").write_text("#!/bin/bash\necho n1; echo n2; echo n3\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
-    assert Slurm().without([1]).hosts == ("n1", "n3")  # type: ignore[union-attr]
-    assert SSH(["a", "b"], options=["-4"]).without([0]) == SSH(["b"], options=["-4"])
-    assert Commands([[], ["env"]]).without([1]) == Commands([[]])
-    assert Commands([[]]).without([0]) is None

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from notebook_launcher import ConfigError, launch, notebook_launch, report
-from notebook_launcher.engines.cluster import node
-from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.command_engines import Commands
-from notebook_launcher.errors import NodeLostError
 from tests.engines.options import QUIET
 
 if TYPE_CHECKING:
@@ -38,12 +33,6 @@ def engine(namespaces: tuple[str, str]) -> Iterator[Commands]:
         yield engine
 
 
-@pytest.fixture
-def lasting(engine: Commands) -> None:
-    """Start the agents that a test before has lost, with a cable that was cut."""
-    engine.look()
-
-
 def listening() -> list[tuple[str, str]]:
     """Return the addresses at which something listens in this process's network."""
     dist.all_reduce(torch.ones(1))
@@ -51,15 +40,13 @@ def listening() -> list[tuple[str, str]]:
     return [(os.environ["GLOO_SOCKET_IFNAME"], line.split()[3].rpartition(":")[0]) for line in shown.splitlines()]
 
 
-def test_ranks_meet_on_the_network_that_the_nodes_share_and_listen_nowhere_else(engine: Commands) -> None:
+def test_ranks_meet_on_the_network_that_the_nodes_share_and_nothing_listens_elsewhere_or_later(
+    engine: Commands, namespaces: tuple[str, str]
+) -> None:
     assert [node.address for node in engine.look()] == ["203.0.113.1", "203.0.113.2"]
     first, second = notebook_launch(listening, 2, engine=engine, **QUIET)
     assert set(first) == {("eth0", "203.0.113.1")}
     assert set(second) == {("eth0", "203.0.113.2")}
-
-
-def test_nothing_listens_between_two_launches(engine: Commands, namespaces: tuple[str, str]) -> None:
-    notebook_launch(listening, 2, engine=engine, **QUIET)
     for name in namespaces:
         shown = subprocess.run(["ip", "netns", "exec", name, "ss", "-Hltn"], capture_output=True, check=True)
         assert shown.stdout == b""
@@ -97,25 +84,3 @@ def test_stop_ends_ranks_whose_cable_is_cut_and_the_healed_cable_serves_again(en
         assert run.stop() in ("interrupt", "terminate", "kill")
         assert time.monotonic() - began < 10
     assert len(notebook_launch(listening, 2, engine=engine, **QUIET)) == 2
-
-
-def test_stopped_agent_is_lost_after_a_while(namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "PATIENCE", 1.5)
-
-    def wait() -> None:
-        report(pid=os.getppid())
-        time.sleep(60)
-
-    commands = [["ip", "netns", "exec", name] for name in namespaces]
-    with Commands(commands) as engine:
-        run = launch(wait, 2, engine=engine, **QUIET)
-        while len(run.metrics) < 2:
-            assert not run.wait(0.01)
-        # As with a network that is cut, nothing ends, and nothing is heard.
-        greeting = clusters().nodes_of(engine._key)[1].greeting
-        assert greeting is not None
-        os.kill(greeting.pid, signal.SIGSTOP)
-        error = run.exception(30)
-        assert not psutil.pid_exists(greeting.pid)
-    assert isinstance(error, NodeLostError)
-    assert "no message arrived for 1.5 s" in str(error)

@@ -35,20 +35,16 @@ def taken_from(*events: Any) -> list[Any]:
     ]
 
 
-def test_output_and_records_that_come_often_are_the_same_at_the_other_end() -> None:
-    events = [FromRank(2, METRICS, []), FromRank(3, PROGRESS, []), Output(2, "stderr", b"x"), FromRank(2, PHASES, [])]
-    first, output, second = taken_from(*events)
-    assert output == events[2]
+def test_events_are_the_same_and_in_their_order_at_the_other_end() -> None:
+    output = Output(2, "stderr", b"x")
+    events = [FromRank(2, METRICS, []), FromRank(3, PROGRESS, []), output, FromRank(2, PHASES, []), STARTED]
+    first, *others = taken_from(*events)
     assert list(first) == [pack_record(2, METRICS), pack_record(3, PROGRESS)]
-    assert list(second) == [pack_record(2, PHASES)]
-    assert first.offset == second.offset == 100.0
-
-
-def test_other_events_stay_as_they_are_and_where_they_are() -> None:
-    before, started, after = taken_from(FromRank(2, METRICS, []), STARTED, FromRank(2, METRICS, []))
-    assert list(before) == list(after)
-    assert started is not STARTED
-    assert started == STARTED
+    assert others[0] == output
+    assert list(others[1]) == [pack_record(2, PHASES)]
+    assert first.offset == others[1].offset == 100.0
+    assert others[2] is not STARTED
+    assert others[2] == STARTED
 
 
 def test_packed_records_add_up_to_the_same_with_times_by_the_clock_of_the_kernel() -> None:
@@ -89,24 +85,23 @@ def test_calm_events_wait_for_others_and_urgent_ones_take_them_along() -> None:
     assert held.take() == ()
 
 
-@pytest.mark.parametrize("event", [STARTED, messages.RankStarted(rank=2, pid=1)])
-def test_start_of_a_rank_and_of_its_call_are_calm(event: Any) -> None:
-    held = HeldEvents()
-    held.add([event], 10.0)
-    assert held.next_due(10.0) == pytest.approx(MIN_HOLD)
-
-
-@pytest.mark.parametrize(("num_nodes", "hold"), [(2, MIN_HOLD), (25, MIN_HOLD), (125, 0.25), (1000, MAX_HOLD)])
-def test_calm_events_wait_longer_the_more_nodes_there_are(num_nodes: int, hold: float) -> None:
+@pytest.mark.parametrize(
+    ("event", "are_calm", "num_nodes", "hold"),
+    [
+        (STARTED, False, 2, MIN_HOLD),
+        (messages.RankStarted(rank=2, pid=1), False, 25, MIN_HOLD),
+        (EXITED, True, 1, MIN_HOLD),
+        (EXITED, False, 1, 0.0),
+        (STARTED, False, 125, 0.25),
+        (STARTED, False, 1000, MAX_HOLD),
+    ],
+)
+def test_calm_events_wait_longer_the_more_nodes_there_are(
+    event: Any, num_nodes: int, hold: float, *, are_calm: bool
+) -> None:
     held = HeldEvents(num_nodes)
-    held.add([STARTED], 10.0)
+    held.add([event], 10.0, are_calm=are_calm)
     assert held.next_due(10.0) == pytest.approx(hold)
-
-
-def test_exits_are_calm_where_they_were_asked_for() -> None:
-    held = HeldEvents()
-    held.add([EXITED], 10.0, are_calm=True)
-    assert held.next_due(10.0) == pytest.approx(MIN_HOLD)
 
 
 def test_events_are_taken_some_at_a_time_however_many_there_are() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SPOILER = """
-import os, struct, subprocess, sys, threading
+import os, subprocess, sys, threading
 mode = sys.argv[1]
 agent = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -35,9 +35,8 @@ def carry(source, target, spoil, after):
 
 def same(data): return data
 def noise(data): return os.urandom(len(data))
-def huge(data): return struct.pack("<Q", 2**62) + data
 
-up, down = {"random bytes": (same, noise), "a length of 2**62": (same, huge), "to the agent": (noise, same)}[mode]
+up, down = (same, noise) if mode == "from the agent" else (noise, same)
 threading.Thread(target=carry, args=(0, agent.stdin.fileno(), up, 20_000), daemon=True).start()
 carry(agent.stdout.fileno(), 1, down, 3000)
 """
@@ -53,7 +52,7 @@ def below() -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["random bytes", "a length of 2**62", "to the agent"])
+@pytest.mark.parametrize("mode", ["from the agent", "to the agent"])
 def test_node_whose_stream_is_spoilt_is_lost(tmp_path: Path, mode: str) -> None:
     spoiler = tmp_path / "spoiler.py"
     spoiler.write_text(SPOILER)
@@ -66,9 +65,9 @@ def test_node_whose_stream_is_spoilt_is_lost(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.slow
 def test_stopped_agent_holds_up_neither_the_limit_nor_the_second_stop() -> None:
-    def attempt(timeout: float | None = None) -> float:
-        with Commands([[], []]) as engine:
-            notebook_launch(abs, 2, args=(1,), engine=engine, **QUIET)  # Imports torch.
+    with Commands([[], []]) as engine:
+
+        def attempt(timeout: float | None = None) -> float:
             run = launch(sleep, 2, engine=engine, timeout=timeout, **QUIET)
             until(lambda: run.wait(0) or all(rank.state == "running" for rank in run.ranks))
             greeting = clusters().nodes_of(engine._key)[1].greeting
@@ -79,12 +78,11 @@ def test_stopped_agent_holds_up_neither_the_limit_nor_the_second_stop() -> None:
                 run.stop(wait=False)
                 run.stop(at_once=True)
             assert run.wait(60)
-            took: float = run.snapshot().seconds - (began if timeout is None else timeout)
-        until(lambda: not below())
-        return took
+            return float(run.snapshot().seconds - (began if timeout is None else timeout))
 
-    assert takes_less_than(5, lambda: attempt(4.0))
-    assert takes_less_than(3, attempt)
+        assert takes_less_than(3, attempt)
+        assert takes_less_than(5, lambda: attempt(10.0))
+    until(lambda: not below())
 
 
 @pytest.mark.slow

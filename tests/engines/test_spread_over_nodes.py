@@ -33,11 +33,7 @@ def test_ranks_are_spread_evenly_over_nodes(asked: dict[str, int], expected: tup
     assert (taken.num_processes, taken.num_nodes) == expected
     assert len(taken.node_names) == taken.num_processes
     assert set(taken.node_names) == {f"gpu{number + 1}" for number in range(taken.num_nodes)}
-
-
-def test_one_node_needs_no_name() -> None:
-    taken = allocate_nodes(NODES, num_processes=None, devices=None, backend="auto", num_nodes=1)
-    assert taken.node_names == ()
+    assert allocate_nodes(NODES, num_processes=None, devices=None, backend="auto", num_nodes=1).node_names == ()
 
 
 @pytest.mark.parametrize(("asked", "number"), [({"num_nodes": 4}, 4), ({"processes_per_node": 1}, 9)])
