@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from notebook_launcher.detached.attached_session import AttachedSession as AttachedSession
     from notebook_launcher.detached.attaching import attach as attach
     from notebook_launcher.detached.attaching import attach_session as attach_session
-    from notebook_launcher.detached.run_listing import runs as runs
+    from notebook_launcher.detached.attaching import runs as runs
     from notebook_launcher.diagnosis.doctor import doctor as doctor
     from notebook_launcher.diagnosis.finding import Diagnosis as Diagnosis
     from notebook_launcher.diagnosis.finding import Finding as Finding

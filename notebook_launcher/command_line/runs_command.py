@@ -97,7 +97,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> RunList:
-    from notebook_launcher.detached.run_listing import runs
+    from notebook_launcher.detached.attaching import runs
 
     seconds = None if options.days is None else 86_400 * options.days
     chosen = {name: getattr(options, name) for name in CHOICES}
@@ -178,7 +178,7 @@ def _edit(options: argparse.Namespace) -> int:
 def _delete(options: argparse.Namespace) -> int:
     from notebook_launcher.archive.listing import RunList
     from notebook_launcher.archive.opening import open_run
-    from notebook_launcher.detached.run_listing import runs, stop_hosted
+    from notebook_launcher.detached.attaching import runs, stop_hosted
     from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.wording import format_bytes
 

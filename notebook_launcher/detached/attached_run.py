@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from notebook_launcher.archive.recorded import FolderReader, RecordedRun
 from notebook_launcher.detached.attached_output import AttachedOutput, AttachedQuestions, follow
 from notebook_launcher.detached.ending import read_ending
-from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, rouse
+from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, continue_host
 from notebook_launcher.detached.requests import Ask
 from notebook_launcher.errors import CallOrderError, RankFailedError, RunFolderError
 from notebook_launcher.history.run_folders import SUMMARY
 from notebook_launcher.history.schema import RunMetrics
 from notebook_launcher.kernel import views
-from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.results import Results
@@ -29,7 +28,7 @@ from notebook_launcher.kernel.run.handle import Run, still_running
 from notebook_launcher.wording import format_seconds, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from typing_extensions import Self
@@ -43,57 +42,72 @@ if TYPE_CHECKING:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The part of a handle on a detached run that asks the host: what the run is, and what it shall do.
-
-
+DYING = 5.0
+"""Longest wait in seconds for the end of a host whose sockets the system has closed."""
+STOP_WITHIN = 3.0
+"""Seconds after the first interrupt in which a second one stops the run."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def asked(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[AskingHandle, P], T]:
-    """Return the method with which the host answers for this one of `Run`; after the run's end its folder does."""
+def by_host(
+    method: Callable[Concatenate[Any, P], T], *, needs_ranks: bool = False
+) -> Callable[Concatenate[AttachedRun, P], T]:
+    """Return the method by which the host carries out this one of `Run`.
+
+    Args:
+        method: The method of `Run`.
+        needs_ranks: False: after the run's end its folder answers. True: that is an error then.
+    """
 
     @functools.wraps(method)
-    def ask(self: AskingHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        answer: T = self._ask(method.__name__, *args, **kwargs)
+    def ask(self: AttachedRun, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        answer: T = (self._command if needs_ranks else self._ask)(method.__name__, *args, **kwargs)
         return answer
 
     return ask
 
 
-def commanded(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[AskingHandle, P], T]:
-    """Return the method by which the host carries out this one of `Run`, as long as the run goes on."""
+class AttachedRun(FolderReader):
+    """A run that its host conducts; `attach(...)` and `launch(..., detached=True)` return it.
 
-    @functools.wraps(method)
-    def command(self: AskingHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        answer: T = self._command(method.__name__, *args, **kwargs)
-        return answer
+    It has the attributes and methods of a `Run`. Each asks the host; after the end of the run they read its folder.
 
-    return command
+    Args:
+        folder: The run's folder, in which the host listens.
+    """
 
-
-class AskingHandle(FolderReader):
-    """Reads and changes a run that its host conducts; after the end of the run its folder answers."""
+    snapshot = by_host(Run.snapshot)
+    metrics_since = by_host(Run.metrics_since)
+    pictures_since = by_host(Run.pictures_since)
+    logs = by_host(Run.logs)
+    logs_since = by_host(Run.logs_since)
+    log_order = by_host(Run.log_order)
+    edit = by_host(Run.edit)
+    stacks = by_host(Run.stacks, needs_ranks=True)
+    sample = by_host(Run.sample, needs_ranks=True)
+    profile = by_host(Run.profile, needs_ranks=True)
+    save = by_host(Run.save, needs_ranks=True)
+    set = by_host(Run.set, needs_ranks=True)
+    set_from_page = by_host(Run.set_from_page, needs_ranks=True)
+    pause = by_host(Run.pause, needs_ranks=True)
+    resume = by_host(Run.resume, needs_ranks=True)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._recorded = RecordedRun(folder)
-
-    snapshot = asked(Run.snapshot)
-    metrics_since = asked(Run.metrics_since)
-    pictures_since = asked(Run.pictures_since)
-    logs = asked(Run.logs)
-    logs_since = asked(Run.logs_since)
-    log_order = asked(Run.log_order)
-    stacks = commanded(Run.stacks)
-    sample = commanded(Run.sample)
-    profile = commanded(Run.profile)
-    save = commanded(Run.save)
-    set = commanded(Run.set)
-    set_from_page = commanded(Run.set_from_page)
-    pause = commanded(Run.pause)
-    resume = commanded(Run.resume)
+        self._over: Latch[None] = Latch()
+        """Set once the run is over, after the fields below, or after this process has lost the host."""
+        self._ending: Ending | None = None
+        self._fault: Exception | None = None
+        """The reason why the folder could not be read."""
+        self._outcome: RunOutcome | None = None
+        """The outcome as far as it could be opened when it was last asked for."""
+        self._opening = threading.Lock()
+        self._follower: threading.Thread | None = None
+        self._questions = AttachedQuestions(self._request)
+        self._late: views.LateView | None = None
+        """The run as a later cell shows it that waits; None if no cell shows the run, or one that waits."""
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -104,10 +118,6 @@ class AskingHandle(FolderReader):
     def notes(self) -> str:
         """Notes that `edit` has written; empty if there are none."""
         return self._recorded.notes
-
-    def edit(self, *, name: str | None = None, tags: Iterable[str] | None = None, notes: str | None = None) -> None:
-        """Change the run's name, tags or notes, as `Run.edit`."""
-        self._ask("edit", name=name, tags=None if tags is None else list(tags), notes=notes)
 
     @property
     def config(self) -> LaunchConfig:
@@ -146,17 +156,17 @@ class AskingHandle(FolderReader):
         except OSError:  # There is none any more.
             pass
 
-    def _ask(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Ask the host, or the folder where there is no host any more."""
         try:
-            return self._call(method, *args, **kwargs)
+            return self._request(Ask(name=name, args=args, kwargs=kwargs))
         except (OSError, EOFError):
-            value = getattr(self._recorded, method)
+            value = getattr(self._recorded, name)
             return value(*args, **kwargs) if callable(value) else value
 
-    def _command(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _command(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._call(method, *args, **kwargs)
+            return self._request(Ask(name=name, args=args, kwargs=kwargs))
         except HostSilentError:
             raise
         except OSError:
@@ -165,46 +175,10 @@ class AskingHandle(FolderReader):
                 "what it left."
             ) from None
 
-    def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._request(Ask(name=method, args=args, kwargs=kwargs))
-
     def _request(self, record: object) -> Any:
         # A connection for each call, so that an interrupt in the middle of an answer spoils nothing: 1 ms.
         with contextlib.closing(HostConnection(self._folder)) as connection:
             return connection.request(record)
-
-
-DYING = 5.0
-"""Longest wait in seconds for the end of a host whose sockets the system has closed."""
-ROUSE_EVERY = 1.0
-"""Seconds between two looks of a stop at its host, which may be stopped (SIGSTOP) meanwhile."""
-STOP_WITHIN = 3.0
-"""Seconds after the first interrupt in which a second one stops the run."""
-
-
-class AttachedRun(AskingHandle):
-    """A run that its host conducts; `attach(...)` and `launch(..., detached=True)` return it.
-
-    It has the attributes and methods of a `Run`. Each asks the host; after the end of the run they read its folder.
-
-    Args:
-        folder: The run's folder, in which the host listens.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._over: Latch[None] = Latch()
-        """Set once the run is over, after the fields below, or after this process has lost the host."""
-        self._ending: Ending | None = None
-        self._fault: Exception | None = None
-        """The reason why the folder could not be read."""
-        self._outcome: RunOutcome | None = None
-        """The outcome as far as it could be opened when it was last asked for."""
-        self._opening = threading.Lock()
-        self._follower: threading.Thread | None = None
-        self._questions = AttachedQuestions(self._request)
-        self._late: views.LateView | None = None
-        """The run as a later cell shows it that waits; None if no cell shows the run, or one that waits."""
 
     def __repr__(self) -> str:
         run = self.snapshot()
@@ -213,15 +187,12 @@ class AttachedRun(AskingHandle):
         )
 
     def stop(self, *, wait: bool = True, at_once: bool = False, after_step: bool = False) -> str | None:
-        """Stop the run, as `Run.stop`.
-
-        A host that is stopped (SIGSTOP) is continued for it, and killed if it says nothing for 3 seconds then: the run
-        is lost, and what it has recorded stays.
+        """Stop the run, as `Run.stop`; a host that is stopped (SIGSTOP) is continued for it.
 
         Raises:
             TimeoutError: The run's host does not answer, though it is not stopped.
         """
-        self._rouse()
+        continue_host(self._folder)
         self.check_protocol()
         is_over = self.snapshot().is_over
         if not is_over:
@@ -231,13 +202,8 @@ class AttachedRun(AskingHandle):
                 self._command("stop", wait=False, at_once=at_once, after_step=after_step)
         if not (wait or is_over):
             return None
-        while not self.wait(ROUSE_EVERY):
-            self._rouse()
+        self.wait()
         return None if self._ending is None else self._ending.results.stopped_by
-
-    def _rouse(self) -> None:
-        if line := rouse(self._folder):
-            make_sink().text("stderr", f"{line}\n")
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback(run)` in a thread once the run is over; immediately if the run is over already."""
@@ -388,12 +354,10 @@ class AttachedRun(AskingHandle):
         with self._opening:
             if self._ending is None:
                 self._outcome = self._outcome or self._lost()
-            elif self._outcome is None:
-                self._outcome = self._ending.open(self._folder)
-            elif num_unopened := self._ending.num_unopened(self._outcome):
-                # The user may have defined the missing class since. What was opened before keeps its identity if not.
+            # The user may have defined a missing class since. What was opened before keeps its identity if not.
+            elif self._outcome is None or (left := self._ending.num_unopened(self._outcome)):
                 again = self._ending.open(self._folder)
-                if self._ending.num_unopened(again) < num_unopened:
+                if self._outcome is None or self._ending.num_unopened(again) < left:
                     self._outcome = again
         return self._outcome
 
@@ -402,12 +366,12 @@ class AttachedRun(AskingHandle):
 
     def _lost(self) -> RunOutcome:
         run = self._recorded.listed()
-        if self._folder.exists() and not (self._folder / SUMMARY).exists():
+        if not self._folder.exists():
             msg = (
-                f"the host process of {self.id} has ended, or the disk of {self._folder} was full: no summary and no "
-                "results are there. Type `df` to see the disk, and run it again."
+                f"{self._folder} was deleted, and with it all that the run has left; a run in progress is "
+                f"stopped then. open_run({self.id!r}).delete() removes the folder only of a run that is over."
             )
-        elif self._folder.exists():
+        elif (self._folder / SUMMARY).exists():
             msg = (
                 f"the host process of {self.id} has ended: it was killed, or its machine, login session or container "
                 "ended. Its ranks ended with it. What the run wrote until then: run.logs(rank), run.metrics, and its "
@@ -415,8 +379,8 @@ class AttachedRun(AskingHandle):
             )
         else:
             msg = (
-                f"{self._folder} was deleted, and with it all that the run has left; a run in progress is "
-                f"stopped then. open_run({self.id!r}).delete() removes the folder only of a run that is over."
+                f"the host process of {self.id} has ended, or the disk of {self._folder} was full: no summary and no "
+                "results are there. Type `df` to see the disk, and run it again."
             )
         error = self._fault or RankFailedError(msg)
         results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed, folder=self._folder)

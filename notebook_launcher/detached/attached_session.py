@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher import travel
 from notebook_launcher.detached.attached_output import AttachedOutput, AttachedQuestions
 from notebook_launcher.detached.attached_run import AttachedRun
-from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, rouse
+from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, continue_host
 from notebook_launcher.detached.requests import (
     AwaitDebugger,
     Begin,
@@ -176,11 +176,10 @@ class AttachedSession(SessionCells):
     def close(self) -> None:
         """Stop the running call and end the ranks, for all clients; idempotent.
 
-        A host that is stopped (SIGSTOP) is continued for it, and killed if it says nothing for 3 seconds then.
+        A host that is stopped (SIGSTOP) is continued for it.
         """
         if not self._is_closed:
-            if line := rouse(self._folder, SESSION_SOCKET):
-                make_sink().text("stderr", f"{line}\n")
+            continue_host(self._folder)
             try:
                 self._request(CloseSession())
             except HostSilentError:

@@ -1,23 +1,23 @@
-"""`attach(...)` and `attach_session(...)`: come back to a detached run or session, from any kernel or script."""
+"""`runs()`, and `attach(...)` and `attach_session(...)`, which come back to a detached run or session from anywhere."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from notebook_launcher.archive.listing import RunList, require_home, stored_runs
 from notebook_launcher.archive.opening import LAST, open_run
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.attached_session import AttachedSession
-from notebook_launcher.detached.run_listing import runs
+from notebook_launcher.detached.host_socket import HostSilentError
 from notebook_launcher.detached.session_folders import live_sessions
-from notebook_launcher.history.run_folders import is_hosted, is_session
+from notebook_launcher.history.run_folders import goes_on, is_hosted, is_session
 from notebook_launcher.kernel.calls.checks import check_not_in_rank
 from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
     from pathlib import Path
-
-__all__ = ["attach", "attach_session", "find_session"]
 
 
 def attach(
@@ -113,3 +113,54 @@ def _latest(folder: str | os.PathLike[str]) -> Path:
             return recorded.folder
     msg = f"there is no detached run in {every.home}. launch(fn, 2, detached=True) starts one."
     raise for_caller(LookupError(msg))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `runs()` lists the runs that have left a folder, and can stop detached ones.
+
+
+def runs(folder: str | os.PathLike[str] = "auto") -> RunList:
+    """Return the runs that have left a folder, also runs of other kernels and runs that are not over.
+
+    Args:
+        folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
+
+    Returns:
+        A sequence of `RecordedRun`, the newest first, which a notebook shows as a table; empty if there is no folder.
+
+    Raises:
+        LookupError: `folder` is `"auto"`, and recording of runs is off.
+        RuntimeError: `folder` is `"auto"`, and the user has no home folder.
+    """
+    home = require_home(folder)
+    return RunList(home, stored_runs(home), stop_hosted)
+
+
+def stop_hosted(folders: Sequence[Path]) -> int:
+    """Stop the detached runs and close the detached sessions in these folders; return their number.
+
+    Raises:
+        HostSilentError: A host does not answer; the others were stopped before.
+    """
+    silent: list[HostSilentError] = []
+    stopping: list[AttachedRun] = []
+    num_closed = 0
+    for folder in folders:
+        try:
+            if goes_on(folder):
+                stopping.append(AttachedRun(folder))
+                stopping[-1].stop(wait=False)
+        except HostSilentError as error:  # noqa: PERF203 - the others are stopped first
+            silent.append(error)
+            stopping.pop()
+    for run in stopping:
+        run.wait()
+    for folder in filter(is_session, folders):
+        try:
+            AttachedSession(folder).close()
+            num_closed += 1
+        except HostSilentError as error:  # noqa: PERF203 - as above
+            silent.append(error)
+    if silent:
+        raise silent[0]
+    return len(stopping) + num_closed

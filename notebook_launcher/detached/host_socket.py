@@ -21,6 +21,7 @@ from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.folder_files import read_json, socket_path
 from notebook_launcher.history.run_folders import SOCKET
+from notebook_launcher.kernel.display.sink import make_sink
 from notebook_launcher.messaging.links import Link, SilentError
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ TIMEVAL = struct.Struct("ll")
 GREETING = f"notebook-launcher host {PROTOCOL}\n".encode("ascii")
 PATIENCE = 10.0
 """Seconds after which a host or client that should be sending counts as hung."""
-ROUSED = 3.0
-"""Seconds in which a host that was stopped (SIGSTOP) must answer after it was continued; else it is killed."""
 
 
 class HostSilentError(TimeoutError):
@@ -84,12 +83,8 @@ class SocketWatch:
         os.close(self._fd)
 
 
-def greet(sock: socket.socket, patience: float | None = None) -> Link:
+def greet(sock: socket.socket) -> Link:
     """Check the other end and its protocol, in both the host and the client; return the link.
-
-    Args:
-        sock: The connection.
-        patience: Seconds for which the other end may be silent; None: PATIENCE.
 
     Raises:
         CallOrderError: The other end speaks another protocol.
@@ -104,7 +99,7 @@ def greet(sock: socket.socket, patience: float | None = None) -> Link:
         )
     sock.sendall(GREETING)
     link = Link(sock.fileno(), sock.fileno())
-    said = link.read_line(PATIENCE if patience is None else patience)
+    said = link.read_line(PATIENCE)
     if said != GREETING:
         theirs = said.decode("ascii", "replace").split()[-1:] or ["?"]
         raise CallOrderError(
@@ -126,21 +121,20 @@ class HostConnection:
     Args:
         folder: The folder of the run or session.
         socket_name: Name of the host's socket in it.
-        patience: Seconds for which the host may be silent at first; None: PATIENCE.
 
     Raises:
         HostSilentError: A host is there, and does not answer.
         OSError: No host is there; what `greet` raises is raised, too.
     """
 
-    def __init__(self, folder: Path, socket_name: str = SOCKET, patience: float | None = None) -> None:
+    def __init__(self, folder: Path, socket_name: str = SOCKET) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # A host that is stopped takes 16 connections, without a word, and no further ones.
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEVAL.pack(int(patience or PATIENCE), 0))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEVAL.pack(int(PATIENCE), 0))
             with socket_path(folder, socket_name) as name:
                 self._sock.connect(name)
-            self._link = greet(self._sock, patience)
+            self._link = greet(self._sock)
         except (SilentError, BlockingIOError) as error:
             self._sock.close()
             raise HostSilentError(_why_silent(folder)) from error
@@ -171,44 +165,13 @@ class HostConnection:
         self._sock.close()
 
 
-def rouse(folder: Path, socket_name: str = SOCKET) -> str:
-    """Continue a host that is stopped (SIGSTOP), and is to end its run; kill it if it says nothing then.
-
-    Returns:
-        A sentence about it for the user; empty if the host is not stopped, or gone.
-    """
-    pid = _host_pid(folder, socket_name)
-    if pid is None or not run_folders.is_stopped(pid):
-        return ""
-    pidfd = os.pidfd_open(pid)  # The number may belong to another process by the time of the kill.
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-        what = f"the host of {folder.name} (process {pid}) was stopped (SIGSTOP)"
-        try:
-            HostConnection(folder, socket_name, ROUSED).close()
-        except HostSilentError:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            return f"{what} and said nothing for {ROUSED:g} s after SIGCONT, so it was killed, and its ranks with it"
-        except OSError:  # It has ended.
-            pass
-        return f"{what}, and was continued"
-    finally:
-        os.close(pidfd)
-
-
-def _host_pid(folder: Path, socket_name: str) -> int | None:
-    """Return the process number of the host that listens in a folder; None if there is none, or it is not known."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-        sock.setblocking(False)
-        try:
-            with socket_path(folder, socket_name) as name:
-                sock.connect(name)
-        except BlockingIOError:  # It has been stopped for long, and no further connection has room.
-            kernel = (read_json(folder, run_folders.SUMMARY) or {}).get("kernel")
-            return run_folders.owner_of(folder) if run_folders.is_alive(kernel, age=math.inf) else None
-        except OSError:
-            return None
-        return peer_of(sock)[0] or None
+def continue_host(folder: Path) -> None:
+    """Let a host that is stopped (SIGSTOP) go on, because it is to end its run or session."""
+    owner: Any = (read_json(folder, run_folders.SUMMARY) or {}).get("kernel")
+    if run_folders.is_alive(owner, age=math.inf) and run_folders.is_stopped(owner["pid"]):
+        os.kill(owner["pid"], signal.SIGCONT)
+        line = f"the host of {folder.name} (process {owner['pid']}) was stopped (SIGSTOP), and was continued"
+        make_sink().text("stderr", f"{line}\n")
 
 
 def _why_silent(folder: Path) -> str:
