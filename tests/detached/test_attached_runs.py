@@ -39,7 +39,7 @@ from notebook_launcher import (
     runs,
 )
 from notebook_launcher.command_line.program import main
-from notebook_launcher.detached import host_socket
+from notebook_launcher.detached import host_socket, hosted_run
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.ending import HEADER, MAGIC, read_ending
 from notebook_launcher.detached.hosted_run import HostQuestions
@@ -102,30 +102,6 @@ def fail_once(folder: str) -> Marking:
     return Marking(folder)
 
 
-class Picky:
-    """A value that ranks can send and the notebook cannot rebuild."""
-
-    def __init__(self) -> None:
-        self.name = "an object without attributes has no state"
-
-    def __setstate__(self, state: object) -> None:
-        message = "not in this process"
-        raise LookupError(message)
-
-
-def return_picky() -> Picky:
-    return Picky()
-
-
-def test_value_that_cannot_be_rebuilt_keeps_its_exception(home: Path) -> None:
-    results = launch(return_picky, 1, detached=True, output="none").result()
-    with pytest.raises(
-        ReturnValueError, match="cannot be rebuilt in the notebook: LookupError: not in this"
-    ) as refusal:
-        results[0]
-    assert isinstance(refusal.value.__cause__, LookupError)
-
-
 class Late:
     """A value whose class this process lacks for a while."""
 
@@ -175,7 +151,9 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_several_clients_see_one_run(
+    home: Path, gate: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = launch(wait_for, 2, args=(str(gate),), detached=True, seed=3)
     other, host = attach(run.id[:-3], show=False), host_of(run)
     assert host not in psutil.Process().children(recursive=True)
@@ -195,6 +173,10 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
         run.save()
     with pytest.raises(LookupError, match="there is no rank 9"):
         run.logs(9)
+    with monkeypatch.context() as patched:
+        patched.setattr(host_socket, "GREETING", b"notebook-launcher host 99\n")
+        with pytest.raises(CallOrderError, match=rf"speaks protocol {PROTOCOL}.*attach with the version that launched"):
+            attach(run.id, show=False)
     with (
         contextlib.closing(host_socket.HostConnection(run.folder)) as connection,
         pytest.raises(TypeError, match=r"a host does not answer Ask\(name='wait'"),
@@ -225,8 +207,9 @@ def test_several_clients_see_one_run(home: Path, gate: Path, capfd: pytest.Captu
     assert late.stop() is late.stop(wait=False) is None
 
 
-def test_the_true_error_arrives(home: Path) -> None:
-    run = launch(fail, 2, detached=True, output="none")
+def test_the_true_error_arrives_and_the_folder_names_the_versions_of_the_launching_process(home: Path) -> None:
+    run = launch(fail, 2, config=LaunchConfig(detached=True, output="none"))
+    assert isinstance(run, AttachedRun)
     with pytest.raises(OwnError, match="code 7") as caught:
         run.result()
     assert caught.value.code == 7
@@ -234,24 +217,9 @@ def test_the_true_error_arrives(home: Path) -> None:
     assert "raise OwnError(7)" in str(caught.value.__cause__)
     assert run.state == "failed"
     assert run.snapshot().error.endswith("OwnError: code 7")
-
-
-def test_the_folder_names_the_versions_of_what_the_launching_process_has_imported(home: Path) -> None:
-    run = launch(fail, 1, detached=True, output="none", monitor=False)
-    assert isinstance(run.exception(), OwnError)
+    assert run.config.detached
     versions = json.loads((run.folder / "environment.json").read_text())["packages"]
     assert versions["pytest"] == pytest.__version__  # The host is forked from a process that has not imported it.
-
-
-def test_the_option_may_be_in_the_config(home: Path) -> None:
-    config = LaunchConfig(detached=True, output="none")
-    run = launch(len, 1, args=("ab",), config=config)
-    assert isinstance(run, AttachedRun)
-    assert list(run.result()) == [2]
-    assert run.config.detached
-    plain = launch(len, 1, args=("ab",), config=config, detached=False)
-    assert isinstance(plain, Run)
-    assert list(plain.result()) == [2]
 
 
 def test_a_terminal_lets_go_of_a_detached_run(home: Path, gate: Path, tmp_path: Path) -> None:
@@ -308,14 +276,6 @@ def test_stop_after_a_stop_returns_the_same_as_for_a_live_run(home: Path, gate: 
     assert live.stop() == live.stop(wait=False) is not None
 
 
-def test_a_lost_host_is_no_answer_to_a_stop(home: Path, gate: Path) -> None:
-    run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
-    host_of(run).kill()
-    assert "has ended: it was killed, or its machine" in str(run.exception())
-    assert run.state == "lost"
-    run.stop()
-
-
 def test_a_run_whose_folder_is_deleted_is_stopped(home: Path, gate: Path) -> None:
     run = launch(wait_for, 2, args=(str(gate),), detached=True, output="none")
     until(lambda: bool(run.metrics))
@@ -345,18 +305,17 @@ def test_a_folder_that_is_only_moved_does_not_stop_the_run(tmp_path: Path) -> No
     [
         ({"start_method": "fork"}, "start_method='fork' with detached=True"),
         ({"runs_folder": None}, r"runs_folder=None with detached=True: the run's folder is where attach\(\)"),
+        ({}, "NOTEBOOK_LAUNCHER_RUNS=off with detached=True"),
     ],
 )
-def test_options_that_need_the_kernel_are_refused(home: Path, options: dict[str, Any], message: str) -> None:
+def test_options_that_need_the_kernel_are_refused(
+    home: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not options:
+        monkeypatch.setenv(run_folders.VARIABLE, "off")
     with pytest.raises(ConfigError, match=message):
         launch(fail, 1, detached=True, **options)
     assert not home.exists()
-
-
-def test_recording_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(run_folders.VARIABLE, "off")
-    with pytest.raises(ConfigError, match="NOTEBOOK_LAUNCHER_RUNS=off with detached=True"):
-        launch(fail, 1, detached=True)
 
 
 def test_a_folder_that_cannot_be_made_fails_the_launch(tmp_path: Path) -> None:
@@ -375,9 +334,9 @@ def test_runs_of_a_kernel_cannot_be_attached_to(home: Path) -> None:
 
 
 def test_an_attached_run_has_what_a_run_has() -> None:
-    not_for_clients = {"start", "outcome", "last_line", "show_late_output"}
-    names = {name for name in dir(Run) if not name.startswith("_")} - not_for_clients
+    names = {name for name in dir(Run) if not name.startswith("_")} - hosted_run.OF_THIS_PROCESS
     assert names <= set(dir(AttachedRun))
+    assert names > hosted_run.OWN
     for name in sorted(names):
         if inspect.isfunction(method := getattr(Run, name)):
             mine = inspect.signature(getattr(AttachedRun, name)).parameters
@@ -396,15 +355,6 @@ def test_client_checks_the_protocol_and_the_user_of_the_host(tmp_path: Path, mon
         (tmp_path / ENDING).touch()
         with pytest.raises(RunFolderError, match=r"belongs to another user \(\d+\), so it is not read"):
             read_ending(tmp_path)
-
-
-def test_a_host_of_another_version_is_refused_at_once(home: Path, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = launch(wait_for, 1, args=(str(gate),), detached=True, output="none")
-    with monkeypatch.context() as patched:
-        patched.setattr(host_socket, "GREETING", b"notebook-launcher host 99\n")
-        with pytest.raises(CallOrderError, match=rf"speaks protocol {PROTOCOL}.*attach with the version that launched"):
-            attach(run.id, show=False)
-    run.stop()
 
 
 def display_and_print() -> None:

@@ -118,7 +118,9 @@ def test_any_client_finds_the_ranks_memory(session: AttachedSession, home: Path)
     until(lambda: {run_folders.name_in(name) for name in run_folders.list_ids(home)} <= {"exp", "put"})
 
 
-def test_errors_are_those_of_the_ranks_and_cost_no_memory(session: AttachedSession) -> None:
+def test_errors_and_stops_cost_no_memory_and_a_death_that_of_its_rank(
+    session: AttachedSession, gate: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     session.run(put, args=(5,))
     with pytest.raises(OwnError, match="code 7") as caught:
         session.run(fail)
@@ -130,12 +132,13 @@ def test_errors_are_those_of_the_ranks_and_cost_no_memory(session: AttachedSessi
         session.run(3)  # type: ignore[arg-type]
     assert not session._is_at_rest
     session.forget()
+    call = session.launch(wait_for, args=(str(gate),))
+    until(lambda: call.metrics)
+    assert call.stop() in ("ask", "interrupt")
+    with pytest.raises(RunStoppedError, match="the run was stopped before ranks 0, 1 returned"):
+        call.result()
     assert list(session.run(get)) == [5, 5]
     assert session._is_at_rest
-
-
-def test_a_rank_that_dies_is_replaced(session: AttachedSession, capfd: pytest.CaptureFixture[str]) -> None:
-    session.run(put, args=(5,))
     with pytest.raises(Exception, match="rank 1"):
         session.run(die)
     assert "rank 1 had died and was restarted" in capfd.readouterr().out
@@ -167,17 +170,13 @@ def test_one_call_runs_at_a_time(session: AttachedSession, gate: Path, capfd: py
     assert [run.name for run in runs()] == ["wait_for", "exp"]
 
 
-def test_a_stop_ends_the_call_and_not_the_memory(session: AttachedSession, gate: Path) -> None:
-    session.run(put, args=(5,))
-    call = session.launch(wait_for, args=(str(gate),))
-    until(lambda: call.metrics)
-    assert call.stop() in ("ask", "interrupt")
-    with pytest.raises(RunStoppedError, match="the run was stopped before ranks 0, 1 returned"):
-        call.result()
-    assert list(session.run(get)) == [5, 5]
+class Late:
+    """A value whose class this process lacks for a while."""
 
 
-def test_a_short_call_that_left_no_folder_still_has_its_data(session: AttachedSession, home: Path) -> None:
+def test_a_short_call_leaves_no_folder_once_its_results_are_opened(
+    session: AttachedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session.run(put, args=(1,))  # The ranks may take more than a second to start.
     call = session.launch(put, args=(1,))
     assert list(call.result()) == [None, None]
@@ -187,24 +186,16 @@ def test_a_short_call_that_left_no_folder_still_has_its_data(session: AttachedSe
     assert (call.logs(0), call.logs_since(0, 0), call.metrics, call.metrics_since(3)[1]) == ("", ("", 0), (), 0)
     later = session.launch(put, args=(1,))
     later.wait()
-    # Nobody takes its results within 5 s, so they stay.
-    until(lambda: not (later.folder / SOCKET).exists())
-    assert later.state == "done"
-    assert list(later.result()) == [None, None]
-
-
-class Late:
-    """A value whose class this process lacks for a while."""
-
-
-def test_value_of_a_short_call_is_tried_again(session: AttachedSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = session.launch(Late)
+    late = session.launch(Late)
     with monkeypatch.context() as without:
         without.delitem(globals(), "Late")
         with pytest.raises(ReturnValueError, match=r"cannot be rebuilt in the notebook: AttributeError: .*Late"):
-            call.result()[0]
-        until(lambda: not (call.folder / SOCKET).exists())
-    assert [type(value) for value in call.result()] == [Late, Late]
+            late.result()[0]
+    # Nobody takes the results within 5 s, so they stay.
+    until(lambda: not (later.folder / SOCKET).exists() and not (late.folder / SOCKET).exists())
+    assert later.state == "done"
+    assert list(later.result()) == [None, None]
+    assert [type(value) for value in late.result()] == [Late, Late]
 
 
 def test_a_name_is_taken_once(session: AttachedSession) -> None:
@@ -231,8 +222,8 @@ def test_options_that_cannot_work_are_refused_before_anything_starts(home: Path)
     assert not home.exists()
 
 
-def test_the_end_of_a_block_closes_the_session_and_an_error_does_not(
-    home: Path, capfd: pytest.CaptureFixture[str]
+def test_the_end_of_a_block_closes_the_session_with_its_call_and_an_error_does_not(
+    home: Path, gate: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(OwnError), opened(1, name="exp") as session:
         session.run(put, args=(5,))
@@ -249,9 +240,6 @@ def test_the_end_of_a_block_closes_the_session_and_an_error_does_not(
     session.close()
     with pytest.raises(CallOrderError, match=rf"session {session.id} is closed. Open a new one"):
         session.run(get)
-
-
-def test_close_stops_the_running_call(home: Path, gate: Path) -> None:
     session = opened(1, name="exp", output="none")
     call = session.launch(wait_for, args=(str(gate),))
     until(lambda: call.metrics)
@@ -352,15 +340,10 @@ def test_other_calls_wait_for_the_end_of_a_debugger(session: AttachedSession) ->
     with pytest.raises(CallOrderError, match=r"the session is in the debugger of rank 1, which a client has opened"):
         session.run(get)
     assert session.is_busy
-
-
-def test_first_prompt_of_a_debugger_waits_for_the_client_that_opened_it(session: AttachedSession) -> None:
-    with pytest.raises(ZeroDivisionError):
-        session.execute("1/0", ranks=1)
-    session._request(OpenDebugger(rank=None))
     with contextlib.closing(host_socket.HostConnection(session._folder, SESSION_SOCKET)) as connection:
         until(lambda: connection.ask(Follow(position=0, patience=0.0)).questions)
         news = connection.ask(Follow(position=0, patience=0.0))
     session._request(InterruptDebugger(again=False))
     session._request(AwaitDebugger())
+    # The client that opened the debugger is on its way to the first prompt.
     assert "waits for an answer" not in repr(news.entries)

@@ -32,8 +32,7 @@ from notebook_launcher.detached import host_socket
 from notebook_launcher.detached.host_start import hand_over
 from notebook_launcher.detached.requests import Ask, Follow
 from notebook_launcher.kernel.plan import make_plan
-from tests.detached.hosts import host_of, lives, release
-from tests.support.signals import keep_stopped
+from tests.detached.hosts import host_of, release
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -158,8 +157,11 @@ def test_a_host_that_dies_at_any_stage_takes_its_ranks_along(
     host = host_of(run)
     family = host.children(recursive=True)
     host.kill()
-    assert isinstance(run.exception(), RankFailedError)
+    error = run.exception()
+    assert isinstance(error, RankFailedError)
+    assert f"the host process of {run.id} has ended: it was killed, or its machine" in str(error)
     assert run.state == "lost"
+    run.stop()
     until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family))
 
 
@@ -182,29 +184,13 @@ def test_stopped_host_is_named_and_ends_its_run_in_time(
     assert run.snapshot().seconds < 4 + 5
 
 
-def test_stopped_host_is_continued_to_end_its_run_and_else_killed(
-    home: Path, gate: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_stopped_host_is_continued_to_end_its_run(home: Path, gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
     other = launch(hold, 1, args=(str(gate),), detached=True, output="none")
     run = launch(hold, 1, args=(str(gate),), detached=True, output="none")  # The newest is asked first.
     host_of(run).suspend()
     assert runs(home).stop_all() == 2
     assert (run.state, other.state) == ("stopped", "stopped")
     assert "was stopped (SIGSTOP), and was continued\n" in capfd.readouterr().err
-    run = launch(hold, 1, args=(str(gate),), detached=True, output="none")
-    host, over = host_of(run), threading.Event()
-    family = host.children(recursive=True)
-    stopper = threading.Thread(target=keep_stopped, args=(host.pid, over))
-    stopper.start()
-    began = time.monotonic()
-    run.stop()
-    seconds = time.monotonic() - began
-    over.set()
-    stopper.join()
-    assert run.state == "lost"
-    assert "so it was killed, and its ranks with it\n" in capfd.readouterr().err
-    assert seconds < 5
-    until(lambda: not any(map(lives, family)))
 
 
 def test_client_that_reads_nothing_does_not_delay_others(home: Path, gate: Path) -> None:

@@ -145,8 +145,7 @@ def save_and_die(folder: str, victim: int, limit: int | None) -> tuple[int, int]
     return int(loaded.name.rpartition("_")[2]) if loaded is not None else -1, progress.epoch
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize(("victim", "limit"), [(0, None), (1, 1)])
 def test_checkpoint_that_was_in_its_place_when_a_rank_died_is_resumed(tmp_path, victim, limit):
     results = notebook_launch(
         save_and_die,

@@ -107,7 +107,7 @@ def test_the_first_interrupt_lets_go_and_the_second_stops_the_call(gate: Path, k
 
 
 @pytest.mark.usefixtures("closed")
-def test_an_error_of_a_cell_has_its_own_traceback_and_debugger(kernel: Kernel) -> None:
+def test_cells_on_ranks_have_their_traceback_their_debugger_and_their_figures(kernel: Kernel) -> None:
     kernel.execute(f"{DEFINE}\n{OPEN}")
     failed = kernel.execute("%%ranks 1\nsecret = 41\nsecret / 0")
     assert failed.error is not None
@@ -128,11 +128,6 @@ def test_an_error_of_a_cell_has_its_own_traceback_and_debugger(kernel: Kernel) -
     nothing = kernel.execute("session.debug()")
     assert nothing.error is not None
     assert "no rank is to blame" in nothing.error or "must be answered" in nothing.error
-
-
-@pytest.mark.usefixtures("closed")
-def test_a_cell_shows_figures_and_tabs_of_the_ranks(kernel: Kernel) -> None:
-    kernel.execute(f"{DEFINE}\n{OPEN}")
     kernel.execute("%%ranks\nfrom IPython.display import HTML, display")
     shown = kernel.execute("%%ranks\ndisplay(HTML('<b>figure</b>'))")
     assert [bundle["data"].get("text/html") for bundle in shown.displays] == ["<b>figure</b>"]
