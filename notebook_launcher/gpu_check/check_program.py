@@ -256,7 +256,8 @@ def collect_facts() -> dict[str, Any]:
     """Return what a reader of a report has to know of the machine."""
     import torch
 
-    machine, nccl, topology = devices.detect(), None, ""
+    nccl: str | None = None
+    machine, topology = devices.detect(), ""
     with contextlib.suppress(Exception):  # Only builds with NCCL have it.
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
     with contextlib.suppress(OSError, subprocess.SubprocessError):
