@@ -27,6 +27,7 @@ from notebook_launcher.context import SAVING, activity, current, notify
 from notebook_launcher.messaging import messages
 from notebook_launcher.reporting import progress, send_values
 from notebook_launcher.training.requests import Safepoint, Steering, make_fence
+from notebook_launcher.wording import WHOLE_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -226,7 +227,7 @@ class TransformersCallback(_Callback):
         """Do what the run asks for after this update."""
         self._count_update()
         self._end_update()
-        progress(state.global_step, state.max_steps if state.max_steps > 0 else None, "train")
+        progress(state.global_step, state.max_steps if state.max_steps > 0 else None, WHOLE_RUN)
         control.should_save = control.should_save or self._saves
         return control
 

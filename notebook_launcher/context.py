@@ -105,6 +105,10 @@ class RankContext:
     """Number of loops that have begun."""
     num_items: int = 0
     """Number of items, of all loops, that are done."""
+    num_reports: int = 0
+    """Number of reports so far."""
+    last_total: float = -math.inf
+    """Time at which `report(total_steps=)` last sent a record."""
     safepoint: Safepoint | None = None
     """The safepoint of the first Accelerator that made an update; it saves and stops all ranks together."""
     num_loaded: int | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.context import current, notify_of_loss, step_boundary
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
-from notebook_launcher.wording import shape_of, type_of
+from notebook_launcher.wording import WHOLE_RUN, shape_of, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,7 +44,7 @@ PROGRESS_INTERVAL = 0.2
 """Seconds between two progress records of one loop: an eye follows no more, and a record costs the loop 0.1 ms."""
 
 
-def report(*, step: int | None = None, **metrics: Any) -> None:
+def report(*, step: int | None = None, total_steps: int | None = None, **metrics: Any) -> None:
     """Send metrics and pictures to the run: `report(step=3, loss=loss, sample=image, weights=histogram(w))`.
 
     Numbers are in `run.metrics`, pictures in `run.pictures`; the monitor shows both.
@@ -53,15 +53,30 @@ def report(*, step: int | None = None, **metrics: Any) -> None:
         step: The step that the metrics belong to, an integer or a tensor of one; None: the number of updates that the
             rank's Accelerator has made, with those before the checkpoint that it loaded; before the first update the
             number of reports so far.
+        total_steps: Number of steps of the whole run: the monitor shows the time left, also of a loop whose length
+            nothing else tells.
         metrics: Anything that `float()` takes; a tensor must have one element. A picture is an image of Pillow, a
             figure of matplotlib, a `histogram(...)`, or an array or tensor of shape (H, W, C) or (C, H, W) with 1, 3
             or 4 channels, in bytes or in floats from 0 to 1; a larger one than 1024 pixels on a side is made smaller.
 
     Raises:
-        TypeError: A value is neither a number nor a picture, or the step not an integer.
+        TypeError: A value is neither a number nor a picture, or a step not an integer.
         KeyboardInterrupt: The run was asked to stop; it stops at a step boundary such as this call.
     """
-    report_values(metrics, step=step)
+    send_values(metrics, step=step)
+    if total_steps is not None:
+        _send_whole(step, _integer("total_steps", total_steps))
+    step_boundary()
+
+
+def _send_whole(step: int | None, total: int) -> None:
+    context, now = current(), time.monotonic()
+    if context is None:
+        return
+    done = next(count for count in (step, updates_so_far(), context.num_reports) if count is not None)
+    if now - context.last_total >= PROGRESS_INTERVAL or done >= total:
+        context.last_total = now
+        _send_progress(context, now, operator.index(done), total, WHOLE_RUN, context.num_loops)
 
 
 def report_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
@@ -75,11 +90,12 @@ def send_values(values: Mapping[str, Any], *, step: int | None = None) -> None:
     context = current()
     drawn = {name: picture for name, value in values.items() if (picture := _picture(value)) is not None}
     numbers = {name: _number(name, value) for name, value in values.items() if name not in drawn}
-    step = None if step is None else _integer(step)
+    step = None if step is None else _integer("step", step)
     if context is None:
         return
     from notebook_launcher.messaging import messages
 
+    context.num_reports += 1
     step = updates_so_far() if step is None else step
     _send_pictures(context, drawn, step)
     for name, value in numbers.items():
@@ -183,11 +199,12 @@ def _shown(value: Any) -> str:
     return describe_value(value)
 
 
-def _integer(step: Any) -> int:
+def _integer(name: str, step: Any) -> int:
     try:
         return operator.index(step)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"report(step={_shown(step)}): a step must be an integer. Pass int(step).") from error
+        what = "a step" if name == "step" else "it"
+        raise TypeError(f"report({name}={_shown(step)}): {what} must be an integer. Pass int({name}).") from error
 
 
 def track(iterable: Iterable[T], *, total: int | None = None, description: str = "") -> Iterator[T]:

@@ -31,6 +31,8 @@ MAX_TEXT = 50_000
 MAX_SHOWN, MAX_ERROR = 2000, 3000
 """Characters of the text by which a value, and an error, shows itself: programs that read notebooks cut longer texts
 somewhere, and their readers pay by length."""
+WHOLE_RUN = "whole run"
+"""Description of the loop that is all of a training, as `report(total_steps=)` and transformers' trainer tell it."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # What XML 1.0 cannot hold, the C1 controls, and the marks that turn the direction of the text around them.

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.history.curves import Curves
 from notebook_launcher.history.schema import MetricPoint
-from notebook_launcher.wording import format_count, format_number, format_rate, format_seconds, format_share, one_line
+from notebook_launcher.wording import (
+    WHOLE_RUN,
+    format_count,
+    format_number,
+    format_rate,
+    format_seconds,
+    format_share,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,8 +27,6 @@ if TYPE_CHECKING:
 
 MAX_DESCRIPTION = 24
 """Characters of a loop's description in the line, so that the numbers behind it fit into a terminal, too."""
-WHOLE = "train"
-"""Description of the loop that is the whole training, by a callback of this package."""
 MAX_METRICS = 3
 """Metrics in the line: it should fit into a terminal."""
 
@@ -126,7 +132,8 @@ def share_done(snapshot: RunSnapshot) -> float | None:
     """Return the part of a run that the rank furthest behind has done, 0 to 1; None if it is not known.
 
     An argument or a tunable setting with a name such as `epochs` or `max_steps` tells how long the run is. What is done
-    is counted by a loop over a prepared loader, by `track`, by a bar of tqdm that is printed, or by the steps.
+    is counted by a loop over a prepared loader, by `track`, by a bar of tqdm that is printed, or by the steps. What
+    `report(total_steps=)` tells comes first.
     """
     words = [f"{name}={text}" for name, text in snapshot.arguments.items()]
     words += [f"{setting.name}={setting.value:.0f}" for setting in snapshot.settings if setting.value is not None]
@@ -139,7 +146,7 @@ def share_done(snapshot: RunSnapshot) -> float | None:
         epoch = _epoch_of(merged.description)
         if epoch is not None and len(epochs) == 1 and epoch < min(epochs):
             return (epoch + merged.share) / min(epochs)
-        if epoch is None and (merged.total in whole or merged.description == WHOLE):
+        if epoch is None and (merged.total in whole or merged.description == WHOLE_RUN):
             return merged.share
     bars = [bar for rank in snapshot.ranks if (bar := _BAR.search(rank.last_line)) and int(bar[2]) in whole]
     if bars:

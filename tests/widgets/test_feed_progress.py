@@ -147,7 +147,7 @@ def test_slowest_rank_is_behind_or_waits_least() -> None:
         ),
         ({"done": 10, "total": 40, "description": "epoch 1"}, {"arguments": {"lr": "0.1"}}, None),
         ({"done": 10, "total": 40, "description": "epoch 1"}, {"arguments": {"epochs": "2", "max_epochs": "4"}}, None),
-        ({"done": 10, "total": 40, "description": "train"}, {}, 0.25),  # transformers' Trainer
+        ({"done": 10, "total": 40, "description": "whole run"}, {}, 0.25),  # transformers' Trainer
         ({"done": 10, "total": 40, "description": "validate"}, {}, None),
         ({"done": 1, "total": 4}, {"arguments": {"epochs": "4"}}, 0.25),
         ({"last_line": "50%|█████     | 5/10 [00:05<00:05,  1.00it/s]"}, {"arguments": {"epochs": "10"}}, 0.5),

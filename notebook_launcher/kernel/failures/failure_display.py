@@ -15,6 +15,7 @@ import types
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import notebook_launcher
 from notebook_launcher.errors import (
     InternalError,
     NodeLostError,
@@ -379,6 +380,7 @@ _ONLY_FORWARD = (
 )
 _WRAPPED = re.compile(r"'DistributedDataParallel' object has no attribute '(\w+)'")
 """The error of a model that the user wrapped; prepared ones reach the attributes of the model inside."""
+_UNNAMED = re.compile(r"NameError: name '(\w+)' is not defined")
 
 
 def advice_on(text: str) -> list[str]:
@@ -386,6 +388,9 @@ def advice_on(text: str) -> list[str]:
     if wrapped := _WRAPPED.search(text):
         reached = f"accelerator.unwrap_model(model).{wrapped[1]}"
         return [f"DistributedDataParallel wraps the model: write {reached}. {_ONLY_FORWARD}"]
+    if (unnamed := _UNNAMED.match(text)) and (name := unnamed[1]) in dir(notebook_launcher):
+        why = "" if name in notebook_launcher.__all__ else " (`import *` leaves out what needs torch)"
+        return [f"Type `from notebook_launcher import {name}`{why}."]
     return [advice for part, advice in _ADVICE.items() if part in text][:1]
 
 

@@ -22,7 +22,7 @@ from notebook_launcher.history.schema import (
 from notebook_launcher.kernel.metering import Pace, SamplePace
 from notebook_launcher.messaging import messages
 from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
-from notebook_launcher.wording import describe_values
+from notebook_launcher.wording import WHOLE_RUN, describe_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -106,10 +106,14 @@ class LiveValues:
         last.update(record.values)
 
     def _fold_progress(self, rank: int, record: messages.Progress, offset: float) -> None:
+        known, is_whole = self.progress.get(rank), record.description == WHOLE_RUN
+        if known is not None and known.description == WHOLE_RUN and not is_whole:
+            return  # A loop inside the whole run, which is in view.
         self.progress[rank] = LoopProgress(record.done, record.total, record.description)
         if (rate := self._item_rates.get(rank)) is None:
             rate = self._item_rates[rank] = Pace()
-        rate.note(record.time + offset, record.items, record.loops)
+        count, loop = (record.done, WHOLE_RUN) if is_whole else (record.items, record.loops)
+        rate.note(record.time + offset, count, loop)
 
     def _fold_phases(self, rank: int, record: messages.Phases, offset: float) -> None:
         if (rate := self._sample_rates.get(rank)) is None:

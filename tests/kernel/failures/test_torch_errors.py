@@ -76,9 +76,14 @@ def average() -> None:
     torch.optim.swa_utils.AveragedModel(model)
 
 
+def name_without_import() -> None:
+    skip_first_batches([], 1)  # type: ignore[name-defined] # noqa: F821
+
+
 @pytest.mark.parametrize(
     ("train", "shard", "advice"),
     [
+        (name_without_import, None, "Type `from notebook_launcher import skip_first_batches` (`import *` leaves out"),
         (call_method, None, "write accelerator.unwrap_model(model).encode. Gradients"),
         (freeze_late, None, "pass DistributedDataParallelKwargs(find_unused_parameters=True)"),
         (repeat_a_part, None, "pass DistributedDataParallelKwargs(static_graph=True)"),
@@ -89,7 +94,7 @@ def average() -> None:
     ],
 )
 def test_failure_adds_the_advice_that_torch_omits(train: Callable[[], None], shard: int | None, advice: str) -> None:
-    with pytest.raises((RuntimeError, AssertionError, AttributeError)) as failure:
+    with pytest.raises((RuntimeError, AssertionError, AttributeError, NameError)) as failure:
         notebook_launch(train, 2, shard=shard, output="none")
     shown: Any = vars(failure.value)["_render_traceback_"]
     assert advice in "\n".join(shown())

@@ -9,6 +9,7 @@ import pytest
 
 from notebook_launcher import Session, launch, reporting
 from notebook_launcher.history.schema import RankPhases
+from notebook_launcher.history.summaries import share_done
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.training.recording import phases
 from notebook_launcher.training.recording.phases import PHASES, PhaseClock, make_clock
@@ -262,6 +263,23 @@ def test_loop_that_cannot_be_wrapped_reports_its_progress(total: int | None) -> 
     (rank,) = run.ranks
     assert (rank.done, rank.total) == ((1000, 1000) if total else (rank.done, None))
     assert rank.done
+
+
+def loop_of_known_length() -> None:
+    from notebook_launcher import report, track
+
+    for step in range(40):
+        for _ in track(range(3), description="inside"):
+            pass
+        report(total_steps=80, **({} if step else {"loss": 1.0}))
+
+
+def test_reported_number_of_steps_tells_what_part_of_the_run_is_done() -> None:
+    run = launch(loop_of_known_length, 1, output="none")
+    run.result()
+    (rank,) = run.ranks
+    assert (rank.total, rank.description) == (80, "whole run")
+    assert 0 < (share_done(run.snapshot()) or 0) <= 0.5
 
 
 def loop_until_stopped() -> None:
