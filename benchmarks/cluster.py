@@ -3,8 +3,7 @@
 The nodes are on this machine, so the figures are what the agents and their links cost, and not what a network does. In
 turns: 4 ranks on one machine; 2 ranks on each of two agents, started by commands or by Ray; two torchruns that are
 started as the agents are, by the same commands; and Ray Train. The program starts and ends a Ray cluster of two nodes.
-Ratios are those of medians, to launches on one machine that start their ranks anew, as those on nodes do. Another row
-has launches that find spare ranks.
+Ratios are those of medians, to launches on one machine.
 """
 
 from __future__ import annotations
@@ -43,16 +42,13 @@ REPEATS, QUICK_REPEATS = 15, 3
 NUM_AGENT_STARTS, NUM_REDUCES, NUM_FITS = 3, 3, 2
 """Repeats of what takes seconds; a `fit()` takes half a minute where the machine is busy."""
 LABELS = {
-    "one machine": "4 ranks on one machine, started anew",
-    "spare": "the same, spare ranks",
+    "one machine": "4 ranks on one machine",
     "commands": "2 + 2 ranks, `Commands([[], []])`",
     "ray": "2 + 2 ranks, `Ray()`",
     "ray train": "Ray Train: `fit()`, 4 workers, no results",
     "torchrun": "two torchruns, 2 + 2 ranks",
 }
 MEASURED = ("agents up", "warm launch", "session call", "all-reduce")
-REST = 0.5
-"""Seconds before a launch that finds spare ranks, which are forked 0.1 s after the launch before."""
 NO_RAY = "ray is not installed: pip install 'notebook-launcher[ray]'"
 
 
@@ -156,21 +152,9 @@ def measure_launches(found: Measurements, places: dict[str, dict[str, Any]], tra
     for turn in range(found.repeats):
         say(f"launches, turn {turn + 1} of {found.repeats}")
         for who, options in places.items():
-            anew = {**options, "env": {"LAUNCH": f"{turn} {who}"}}  # No spare ranks have this variable.
-            found.add(seconds_of(functools.partial(notebook_launch, rank, 4, **anew)), "warm launch", who)
-        if found.chosen(["spare"]):
-            measure_with_spares(found)
+            found.add(seconds_of(functools.partial(notebook_launch, rank, 4, **options)), "warm launch", who)
         if train is not None and turn < NUM_FITS:
             measure_fit(found, train)
-
-
-def measure_with_spares(found: Measurements) -> None:
-    """Measure a launch on this machine that is like the two before it."""
-    again = functools.partial(notebook_launch, rank, 4, **OPTIONS)
-    for _ in range(2):
-        again()
-    time.sleep(REST)
-    found.add(seconds_of(again), "warm launch", "spare")
 
 
 def measure_fit(found: Measurements, train: RayTrain) -> None:

@@ -1,9 +1,8 @@
 """Measure what it costs to launch detached and to attach: `python benchmarks/detached.py [launches] [reports]`.
 
 In turns, all warm: a plain launch of 2 ranks that do nothing, a detached one, `attach(...)` with a first snapshot of a
-run in progress, and the parts of a detached launch. Between them it rests, as a person does. Plain launches differ in a
-variable, so that no spare ranks wait for them, as none wait for a detached run. Then, in turns, a call of a session in
-the kernel and in a host.
+run in progress, and the parts of a detached launch. Between them it rests, as a person does. Then, in turns, a call
+of a session in the kernel and in a host.
 
 With a number of reports: only memory and descriptors of host and client while one rank reports so often, as fast as it
 can, which stands for a day of reports. A host keeps the newest million.
@@ -113,10 +112,9 @@ def timed_since(began: float) -> float:
 
 
 def plain() -> float:
-    """Return the milliseconds of a plain launch that finds no spare ranks, because its environment is its own."""
-    env = {"LAUNCH": str(time.monotonic_ns())}
+    """Return the milliseconds of a plain launch."""
     began = time.perf_counter()
-    notebook_launch(nothing, 2, env=env, **QUIET)
+    notebook_launch(nothing, 2, **QUIET)
     return timed_since(began)
 
 

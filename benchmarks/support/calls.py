@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from support.measurements import EVERYBODY, LABELS, LIMIT, PAUSE, SLOW, SLOW_REPEATS, SPARE_PAUSE, Measurements
+from support.measurements import EVERYBODY, LABELS, LIMIT, PAUSE, SLOW, SLOW_REPEATS, Measurements
 from support.process import Contender, contenders
 from support.report import megabytes, table
 
@@ -50,7 +50,7 @@ def take_turns(found: Measurements, ready: list[Contender], num_ranks: int) -> N
                 if contender.name == "session":
                     row = contender.ask("row", ROW, timeout=LIMIT)
                     found.add(row["seconds"], "row", "session", num_ranks)
-            time.sleep(SPARE_PAUSE if contender.name == "ours" else PAUSE)
+            time.sleep(PAUSE)
 
 
 def launch_tables(found: Measurements, counts: list[int]) -> str:

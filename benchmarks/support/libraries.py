@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from support.measurements import LABELS, LIMIT, SPARE_PAUSE, Measurements
+from support.measurements import LABELS, LIMIT, PAUSE, Measurements
 from support.process import contenders
 from support.report import megabytes, table
 
 KINDS = ("transformers", "pandas + scikit-learn")
-CONTENDERS = ["ours", "ours-fresh", "session", "accelerate"]
+CONTENDERS = ["ours", "session", "accelerate"]
 
 
 def measure_libraries(found: Measurements, repeats: int) -> None:
@@ -32,7 +32,7 @@ def measure_libraries(found: Measurements, repeats: int) -> None:
                             answer = one.ask("library", kind, timeout=LIMIT)
                             found.add(answer["seconds"], kind, one.name, "warm")
                             found.add(answer["private"], kind, one.name, "private")
-                        time.sleep(SPARE_PAUSE)
+                        time.sleep(PAUSE)
 
 
 def library_table(found: Measurements) -> str:

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LABELS = {
-    "ours": ("notebook_launch", "group up, results back; like the two before it, so that spare ranks wait"),
-    "ours-fresh": ("notebook_launch, unlike the one before", "group up, results back; no spare ranks"),
+    "ours": ("notebook_launch", "group up, results back"),
     "ours-fork": ("notebook_launch, start_method=fork", "group up, results back"),
     "session": ("Session.run", "ranks and group stay; results back"),
     "bare": ("os.fork + os._exit, torch imported", "reference: no group, no results"),
@@ -35,8 +34,6 @@ LIMIT = 90.0
 GONE_LIMIT = 10.0
 PAUSE = 0.03
 """Seconds between two measurements, for the work that the last one has left."""
-SPARE_PAUSE = 0.5
-"""The same after a launch that is like the two before it: spare ranks are forked 0.1 s later."""
 
 
 class Measurements:

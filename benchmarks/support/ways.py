@@ -9,7 +9,6 @@ import contextlib
 import gc
 import importlib
 import io
-import itertools
 import os
 import socket
 import sys
@@ -37,18 +36,6 @@ class Ours:
 
     def close(self) -> None:
         pass
-
-
-class OursFresh(Ours):
-    """`notebook_launch`, with another environment at each launch, so that no spare ranks wait for it."""
-
-    def __init__(self, num_ranks: int) -> None:
-        super().__init__(num_ranks)
-        self._numbers = itertools.count()
-
-    def call(self, fn: Any, *args: Any) -> Any:
-        env = {"LAUNCH": str(next(self._numbers))}
-        return self._launch(fn, self._num_ranks, args=args, env=env, devices="cpu")
 
 
 class OursForked(Ours):
@@ -291,7 +278,6 @@ class Nbdistributed:
 
 WAYS: dict[str, Any] = {
     "ours": Ours,
-    "ours-fresh": OursFresh,
     "ours-fork": OursForked,
     "session": OursSession,
     "bare": Bare,

@@ -183,7 +183,7 @@ class ForkServer:
         reaped_r, reaped_w = os.pipe()
         try:
             with self._lock:
-                request = messages.StartSupervisor(setup=setup, is_interactive=_is_interactive(), needs=needs)
+                request = messages.StartSupervisor(is_interactive=_is_interactive(), needs=needs)
                 self._send(request, [sock.fileno(), reaped_w], setup.environ)
                 errors = os.dup(self._errors)
         except BaseException:

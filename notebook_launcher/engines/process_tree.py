@@ -64,8 +64,7 @@ class ProcessTree:
 
     def __init__(self, setup: messages.Setup, start_supervisor: Starter, listener: socket.socket | None = None) -> None:
         self.setup = setup
-        """The settings of all ranks, with the port of the store once the tree has started; spare ranks have a store of
-        their own."""
+        """The settings of all ranks, with the port of the store once the tree has started."""
         self._pipes: dict[int, RankPipes] = {}
         """By rank."""
         self._listener = listener

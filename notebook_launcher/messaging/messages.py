@@ -87,8 +87,6 @@ class ImageMade:
 class StartSupervisor:
     """Fork a supervisor. Descriptors: its channel, and a pipe that gets FORKED, and ends once it has been reaped."""
 
-    setup: Setup
-    """The settings of its ranks, by which the fork server finds spare ranks. The supervisor receives them too."""
     is_interactive: bool
     """True if a person at a prompt launches, who will launch again."""
     needs: tuple[str, ...] | None

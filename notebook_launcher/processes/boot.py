@@ -62,10 +62,5 @@ def enter_kernel_surroundings(setup: messages.Setup) -> None:
         warnings._processoptions([option for option in given.split(",") if option])  # type: ignore[attr-defined]
     sys.path[:] = setup.sys_path
     sys.argv[:] = setup.argv
-    enter_folder(setup)
-
-
-def enter_folder(setup: messages.Setup) -> None:
-    """Change to the kernel's working directory, if it is there."""
     with contextlib.suppress(OSError):
         os.chdir(setup.cwd)

@@ -8,9 +8,6 @@ if another launch is likely: it imports what the kernel has imported (`image.py`
 forks a deputy, which serves launches in its place until the chores are done. A launch waits only for imports that its
 own ranks need. If the chores go wrong, the deputy becomes the server.
 
-For a minute after a launch that another one of its kind is likely to follow, the server keeps spare ranks that have
-joined their group; so does the deputy while it serves.
-
     server ──fork──▶ imports, huge pages ──────────────▶ serves again
        └──▶ deputy   serves                        closes its channel; ends with its last supervisor
 """
@@ -32,11 +29,10 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.messaging import messages
 from notebook_launcher.messaging.channel import Channel, channel_pair
 from notebook_launcher.processes import inherited, libraries
-from notebook_launcher.processes.image import Image, LaunchClock, NotCleanError, garbage_left, making_way
+from notebook_launcher.processes.image import Image, NotCleanError, garbage_left
 from notebook_launcher.processes.libraries import TENSORS_IN_HUGE_PAGES
 from notebook_launcher.processes.notebook import frontend
 from notebook_launcher.processes.rank import frameworks, rank_process, rendezvous
-from notebook_launcher.processes.spare_ranks import SpareRanks
 from notebook_launcher.processes.supervisor import run_supervisor
 
 if TYPE_CHECKING:
@@ -121,8 +117,6 @@ class _Server:
         self._has_launched = False
         self._expects_launches = True
         """True if another launch is likely, which the chores are for: also before the first one, after `prewarm`."""
-        self._launches = LaunchClock()
-        self._spares = SpareRanks()
         self._is_retired = False
         """True in a deputy, or a server that could not stay one, that takes no more launches."""
         self._is_done = False
@@ -171,8 +165,7 @@ class _Server:
             if self._chores_at_last is None:
                 self._chores_at_last = now + CHORES_AT_LAST
             return min(CHORES_AFTER, max(0.0, self._chores_at_last - now))
-        due = self._spares.due()
-        return due if self._server is None else min(LOOK_EVERY, LOOK_EVERY if due is None else due)
+        return None if self._server is None else LOOK_EVERY
 
     @property
     def _may_do_chores(self) -> bool:
@@ -182,10 +175,8 @@ class _Server:
     def _on_calm(self) -> None:
         if self._may_do_chores:
             self._import(self._image.chores(), [])
-            return
-        if self._server is not None and self._image.seconds_at_name() > MAX_IMPORT:
+        elif self._server is not None and self._image.seconds_at_name() > MAX_IMPORT:
             self._server.kill()
-        self._spares.tend(self._fork)
 
     def _on_message(self) -> None:
         try:
@@ -212,7 +203,6 @@ class _Server:
                 if missing and self._server is not None:
                     # The ranks would import the same beside the server, each on its own: to wait takes less.
                     self._server.held.append((record, fds))
-                    self._launches.hurry()
                 elif missing:
                     self._import(missing, [(record, fds), *self._queue])
                 else:
@@ -221,22 +211,15 @@ class _Server:
                 raise TypeError(f"the fork server got an unknown message: {unknown!r}")
 
     def _begin(self, request: messages.StartSupervisor | messages.StartHost, fds: list[int]) -> None:
-        if isinstance(request, messages.StartSupervisor):
-            self._start_supervisor(request, *fds)
+        if isinstance(request, messages.StartHost):
+            (host_fd,) = fds
+            self._fork(lambda: run_host(_serve, request.module, host_fd), host_fd)
             return
-        (host_fd,) = fds
-        self._fork(lambda: run_host(_serve, request.module, host_fd), host_fd)
-
-    def _start_supervisor(self, request: messages.StartSupervisor, sock_fd: int, reaped_fd: int) -> None:
-        pid = self._spares.take(request, sock_fd)
-        if pid is not None:
-            self._children[pid].append(reaped_fd)
-        else:
-            pid = self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
+        sock_fd, reaped_fd = fds
+        pid = self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
         if pid > 0:
             with contextlib.suppress(BrokenPipeError):  # The kernel is gone.
                 os.write(reaped_fd, messages.FORKED.pack(pid, os.getpid()))
-            self._spares.note_launch(pid, request)
 
     def _is_kernel_gone(self) -> bool:
         if self._kernel_pidfd < 0:
@@ -254,7 +237,6 @@ class _Server:
         Returns:
             The child's process number; 0 in the child, and -1 if the machine cannot hold it.
         """
-        self._launches.note()
         try:
             pid = os.fork()
         except OSError:  # The kernel notices this by the end of file on the child's channel.
@@ -263,7 +245,6 @@ class _Server:
             return -1
         if pid == 0:
             self._close_watched()
-            self._spares.dismiss()
             self._channel.close()
             for each in (*self._fds, *reaped_fds):
                 os.close(each)
@@ -304,7 +285,6 @@ class _Server:
                 self._selector.unregister(fds[0])
                 for fd in fds:
                     os.close(fd)
-                self._spares.note_end(pid, may_expect=not self._is_retired)
 
     @property
     def _is_needed(self) -> bool:
@@ -319,7 +299,6 @@ class _Server:
         """
         self._queue.clear()
         self._chores_at_last = None
-        self._spares.renew()
         self._image.note_progress(0)
         ours, theirs = channel_pair()
         work = _ServerAtWork(Channel(theirs), names, waiting)
@@ -339,7 +318,7 @@ class _Server:
         work.pass_over()
         self._watch(pid)
         try:
-            with self._reaping(), contextlib.nullcontext() if waiting else making_way(self._launches):
+            with self._reaping():
                 self._image.add(names)
                 self._has_chores = bool(waiting or self._image.chores())
                 if not self._has_chores:
@@ -354,12 +333,8 @@ class _Server:
         while (held := ours.receive()) is not None:
             waiting.append(held)
         ours.close()
-        self._launches.rest()
-        self._launches.renew_courtesy()
         self._channel.send_if_room(made)
         self._queue.extend(waiting)
-        if not waiting:
-            self._spares.tend(self._fork)  # Before the deputy dismisses its own.
 
     @contextlib.contextmanager
     def _reaping(self) -> Iterator[None]:
@@ -392,7 +367,6 @@ class _Server:
             case (messages.ImageMade(), _):
                 self._selector.unregister(self._channel)
                 self._channel.close()
-                self._spares.dismiss()
                 self._is_retired = True
                 server.take_back()
             case (NotCleanError() as failure, _):
@@ -404,7 +378,6 @@ class _Server:
         self._image.note_failure(server.names, failure)
         self._has_chores = True
         self._chores_at_last = time.monotonic()  # Not once more after some seconds.
-        self._launches.rest()
         self._channel.send_if_room(self._image.report())
         self._queue.extend([*server.waiting, *server.held])
         server.channel.close()
@@ -417,7 +390,6 @@ class _Server:
         os.close(pidfd)
         self._selector.unregister(self._channel)
         self._channel.close()
-        self._spares.dismiss()
         self._is_retired = True
 
 

@@ -43,12 +43,6 @@ PREPARED = (
 would import its compiler in every rank, at the first optimizer. A name that is not found is skipped."""
 THERE_ALREADY = ("torch", "numpy")
 """Packages that are in the image from the start, but for parts that no launch waits for."""
-COURTESY = 0.1
-"""Seconds for which imports wait after a launch has begun: on two cores, two ranks take 60 ms to start, and 90 to
-103 ms beside an import."""
-MAX_COURTESY = 5.0
-"""Seconds for which imports wait in all, tries that go wrong included, so that the image is also made if launches never
-stop."""
 HARMLESS_THREADS = ("jemalloc_bg_thd",)
 """Threads of libraries with which a fork works. jemalloc's (pyarrow, pandas) only return free memory to the system, and
 its own fork handlers start them again. Other threads are tried, by `_a_fork_works`."""
@@ -143,7 +137,10 @@ class Image:
                     if name not in PREPARED:  # A rank imports the module by itself, and so shows the error.
                         self.left_out[name] = f"its import fails here: {type(error).__name__}: {error}"[:300]
             self._check(before, package)
-            _empty_tables()
+            # Tables that torch's compiler fills at its import, as each making of a process group does: a rank would
+            # copy 340 of the server's pages for them.
+            with contextlib.suppress(Exception):  # The module is not imported, or has no such function.
+                sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
         self._has_prepared |= {*names} & {*PREPARED} != set()
         libraries.open_now()
 
@@ -328,78 +325,6 @@ def _warnings_unshown() -> Iterator[None]:
     finally:
         if warnings.showwarning is unshown:  # Otherwise a module has replaced it.
             warnings.showwarning = before
-
-
-def _empty_tables() -> None:
-    """Empty tables that torch's compiler has filled at its import, as each making of a process group does.
-
-    A rank would copy 340 of the server's pages for that.
-    """
-    with contextlib.suppress(Exception):  # The module is not imported, or has no such function.
-        sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
-
-
-class LaunchClock:
-    """Time of the newest launch, in memory that the server shares with its deputy."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-
-    def note(self) -> None:
-        """Set the time to now."""
-        struct.pack_into("d", self._memory, 0, time.monotonic())
-
-    def seconds_since(self) -> float:
-        """Return the seconds since the newest launch, a large number if there was none."""
-        (newest,) = struct.unpack_from("d", self._memory)
-        return float(time.monotonic() - newest)
-
-    def courtesy(self) -> float:
-        """Return for how many seconds imports had better wait for the ranks of the newest launch; counted up."""
-        (waited,) = struct.unpack_from("d", self._memory, 16)
-        wait: float = max(0.0, min(COURTESY - self.seconds_since(), MAX_COURTESY - waited))
-        struct.pack_into("d", self._memory, 16, waited + wait)
-        return wait
-
-    def renew_courtesy(self) -> None:
-        """Count from 0 again, after imports that went well."""
-        struct.pack_into("d", self._memory, 16, 0.0)
-
-    def hurry(self) -> None:
-        """Note that a launch waits for the imports."""
-        struct.pack_into("?", self._memory, 8, True)
-
-    def rest(self) -> None:
-        """Note that no launch waits any more."""
-        struct.pack_into("?", self._memory, 8, False)
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if a launch waits for the imports."""
-        return bool(struct.unpack_from("?", self._memory, 8)[0])
-
-
-class _CourteousFinder:
-    """A finder that finds no module: it delays each import until `COURTESY` seconds after the newest launch."""
-
-    def __init__(self, launches: LaunchClock) -> None:
-        self._launches = launches
-
-    def find_spec(self, *_: object) -> None:
-        """Wait for at most `COURTESY` seconds after a launch."""
-        if not self._launches.is_waiting:
-            time.sleep(self._launches.courtesy())
-
-
-@contextlib.contextmanager
-def making_way(launches: LaunchClock) -> Iterator[None]:
-    """Hold imports back inside this block while a launch starts, because they would take a core from its ranks."""
-    finder = _CourteousFinder(launches)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
 
 
 @contextlib.contextmanager

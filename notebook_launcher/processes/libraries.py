@@ -11,7 +11,6 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
-PR_GET_NAME = 16
 
 THREAD_SETTERS = {
     # In NumPy's own builds since 1.26, in its builds before, and in the builds of a system.
@@ -48,13 +47,10 @@ def signal_at_parents_death(signum: int) -> None:
         libc().prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
-def name_process(name: str) -> str:
-    """Name this process for `ps` and `top`, which show 15 characters; return its name before."""
-    before = ctypes.create_string_buffer(16)
+def name_process(name: str) -> None:
+    """Name this process for `ps` and `top`, which show 15 characters."""
     with contextlib.suppress(OSError, AttributeError):
-        libc().prctl(PR_GET_NAME, before, 0, 0, 0)
         libc().prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
-    return before.value.decode(errors="replace")
 
 
 def set_library_threads(number: int) -> None:

@@ -45,13 +45,12 @@ CONTINUE_EVERY = 1.0
 
 
 def run_supervisor(sock: socket.socket, inherited_call: FunctionCall | None = None) -> NoReturn:
-    """Serve the kernel at the other end of `sock` until it closes or dies, then exit; never returns."""
-    lead()
-    end_with(lambda: supervise(sock, NewRanks(), inherited_call=inherited_call))
+    """Serve the kernel at the other end of `sock` until it closes or dies, then exit; never returns.
 
-
-def lead() -> None:
-    """Lead a session, ignore interrupts, and become the parent of processes that lose theirs."""
+    Args:
+        sock: The supervisor's end of the channel.
+        inherited_call: The first call, if this process is a fork of the kernel.
+    """
     with contextlib.suppress(PermissionError):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -60,26 +59,17 @@ def lead() -> None:
         # Orphans of ranks (a data-loader worker whose rank was killed) become children of this process, so that
         # `kill_orphans` finds them.
         libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _end_with(lambda: _supervise(Channel(sock), inherited_call))
 
 
-def supervise(sock: socket.socket, source: NewRanks, *, inherited_call: FunctionCall | None = None) -> int:
-    """Serve the kernel at the other end of `sock` until it closes or dies; in a rank, serve it as the rank.
-
-    Args:
-        sock: The supervisor's end of the channel.
-        source: The source of the ranks' processes.
-        inherited_call: The first call, if this process is a fork of the kernel.
-
-    Returns:
-        The exit status of this process, unless it became a rank, which exits here.
-    """
-    supervisor = Supervisor(Channel(sock), source)
+def _supervise(channel: Channel, inherited_call: FunctionCall | None) -> int:
+    supervisor = Supervisor(channel)
     start = None
     try:
         start = supervisor.serve()
     except BaseException:  # the process ends here; the kernel reads the traceback from its stderr
         traceback.print_exc()
-        supervisor.close_channel()
+        channel.close()  # So that the kernel reports a failed supervisor, not ranks that were killed.
     if start is None:
         supervisor.kill_ranks()
         supervisor.kill_orphans()
@@ -89,10 +79,10 @@ def supervise(sock: socket.socket, source: NewRanks, *, inherited_call: Function
     # while this frame and its callers' hold the store.
     _kept = supervisor.store
     del supervisor
-    return end_with(lambda: run_rank(start, inherited_call))
+    return _end_with(lambda: run_rank(start, inherited_call))
 
 
-def end_with(life: Callable[[], int]) -> NoReturn:
+def _end_with(life: Callable[[], int]) -> NoReturn:
     """Exit with the status that the life of this forked process returns; after an exception, with 1."""
     status = 1
     try:
@@ -101,27 +91,6 @@ def end_with(life: Callable[[], int]) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(status)
-
-
-class NewRanks:
-    """The source of a supervisor's ranks: processes that are forked, or spawned, once they are asked for."""
-
-    store: Any = None
-    """The server of the rendezvous store, if there is one already."""
-
-    @property
-    def waiting(self) -> set[int]:
-        """The processes that wait to become ranks."""
-        return set()
-
-    def enter(self, setup: messages.Setup) -> messages.Setup:
-        """Enter the kernel's surroundings; return the settings as they are for the ranks."""
-        boot.enter_kernel_surroundings(setup)
-        return setup
-
-    def begin(self, start: RankStart) -> int:
-        """Start the process of a rank; return its number, 0 in a forked rank itself."""
-        return _spawn(start) if start.setup.start_method == "spawn" else os.fork()
 
 
 def _spawn(start: RankStart) -> int:
@@ -140,14 +109,11 @@ class Supervisor:
 
     Args:
         channel: The channel to the kernel, whose first record is the `Setup`.
-        source: The source of the ranks' processes.
     """
 
-    def __init__(self, channel: Channel, source: NewRanks) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         """The supervisor's end of the channel to the kernel."""
-        self._source = source
-        """The source of the ranks' processes."""
         self._selector = selectors.DefaultSelector()
         """Everything that the supervisor waits for; the data of each key is the function to call."""
         self._pids: dict[int, int] = {}
@@ -183,11 +149,8 @@ class Supervisor:
         first = self._channel.receive()
         if first is None:
             return None
-        setup, (self.board_fd, self._listen_fd) = first
-        self._setup, self.store = self._source.enter(setup), self._source.store
-        if self.store is not None:  # It listens at a socket of its own.
-            os.close(self._listen_fd)
-            self._listen_fd = -1
+        self._setup, (self.board_fd, self._listen_fd) = first
+        boot.enter_kernel_surroundings(self._setup)
         self._watch_kernel(self._setup.kernel_pid)
         self._watch_orphans()
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_message)
@@ -231,7 +194,7 @@ class Supervisor:
         # Each orphan by its number, and never just any child: `_on_gone` reaps the ranks and reports their exit.
         with contextlib.suppress(BlockingIOError):
             os.read(self._sigchld_pipe[0], 4096)
-        for pid in set(children()) - set(self._pids.values()) - self._source.waiting:
+        for pid in set(children()) - set(self._pids.values()):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -253,7 +216,7 @@ class Supervisor:
             board_fd=self.board_fd,
         )  # fmt: skip
         try:
-            pid = self._source.begin(start)
+            pid = _spawn(start) if self._setup.start_method == "spawn" else os.fork()
         except OSError as error:
             pid = None
             self._send(messages.RankNotStarted(rank=rank, errno=error.errno or 0, message=error.strerror or str(error)))
@@ -274,8 +237,8 @@ class Supervisor:
             self._has_all = True
             # After the ranks, because the store's server is a thread and ranks are to be forked from a process
             # with one thread. Until the server runs, connections wait in the listening socket's backlog.
-            if self._setup.place.hosts_store and self.store is None:
-                self.store = host_store(self._setup, self._listen_fd)
+            if self._setup.place.hosts_store:
+                self.store = _host_store(self._setup, self._listen_fd)
             self._oom_kills = leftovers.oom_kills()
 
     def close(self) -> None:
@@ -335,10 +298,6 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self._channel.send(record)
 
-    def close_channel(self) -> None:
-        """Close the channel, so that the kernel reports a failed supervisor, not ranks that were killed."""
-        self._channel.close()
-
     def kill_ranks(self) -> None:
         """Kill and reap every rank that has begun and is left."""
         for pid in self._pids.values():
@@ -385,7 +344,7 @@ def bind_and_listen(place: messages.Place, num_processes: int, sock: socket.sock
     return sock
 
 
-def host_store(setup: messages.Setup, listen_fd: int) -> Any:
+def _host_store(setup: messages.Setup, listen_fd: int) -> Any:
     """Return the server of the store at a socket that listens; it ends with the last reference to it."""
     # `wait_for_workers=False`: the constructor must not block; ranks come when they are ready.
     import torch

@@ -34,7 +34,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 def test_supervisor_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(TypeError, match="the supervisor got an unknown message: 'hello'"):
-        supervisor.Supervisor(ends[1], supervisor.NewRanks())._on_message()
+        supervisor.Supervisor(ends[1])._on_message()
 
 
 def test_fork_server_refuses_an_unknown_message(ends: tuple[Channel, Channel]) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import select
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +15,7 @@ import psutil
 import pytest
 
 from notebook_launcher.processes import forkserver
-from notebook_launcher.processes import image as server_image
 from tests.support.kernels import PATIENCE, ROOT, Kernel
-from tests.support.waiting import until
 from tests.support.warm_kernels import FIRST
 
 if TYPE_CHECKING:
@@ -175,28 +171,6 @@ def test_ranks_that_were_started_during_the_chores_outlive_them(kernel: Kernel, 
     assert ends(deputy)
 
 
-def spares(parent: psutil.Process, server: psutil.Process) -> list[psutil.Process]:
-    """Return a spare supervisor of a fork server or its deputy, and its two ranks; empty unless there are three."""
-    name = f"spare {server.pid}"
-    found = [process for process in parent.children(recursive=True) if process.name() == name]
-    return found if len(found) == 3 else []
-
-
-def test_spare_ranks_serve_the_second_launch_and_end_with_the_chores(kernel: Kernel, chores: Chores) -> None:
-    run(kernel, "again()")
-    with chores.held():
-        server, deputy = servers(kernel)
-        until(lambda: spares(deputy, server))
-        supervisor, *_ = waiting = spares(deputy, server)
-        ranks = {process.pid for process in waiting if process.ppid() == supervisor.pid}
-        assert {*eval(run(kernel, "[*notebook_launch(os.getpid, 2, output='none')]"))} == ranks
-        until(lambda: spares(deputy, server) and not {*spares(deputy, server)} & {*waiting})
-        waiting = spares(deputy, server)
-    assert psutil.wait_procs(waiting, timeout=PATIENCE)[1] == []
-    assert ends(deputy)
-    until(lambda: spares(server, server))
-
-
 def test_deputy_takes_the_place_of_a_server_killed_at_its_chores(kernel: Kernel, chores: Chores) -> None:
     run(kernel, "again()")
     with chores.held():
@@ -264,20 +238,6 @@ def test_chores_of_a_script_begin_after_its_second_launch(do_in_script: Callable
 def test_chores_of_a_script_begin_after_prewarm(do_in_script: Callable[[str], None], chores: Chores) -> None:
     do_in_script("prewarm")
     assert chores.begin(within=PATIENCE)
-
-
-def test_chores_stand_still_while_a_launch_starts_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_image, "MAX_COURTESY", 1.5 * server_image.COURTESY)
-    launches = server_image.LaunchClock()
-    with server_image.making_way(launches):
-        waits = []
-        for _ in range(3):
-            launches.note()
-            began = time.monotonic()
-            assert importlib.util.find_spec("there_is_no_such_module") is None
-            waits.append((time.monotonic() - began) / server_image.COURTESY)
-    first, second, third = waits
-    assert first >= 1 > second >= 0.5 > third
 
 
 IMPORTS = f"""

@@ -56,7 +56,7 @@ def test_check_chooses_the_folder_of_a_changed_package(file, folders):
         ("notebook_launcher/kernel/failures/post_mortem.py", names_in("kernel/failures")),
         ("notebook_launcher/kernel/inspection/stacks.py", names_in("kernel/inspection")),
         ("notebook_launcher/kernel/plan.py", {"test_plan.py"}),
-        ("notebook_launcher/processes/rank/rank.py", names_in("processes/rank") | {"test_spare_ranks.py"}),
+        ("notebook_launcher/processes/rank/rank.py", names_in("processes/rank")),
         ("README.md", {"test_readme.py"}),
     ],
 )

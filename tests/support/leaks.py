@@ -259,17 +259,7 @@ def _tolerated_servers(before: Surroundings, after: Surroundings) -> set[int]:
             owner = _owner(psutil.Process(pid))
             if owner is not None and owner.pid in owners:
                 tolerated.add(pid)
-    return tolerated | _spares(after.processes, tolerated)
-
-
-def _spares(processes: list[psutil.Process], servers: set[int]) -> set[int]:
-    """Return the ranks that these fork servers keep ready for the next launch."""
-    found = set()
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            if process.name() in {f"spare {pid}" for pid in servers}:
-                found |= {process.pid, *(child.pid for child in process.children())}
-    return found
+    return tolerated
 
 
 def _own_servers(surroundings: Surroundings) -> set[int]:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 PATIENCE = 2.0
 """Seconds for threads and shared memory alone: the thread of a detached run may still be drawing its picture, and the
 supervisor of a test in a parallel worker may still be removing what its killed ranks left."""
-NAMING = 0.3
-"""Seconds until spare processes that have just been forked show their name, on a busy machine."""
 # Runs in the kernel. Prints the kernel's surroundings as JSON.
 LOOK = """
 def _look():
@@ -52,11 +50,9 @@ def _look():
     servers = [p for p in mine.children() if "processes.forkserver" in command(p)]
     # A server's deputy is in the server's session, and is gone once the server's chores are done.
     theirs = {session(p) for p in servers}
-    # Ranks that a server keeps ready for the next launch come and go, and show this name.
-    spares = {f"spare {p.pid}" for p in servers}
     def lasts(process):
         try:
-            return session(process) not in theirs and process.name() not in spares
+            return session(process) not in theirs
         except psutil.NoSuchProcess:
             return False
     below = [f"{p.pid} {command(p)}" for p in mine.children(recursive=True) if lasts(p)]
@@ -120,8 +116,6 @@ def unchanged(kernel: Kernel) -> Iterator[None]:
     earlier, before["shm"] = before["shm"], []
     yield
     after, now = _detect_again(kernel, earlier), time.monotonic()
-    while after["processes"] != before["processes"] and time.monotonic() < now + NAMING:
-        after = _detect_again(kernel, earlier)
     while (after["threads"] != before["threads"] or after["shm"]) and time.monotonic() < now + PATIENCE:
         after = _detect_again(kernel, earlier)
     changed = {key: _difference(value, after[key]) for key, value in before.items() if after[key] != value}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import dataclasses
 import os
 import signal
@@ -180,15 +179,6 @@ def set_threads(num_threads: int) -> None:
 
     torch.set_num_threads(num_threads)
     set_library_threads(num_threads)
-
-
-def start_driver() -> None:
-    """Initialise CUDA's driver in this process ahead: 180 ms on one machine with an H100.
-
-    It makes no context, so it holds no memory of a GPU. The visible GPUs are settled by it.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # AMD's driver.
-        ctypes.CDLL("libcuda.so.1").cuInit(0)
 
 
 def choose_gpu(rank: int, local_rank: int) -> None:

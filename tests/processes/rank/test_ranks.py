@@ -198,8 +198,8 @@ print(list(notebook_launch(orphan, 1, output="none")))
 UNWATCHED = """
 import os, subprocess
 from notebook_launcher.messaging.channel import channel_pair
-from notebook_launcher.processes.supervisor import NewRanks, Supervisor
-supervisor = Supervisor(channel_pair()[0], NewRanks())
+from notebook_launcher.processes.supervisor import Supervisor
+supervisor = Supervisor(channel_pair()[0])
 process = subprocess.Popen(["sleep", "600"], start_new_session=True)
 supervisor._pids[0] = process.pid  # As it is where no descriptor was left for `os.pidfd_open`.
 supervisor.kill_ranks()
