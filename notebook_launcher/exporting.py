@@ -33,7 +33,7 @@ from notebook_launcher.travel.replacements import Member, Overload, Subclass, re
 from notebook_launcher.wording import format_seconds, is_secret, redact, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from notebook_launcher.kernel.plan import Plan
     from notebook_launcher.travel.replacements import Replacement
@@ -113,79 +113,49 @@ def export(
     config = LaunchConfig.build(config, {**given, **options})
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(MAX_SEED + 1))
-    _check_engine(config)
-    sbatch = _sbatch_options(slurm)
+    if config.engine is not None:
+        raise ConfigError(
+            f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=.",
+            field="engine",
+        )
+    if not isinstance(slurm, bool | Mapping):
+        raise ConfigError(
+            f"export(..., slurm={slurm!r}) is {type_of(slurm)}; it must be True, False or options of sbatch by name."
+        )
     plan = make_plan(config)
     _, args, kwargs, _ = check_call(fn, args, kwargs, launcher="export(fn, path, 2")
     script = _script_path(path)
     needs, name = _needs_of(fn, config.setup)
     arguments = _arguments(needs, args, kwargs)
     needs.check_order()
-    contents = _contents(needs, plan, script, function=name, arguments=arguments, sbatch=sbatch)
+
+    values, job = script.with_suffix(VALUES), script.with_suffix(JOB)
+    commands = [shlex.join(torchrun_words(plan, script)), shlex.join(launch_words(plan, script))]
+    text = script_text(needs, plan, call=f"{name}({arguments})", values=values.name, command=commands[0])
+    contents = {script: text.encode()}
+    if needs.values:
+        contents[values] = pickle.dumps(needs.values)
+    if slurm:
+        contents[job] = job_text(plan, script, {} if slurm is True else slurm).encode()
+        commands.append(f"sbatch {job.name}")
     _check_free(contents, script, overwrite=overwrite)
     untried = try_out(contents, script, needs.registries, plan.config.env)
+
     given_here = bound_arguments(fn, args, kwargs).items()
     secret = [name for name, value in given_here if isinstance(value, str) and value and is_secret(name, value)]
-    text = contents[script].decode()
+    holds = f"the script holds {', '.join(secret)}: its owner alone can read it" if secret else ""
     is_private = bool(plan.config.env or secret or redact(text) != text)  # Nobody else's business.
     try:
         for file, content in contents.items():
             replace_file(file, content, mode=0o600 if is_private else 0o666)
     except OSError as error:
         raise ConfigError(f"export(path={os.fspath(file)!r}): it cannot be written: {error.strerror}.") from error
-    holds = f"the script holds {', '.join(secret)}: its owner alone can read it" if secret else ""
-    return _exported(needs, plan, script, contents, untried, holds)
-
-
-def _check_engine(config: LaunchConfig) -> None:
-    if config.engine is not None:
-        raise ConfigError(
-            f"export(..., engine={config.engine!r}): a script is started by torchrun or a job. Omit engine=.",
-            field="engine",
-        )
-
-
-def _sbatch_options(slurm: bool | Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the options of sbatch; None if no job file is wanted."""
-    if isinstance(slurm, Mapping):
-        return slurm or None
-    if not isinstance(slurm, bool):
-        raise ConfigError(
-            f"export(..., slurm={slurm!r}) is {type_of(slurm)}; it must be True, False or options of sbatch by name."
-        )
-    return {} if slurm else None
-
-
-def _contents(
-    needs: Needs,
-    plan: Plan,
-    script: Path,
-    *,
-    function: str,
-    arguments: str,
-    sbatch: Mapping[str, Any] | None,
-) -> dict[Path, bytes]:
-    """Return the files to write: the script, the values if there are any, and the job file if it is wanted."""
-    values, command = script.with_suffix(VALUES), shlex.join(torchrun_words(plan, script))
-    text = script_text(needs, plan, function=function, arguments=arguments, values=values.name, command=command)
-    contents = {script: text.encode()}
-    if needs.values:
-        contents[values] = pickle.dumps(needs.values)
-    if sbatch is not None:
-        contents[script.with_suffix(JOB)] = job_text(plan, script, sbatch).encode()
-    return contents
-
-
-def _exported(needs: Needs, plan: Plan, script: Path, written: Container[Path], *more: str) -> Exported:
-    values, job = script.with_suffix(VALUES), script.with_suffix(JOB)
-    commands = [shlex.join(torchrun_words(plan, script)), shlex.join(launch_words(plan, script))]
-    commands += [f"sbatch {job.name}"] if job in written else []
     return Exported(
         script=script,
-        values=values if values in written else None,
-        job=job if job in written else None,
+        values=values if values in contents else None,
+        job=job if job in contents else None,
         commands=tuple(commands),
-        notes=(*_notes(needs, script), *_left_out(plan), *_to_set(plan), *filter(None, more)),
+        notes=(*_notes(needs, plan, script), *filter(None, (untried, holds))),
     )
 
 
@@ -243,11 +213,8 @@ def _set_again(needs: Needs, replacement: Replacement) -> None:
     needs.add_import(f"import {module}")
     owner = module
     for step in steps[:-1]:
-        owner += (
-            f".{step}"
-            if isinstance(step, str)
-            else f"[{_text_of(needs, step[0] if isinstance(step, tuple) else step)}]"
-        )
+        key = step[0] if isinstance(step, tuple) else step
+        owner += f".{step}" if isinstance(step, str) else f"[{_text_of(needs, key)}]"
     match steps[-1]:
         case Subclass(cls):
             _text_of(needs, cls)
@@ -312,21 +279,8 @@ def _check_free(files: Iterable[Path], script: Path, *, overwrite: bool) -> None
             )
 
 
-def _left_out(plan: Plan) -> list[str]:
-    """Return a note about options that a command does not carry out."""
-    options = run_options(plan)
-    notes = ["debug=True is left out: a script has no cell in which a debugger opens"] if "debug" in options else []
-    if only_here := sorted(options.keys() - {"debug", "max_restarts"}):
-        notes.append(f"torchrun has no {', '.join(only_here)}: `notebook-launcher launch` has")
-    return notes
-
-
-def _to_set(plan: Plan) -> list[str]:
-    names = secret_variables(plan)
-    return [f"set {', '.join(names)} where the script runs: their values are secrets, and not written"] if names else []
-
-
-def _notes(needs: Needs, script: Path) -> tuple[str, ...]:
+def _notes(needs: Needs, plan: Plan, script: Path) -> list[str]:
+    """Return what the script needs beside it, and what it leaves out."""
     notes = []
     for line in needs.imports:
         name = line.split()[1].partition(".")[0]
@@ -337,7 +291,14 @@ def _notes(needs: Needs, script: Path) -> tuple[str, ...]:
                 notes.append(f"{name} is imported from {folder}: have it beside the script, or on PYTHONPATH")
     notes += [f"what cells have done at {what} is not written" for what in sorted(needs.unwritten)]
     notes += [f"{name} is not defined in this notebook" for name in sorted(needs.unknown)]
-    return tuple(dict.fromkeys(notes))
+    options = run_options(plan)
+    if "debug" in options:
+        notes.append("debug=True is left out: a script has no cell in which a debugger opens")
+    if only_here := sorted(options.keys() - {"debug", "max_restarts"}):
+        notes.append(f"torchrun has no {', '.join(only_here)}: `notebook-launcher launch` has")
+    if names := secret_variables(plan):
+        notes.append(f"set {', '.join(names)} where the script runs: their values are secrets, and not written")
+    return list(dict.fromkeys(notes))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -356,7 +317,7 @@ with open(Path(__file__).with_name({name!r}), "rb") as _file:
 """
 MAIN = '''\
 def _call_in_ranks():
-    """Do what the launcher does in each rank before the call, and call {function}."""
+    """Do what the launcher does in each rank before the call, and call the function."""
     import random
 
     import torch
@@ -370,7 +331,7 @@ def _call_in_ranks():
     torch.manual_seed(seed)
     torch.set_num_threads({threads})
 {begin}
-    {function}({arguments})
+    {call}
 {end}
 
 if __name__ == "__main__":
@@ -396,96 +357,74 @@ ALIKE = """\
 
     enter_random_stage(RandomStage(torch.initial_seed(), seeding=newest_seeding()))
 """
-IN_SCRIPT = {
-    *(
-        "num_processes",
-        "nodes",
-        "processes_per_node",
-        "devices",
-        "backend",
-        "seed",
-        "setup",
-        "rank_seeds",
-        "threads_per_process",
-        "env",
-    ),
-    *(field.name for field in dataclasses.fields(TrainingSettings)),
-}
+IN_SCRIPT = (
+    {"num_processes", "nodes", "processes_per_node", "devices", "backend", "threads_per_process"}
+    | {"seed", "rank_seeds", "setup", "env"}
+    | {field.name for field in dataclasses.fields(TrainingSettings)}
+)
 """Options that the script carries out itself, or that are among the words of every command."""
 BY_VARIABLE = ("mixed_precision", "gradient_accumulation_steps")
 """Settings for training that Accelerate's variables carry; only this package's Accelerator adopts the others."""
 
 
-def script_text(needs: Needs, plan: Plan, *, function: str, arguments: str, values: str, command: str) -> str:
+def script_text(needs: Needs, plan: Plan, *, call: str, values: str, command: str) -> str:
     """Return the script.
 
     Args:
         needs: Requirements of the function.
         plan: The launch.
-        function: Name of the function.
-        arguments: Arguments of the call, as code.
+        call: The call of the function, as code.
         values: Name of the file of values.
         command: Command that runs the script.
     """
     imports = ["import os", "import sys", *(["import pickle", "from pathlib import Path"] if needs.values else [])]
+    definitions = "\n\n".join(needs.definitions.values())
     begin = (GPU if plan.use_gpu else "") + ("" if plan.backend is None else GROUP.format(backend=plan.backend))
     begin += _adopted(plan)
-    definitions = "\n\n".join(needs.definitions.values())
     uses_package = "notebook_launcher" in "\n".join((definitions, *needs.imports))
     if plan.config.rank_seeds is None and plan.num_processes > 1 and uses_package:
         begin += ALIKE
     main = MAIN.format(
-        function=function,
         seed=f"({plan.seed} + rank) % 2**32" if plan.config.rank_seeds == "apart" else plan.seed,
         threads=plan.threads_per_process,
         begin=begin.rstrip("\n"),
-        arguments=arguments,
+        call=call,
         end="" if plan.backend is None else LEAVE,
     )
+    loaded = ""
+    if needs.values:
+        lines = [f"{name} = _VALUES[{name!r}]" for name in needs.values if name.isidentifier()]
+        loaded = LOAD.format(name=values) + "\n".join(lines)
+    in_order = ["\n" + definitions, "\n" + loaded] if needs.values_need_definitions else [loaded, "\n" + definitions]
     parts = [
         f"{MARK}\n# {command}\n",
         "\n".join(sorted(imports)) + "\n",
         _set_variables(plan),
         "\n".join(sorted(needs.imports)) + "\n",
         "\n".join(f"{name} = {text}" for name, text in needs.constants.items()),
-        *_in_order(definitions, _loaded(needs, values), values_last=needs.values_need_definitions),
+        *in_order,
         "\n" + main,
     ]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts if part.strip())
 
 
-def _in_order(definitions: str, loaded: str, *, values_last: bool) -> list[str]:
-    return ["\n" + definitions, "\n" + loaded] if values_last else [loaded, "\n" + definitions]
-
-
-def _loaded(needs: Needs, file: str) -> str:
-    if not needs.values:
-        return ""
-    lines = [f"{name} = _VALUES[{name!r}]" for name in needs.values if name.isidentifier()]
-    return LOAD.format(name=file) + "\n".join(lines)
-
-
 def _set_variables(plan: Plan) -> str:
     """Return the lines that set the variables, and that ask for those whose values are secrets."""
-    secret = secret_variables(plan)
-    lines = [f"os.environ.setdefault({n!r}, {text!r})" for n, text in _variables(plan).items() if n not in secret]
+    config, secret = plan.config, secret_variables(plan)
+    given = {PRECISION_VARIABLE: config.mixed_precision, STEPS_VARIABLE: config.gradient_accumulation_steps}
+    variables = {name: str(value) for name, value in given.items() if value is not None}
+    if not plan.use_gpu:
+        variables["ACCELERATE_USE_CPU"] = "true"
+    elif isinstance(config.devices, tuple):
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, config.devices))
+    variables |= config.env
+    lines = [f"os.environ.setdefault({n!r}, {text!r})" for n, text in variables.items() if n not in secret]
     return "\n".join([*lines, REQUIRE.format(names=secret)] if secret else lines)
 
 
 def secret_variables(plan: Plan) -> tuple[str, ...]:
     """Return the names of variables that whoever runs the script has to set, because their values are secrets."""
     return tuple(name for name, value in plan.config.env.items() if is_secret(name, value))
-
-
-def _variables(plan: Plan) -> dict[str, str]:
-    config = plan.config
-    given = {PRECISION_VARIABLE: config.mixed_precision, STEPS_VARIABLE: config.gradient_accumulation_steps}
-    chosen = {name: str(value) for name, value in given.items() if value is not None}
-    if not plan.use_gpu:
-        chosen["ACCELERATE_USE_CPU"] = "true"
-    elif isinstance(config.devices, tuple):
-        chosen["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, config.devices))
-    return {**chosen, **config.env}
 
 
 def _adopted(plan: Plan) -> str:
@@ -536,17 +475,8 @@ def job_text(plan: Plan, script: Path, options: Mapping[str, Any]) -> str:
         chosen["time"] = max(1, -(-int(plan.config.timeout) // 60))  # in minutes
     lines = [f"#SBATCH --{name}" + ("" if value is True else f"={value}") for name, value in chosen.items()]
     words = [sys.executable, "-m", "torch.distributed.run", *torchrun_words(plan, script)[1:]]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *lines,
-            MARK,
-            "set -e",
-            f"cd {shlex.quote(str(script.parent))}",
-            f"exec {shlex.join(words)}",
-            "",
-        ]
-    )
+    enter, run = f"cd {shlex.quote(str(script.parent))}", f"exec {shlex.join(words)}"
+    return "\n".join(["#!/bin/bash", *lines, MARK, "set -e", enter, run, ""])
 
 
 # --------------------------------------------------------------------------------------------------------------------
