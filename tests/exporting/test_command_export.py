@@ -28,7 +28,7 @@ import torch.nn.functional as F
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from notebook_launcher import Accelerator, export, notebook_launch, report
+from notebook_launcher import Accelerator, LaunchConfig, export, notebook_launch, report
 import helpers
 
 WIDTH, RATES = 8, {"slow": 0.01, "fast": 0.1}
@@ -78,17 +78,25 @@ def train(rate, /, steps, extra=None):
             optimizer.zero_grad()
     assert xml.dom.minidom.Document and counter == steps
     facts = [accelerator.gradient_accumulation_steps, accelerator.mixed_precision, torch.get_num_threads()]
+    facts += [torch.initial_seed(), os.environ["WORD"]]
     state = accelerator.unwrap_model(model).state_dict()
     torch.save((facts, state), f"{os.environ['OUT']}-{accelerator.process_index}.pt")
     report(step=0, loss=1.0)
 
-options = dict(seed=3, gradient_accumulation_steps=2, max_grad_norm=1.0, devices="cpu", env={"WORD": "a"})
+options = dict(
+    config=LaunchConfig(mixed_precision="fp16", seed=3), mixed_precision="bf16", gradient_accumulation_steps=2,
+    max_grad_norm=1.0, devices="cpu", threads_per_process=1, env={"WORD": "a"})
+of_the_run = dict(name="a run", tags=["x y"], timeout=200, max_restarts=1, debug=True)
 given = dict(args=("fast",), kwargs={"steps": 6, "extra": torch.tensor(0.7)})
 if sys.argv[1:] == ["run"]:
     notebook_launch(train, 2, output="none", **given, **options)
     job = {"time": "1:00:00", "gres": "gpu:2", "exclusive": True}
-    print(export(train, "train.py", 2, slurm=job, **given, **options))
+    print(export(train, "train.py", 2, slurm=job, output="rank0", **given, **options, **of_the_run))
 """
+
+
+def run_program(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, check=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "helpers.py").write_text("SHIFT = 0.25\n")
     (folder / "notebook.py").write_text(NOTEBOOK)
     env = {**surroundings(folder), "OUT": "notebook"}
-    done = subprocess.run(
-        [sys.executable, "notebook.py", "run"], cwd=folder, env=env, capture_output=True, text=True, check=False
-    )
+    done = run_program(sys.executable, "notebook.py", "run", cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     (folder / "shown.txt").write_text(done.stdout)
     return folder
@@ -115,10 +121,16 @@ def assert_equal_to_the_bit(folder: Path, name: str) -> None:
         facts, state = saved(folder, name, rank)
         expected_facts, expected = saved(folder, "notebook", rank)
         assert facts == expected_facts
-        assert facts[0] == 2
+        assert facts == [2, "bf16", 1, facts[3], "a"]
         assert state.keys() == expected.keys()
         for key, value in state.items():
             assert torch.equal(value, expected[key]), key
+
+
+LAUNCHED = (
+    "    notebook-launcher launch -n 2 --cpu --timeout 200.0 --max_restarts 1 --output rank0 --name 'a run' "
+    "--tag 'x y' train.py"
+)
 
 
 @pytest.mark.slow
@@ -127,23 +139,24 @@ def test_job_file_runs_under_torchrun_with_equal_numbers(folder):
     assert "#SBATCH --time=1:00:00\n#SBATCH --gres=gpu:2\n#SBATCH --exclusive\n" in job
     assert "#SBATCH --nodes=1\n" in job
     env = {**surroundings(folder), "OUT": str(folder / "job"), "NOTEBOOK_LAUNCHER_RUNS": "off"}
-    done = subprocess.run(
-        ["bash", str(folder / "train.sbatch")],
-        cwd="/",
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = run_program("bash", str(folder / "train.sbatch"), cwd="/", env=env, timeout=100)
     assert done.returncode == 0, done.stderr
     assert_equal_to_the_bit(folder, "job")
 
 
-def test_script_runs_under_our_launch_with_equal_numbers(folder):
-    done = type_command("launch", "-n", 2, "--cpu", "train.py", cwd=folder, env={"OUT": "launched"})
+def test_script_runs_under_our_launch_with_equal_numbers_and_the_options_of_the_run(folder, home):
+    done = type_command(*shlex.split(LAUNCHED)[1:], cwd=folder, env={"OUT": "launched"})
     assert done.returncode == 0, done.stderr
     assert_equal_to_the_bit(folder, "launched")
+    (run,) = runs(home)
+    config = run.config
+    assert (run.name, run.tags, config.timeout, config.max_restarts, config.output) == (
+        "a run",
+        ("x y",),
+        200,
+        1,
+        "rank0",
+    )
 
 
 def test_script_holds_what_the_function_needs_and_nothing_else(folder):
@@ -165,9 +178,11 @@ def test_script_holds_what_the_function_needs_and_nothing_else(folder):
     assert text.index("def logged(") < text.index("@logged")
     assert (folder / "shown.txt").read_text().splitlines() == [
         f"written: {folder}/train.py, {folder}/train.values, {folder}/train.sbatch",
-        "    torchrun --standalone --nproc-per-node=2 train.py",
-        "    notebook-launcher launch -n 2 --cpu train.py",
+        "    torchrun --standalone --nproc-per-node=2 --max-restarts=1 train.py",
+        LAUNCHED,
         "    sbatch train.sbatch",
+        "debug=True is left out: a script has no cell in which a debugger opens",
+        "torchrun has no name, output, tags, timeout: `notebook-launcher launch` has",
     ]
 
 
@@ -220,14 +235,7 @@ print(export(os.path.join, "joined.py", args=("a", "b"), num_processes=1, device
 
 def test_refusals_name_what_cannot_be_written_and_leave_no_file(tmp_path):
     (tmp_path / "notebook.py").write_text(REFUSALS)
-    done = subprocess.run(
-        [sys.executable, "notebook.py"],
-        cwd=tmp_path,
-        env=surroundings(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(sys.executable, "notebook.py", cwd=tmp_path, env=surroundings(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     expected = [
@@ -258,84 +266,6 @@ def test_refusals_name_what_cannot_be_written_and_leave_no_file(tmp_path):
     assert rest[-1] == "()"
 
 
-OVERRIDDEN = """
-import sys
-from notebook_launcher import LaunchConfig, export
-
-def train(path):
-    import os, torch
-    from notebook_launcher import Accelerator
-    accelerator = Accelerator()
-    facts = [accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes]
-    facts += [os.environ["WORD"], torch.initial_seed(), torch.get_num_threads()]
-    model, optimizer = accelerator.prepare(model := torch.nn.Linear(2, 1), torch.optim.SGD(model.parameters(), lr=1.0))
-    for _ in range(2):
-        with accelerator.accumulate(model):
-            accelerator.backward(1000 * model(torch.ones(1, 2)).sum())
-            before = [weight.detach().clone() for weight in model.parameters()]
-            optimizer.step()
-            moved = sum(((new - old) ** 2).sum().item() for new, old in zip(model.parameters(), before))
-            facts.append(round(moved**0.5, 2))
-            optimizer.zero_grad()
-    if accelerator.is_main_process:
-        with open(path, "w") as file:
-            file.write(repr(facts))
-
-if __name__ == "__main__":
-    print(export(
-        train, "script.py", 2, args=("facts",), config=LaunchConfig(mixed_precision="fp16", seed=5),
-        mixed_precision="bf16", gradient_accumulation_steps=2, max_grad_norm=0.5, devices="cpu", threads_per_process=1,
-        env={"WORD": "here"}, name="a run", tags=["x y"], timeout=200, max_restarts=1, output="rank0", debug=True,
-    ))
-"""
-
-
-@pytest.mark.slow
-def test_options_given_to_export_hold_when_the_script_runs(tmp_path, home):
-    (tmp_path / "notebook.py").write_text(OVERRIDDEN)
-    env = {**surroundings(tmp_path), "NOTEBOOK_LAUNCHER_RUNS": str(home)}
-    words = [sys.executable, "notebook.py"]
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    _, torchrun, launched, *notes = done.stdout.splitlines()
-    assert notes == [
-        "debug=True is left out: a script has no cell in which a debugger opens",
-        "torchrun has no name, output, tags, timeout: `notebook-launcher launch` has",
-    ]
-    expected = repr(["bf16", 2, 2, "here", 5, 1, 0.0, 0.5])
-    for line in (torchrun, launched):
-        program, *rest = shlex.split(line)
-        module = ["torch.distributed.run"] if program == "torchrun" else ["notebook_launcher"]
-        done = subprocess.run(
-            [sys.executable, "-m", *module, *rest], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / "facts").read_text() == expected
-        (tmp_path / "facts").unlink()
-    (run,) = runs(home)
-    config = run.config
-    assert (run.name, run.tags, config.timeout, config.max_restarts, config.output) == (
-        "a run",
-        ("x y",),
-        200,
-        1,
-        "rank0",
-    )
-
-
-def test_script_of_one_rank_runs_by_python_alone(tmp_path):
-    program = (
-        "from notebook_launcher import export\n"
-        "def hello(word):\n    import torch.distributed as dist\n    print(word, dist.get_world_size())\n"
-        "if __name__ == '__main__':\n    export(hello, 'hello.py', 1, args=('hi',), devices='cpu', seed=0)\n"
-    )
-    (tmp_path / "notebook.py").write_text(program)
-    env = {name: value for name, value in surroundings(tmp_path).items() if name != "RANK"}
-    for file in ("notebook.py", "hello.py"):
-        done = subprocess.run([sys.executable, file], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "hi 1\n"
-
-
 def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
     define = (
         "from notebook_launcher import export\nimport codecs, colorsys, dataclasses\n"
@@ -358,9 +288,7 @@ def test_cells_of_a_notebook_are_exported(kernel, tmp_path):
     assert "\nZERO = 0\nEXTRA = ZERO\n" in text
     assert "@dataclasses.dataclass\nclass Point:\n    x: int = 3\n" in text
     assert "from IPython.display import display\n" in text
-    done = subprocess.run(
-        [sys.executable, "show.py"], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
-    )
+    done = run_program(sys.executable, "show.py", cwd=tmp_path, env=dict(os.environ))
     assert (done.returncode, done.stdout) == (0, "9\na?\n"), done.stderr
 
 
@@ -401,45 +329,38 @@ ORDER += [twice]
 SEEN.add(Small)
 
 def train():
+    import torch.distributed as dist
     kept = models.kept == {"Small": Small} and SEEN == {Small}
-    print(sorted(KINDS), KINDS["plus"](1), [f.__name__ for f in ORDER], kept)
+    print(sorted(KINDS), KINDS["plus"](1), [f.__name__ for f in ORDER], kept, dist.get_world_size())
+
+def told():
+    try:
+        export(train, "wrong.py", 1, devices="cpu")
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+
+export(train, "out.py", 1, devices="cpu", setup="SETTING = OFFSET")
+for f in (twice, plus): KINDS[f.__name__ + "!"] = f
+told()
+gone = 1
+def train(x=gone): pass
+del gone
+told()
 """
 
 
-def _export(folder, code, *, expect=0):
-    (folder / "notebook.py").write_text(code)
-    words = [sys.executable, "notebook.py"]
-    done = subprocess.run(words, cwd=folder, env=surroundings(folder), capture_output=True, text=True, check=False)
-    assert done.returncode == expect, done.stderr
-    return done
-
-
-def test_registries_are_filled_by_the_scripts_own_code(tmp_path):
-    _export(tmp_path, REGISTRIES + "export(train, 'out.py', 1, devices='cpu', setup='SETTING = OFFSET')\n")
+def test_registries_are_filled_by_the_scripts_own_code_which_is_tried_first(tmp_path):
+    (tmp_path / "notebook.py").write_text(REGISTRIES)
     env = {name: value for name, value in surroundings(tmp_path).items() if name != "RANK"}
-    done = subprocess.run(
-        [sys.executable, "out.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "['plus', 'twice'] 6 ['plus', 'twice'] True\n", done.stderr
+    wrong = run_program(sys.executable, "notebook.py", cwd=tmp_path, env=env)
+    assert wrong.returncode == 0, wrong.stderr
+    done = run_program(sys.executable, "out.py", cwd=tmp_path, env=env)
+    assert done.stdout == "['plus', 'twice'] 6 ['plus', 'twice'] True 1\n", done.stderr
     text = (tmp_path / "out.py").read_text()
     assert text.index("KINDS = {}") < text.index('@register("twice")') < text.index("ORDER.append(plus)")
     assert "SETTING = OFFSET" in text
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        (
-            "for f in (twice, plus): KINDS[f.__name__ + '!'] = f\n",
-            "out.py was not written: KINDS would have 2 entries, and has 4 in the notebook. Fill it by decorators",
-        ),
-        (
-            "gone = 1\ndef train(x=gone): pass\ndel gone\n",
-            "its definitions fail by themselves, line 10: `def train(x=gone): pass`: NameError: name 'gone' is not",
-        ),
-    ],
-)
-def test_definitions_that_fail_by_themselves_are_named_and_nothing_is_written(tmp_path, code, message):
-    done = _export(tmp_path, REGISTRIES + code + "export(train, 'out.py', 1, devices='cpu')\n", expect=1)
-    assert message in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "out.py").exists()
+    entries, failing = wrong.stdout.splitlines()
+    assert "wrong.py was not written: KINDS would have 2 entries, and has 4 in the notebook. Fill it by" in entries
+    assert "fail by themselves, line " in failing
+    assert ": `def train(x=gone): pass`: NameError: name 'gone' is not" in failing
+    assert not (tmp_path / "wrong.py").exists()
