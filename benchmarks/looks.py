@@ -20,7 +20,7 @@ from transformers import BertModel
 from notebook_launcher import notebook_launch
 from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.travel import replacements
-from notebook_launcher.travel.replacements import find_registrations
+from notebook_launcher.travel.registrations import find_registrations
 from notebook_launcher.travel.settings import read_settings
 def double(x): return 2 * x
 class Net(torch.nn.Module): pass

@@ -28,8 +28,8 @@ from notebook_launcher.settings.accelerate_yaml import replace_file
 from notebook_launcher.settings.option_checks import MAX_SEED
 from notebook_launcher.settings.training_settings import PRECISION_VARIABLE, STEPS_VARIABLE, TrainingSettings
 from notebook_launcher.travel import repeated_calls
-from notebook_launcher.travel.cell_code import Contents
-from notebook_launcher.travel.replacements import Member, Overload, Subclass, replaced_attributes_of
+from notebook_launcher.travel.cell_code import Contents, Member, Overload, Subclass
+from notebook_launcher.travel.replacements import replaced_attributes_of
 from notebook_launcher.wording import format_seconds, is_secret, redact, type_of
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def export(
     if needs.values:
         contents[values] = pickle.dumps(needs.values)
     if slurm:
-        contents[job] = job_text(plan, script, {} if slurm is True else slurm).encode()
+        contents[job] = job_text(plan, script, slurm if isinstance(slurm, Mapping) else {}).encode()
         commands.append(f"sbatch {job.name}")
     _check_free(contents, script, overwrite=overwrite)
     untried = try_out(contents, script, needs.registries, plan.config.env)

@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from notebook_launcher.travel.replacements import Member, Overload, Subclass
-
-__all__ = ["ANYTHING", "ASSIGNED", "DECORATED", "Attributes", "Code", "Contents", "Registration", "Store", "read_code"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contents:
@@ -29,6 +25,27 @@ class Contents:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attributes:
     """The step to any attribute, where a cell has set it by a computed name."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member:
+    """The step to an item of a list or a member of a set."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Overload:
+    """The step to the implementation of a `functools.singledispatch` function for a class."""
+
+    cls: type
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Subclass:
+    """The step to a class that its base finds by `__subclasses__()`: it need only exist."""
+
+    cls: type
 
 
 Step: TypeAlias = "str | tuple[Any] | Contents | Attributes | Member | Overload | Subclass"

@@ -5,7 +5,8 @@ originals, without a word. In the kernel `ReplacedAttributes` finds what cells h
 before the function is unpacked, and puts the originals back once the kernel has done so.
 
 A change is found by the text of the cells, whatever its value is, and by a scan of all modules and classes for
-functions and classes of the notebook, however they came there. What libraries do to one another is neither.
+functions and classes of the notebook, however they came there. What libraries do to one another is neither. What cells
+have put into registries is found by `registrations.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import builtins
 import collections
 import contextlib
-import dataclasses
 import dis
 import functools
 import gc
@@ -38,11 +38,15 @@ from notebook_launcher.travel.cell_code import (
     Attributes,
     Code,
     Contents,
+    Member,
+    Overload,
     Registration,
     Step,
     Store,
+    Subclass,
     read_code,
 )
+from notebook_launcher.travel.registrations import NOT_REGISTRIES, find_registrations, has_own_name, top_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,19 +61,8 @@ NEVER = frozenset({"__main__", "__mp_main__", "sys", "notebook_launcher", *FRONT
 """Top-level modules whose attributes stay in the kernel. Those of `sys` belong to the process."""
 WRAPPERS = (functools.partial, property, staticmethod, classmethod, types.MethodType, _lru_cache_wrapper)
 HARMLESS = frozenset(
-    {
-        "abc",
-        "builtins",
-        "contextlib",
-        "dataclasses",
-        "enum",
-        "functools",
-        "notebook_launcher",
-        "numpy",
-        "time",
-        "torch",
-        "typing",
-    }
+    {"abc", "builtins", "contextlib", "dataclasses", "enum", "functools", "notebook_launcher", "numpy", "time"}
+    | {"torch", "typing"}
 )
 """Top-level modules whose functions keep nothing of what they are given in an attribute of a module."""
 
@@ -79,12 +72,7 @@ PLAIN = (bool, int, float, str, types.NoneType)
 STRONG = (dict, list, set, collections.OrderedDict, collections.defaultdict, collections.Counter, collections.deque)
 WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 REPEATED = frozenset(
-    {
-        ("_codecs", "register"),
-        ("_codecs", "register_error"),
-        ("abc", "ABCMeta.register"),
-        ("tqdm.std", "tqdm.pandas"),
-    }
+    {("_codecs", "register"), ("_codecs", "register_error"), ("abc", "ABCMeta.register"), ("tqdm.std", "tqdm.pandas")}
 )
 """Module and name of functions that keep what they are given where no search finds it, and that ranks may call, too."""
 NOT_NAMED = frozenset({"atexit", "faulthandler", "signal", "unittest", "weakref"})
@@ -238,7 +226,7 @@ class ReplacedAttributes:
                     if isinstance(place.steps[-1], Attributes):
                         self._note_attributes(place)
                         continue
-                    if isinstance(place.steps[-1], Contents) and _top(place.module) in NOT_REGISTRIES:
+                    if isinstance(place.steps[-1], Contents) and top_level(place.module) in NOT_REGISTRIES:
                         continue
                     self._assigned[place] = store.is_deleted
                     # A loop may have assigned others by the same text, unless the name is that of an import.
@@ -287,7 +275,7 @@ class ReplacedAttributes:
             is_known = all(each in main or hasattr(builtins, each) for each in names)
             return call.is_repeatable and is_known
         is_of_torch = place.module == "torch.library"
-        if (name in OF_TORCH and not is_of_torch) or name == "pandas" or _top(place.module) in NOT_NAMED:
+        if (name in OF_TORCH and not is_of_torch) or name == "pandas" or top_level(place.module) in NOT_NAMED:
             return None
         if is_of_torch and str(name).startswith("register_") and "custom_op" in self.called:
             return None
@@ -333,7 +321,7 @@ class ReplacedAttributes:
         # From the innermost module on: a rank sets the attribute once that module is imported.
         while len(steps) > 1 and f"{module}.{steps[0]}" in sys.modules:
             module, steps = f"{module}.{steps[0]}", steps[1:]
-        if module.partition(".")[0] in NEVER or (module, steps[0]) == ("os", "environ"):
+        if top_level(module) in NEVER or (module, steps[0]) == ("os", "environ"):
             return None
         return Place(module, steps)
 
@@ -383,12 +371,7 @@ def _path_of(root: object, imported: tuple[str, tuple[str, ...]] | None) -> tupl
 
 def _own_place(cls: type) -> Place | None:
     """Return the place of a class under its own name; None if it is not there."""
-    steps = cls.__qualname__.split(".")
-    found: Any = sys.modules.get(cls.__module__)
-    for step in steps:
-        # Not by getattr: modules of transformers import a model when they are asked for a name.
-        found = getattr(found, "__dict__", {}).get(step)
-    return Place(cls.__module__, tuple(steps)) if found is cls else None
+    return Place(cls.__module__, tuple(cls.__qualname__.split("."))) if has_own_name(cls) else None
 
 
 def _owner(place: Place) -> Any:
@@ -475,7 +458,7 @@ def _set_by(function: Any) -> Iterator[Place]:
         return
     module, code = function.__globals__, function.__code__
     home = str(module.get("__name__"))
-    if home.partition(".")[0] not in NEVER | HARMLESS:
+    if top_level(home) not in NEVER | HARMLESS:
         names = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
         yield from (Place(home, (name,)) for name in sorted(names) if isinstance(module.get(name), PLAIN))
 
@@ -503,13 +486,13 @@ def _is_noted_by_base(cls: Any) -> bool:
     if not _is_definition(cls) or not isinstance(cls, type):
         return False
     noting = [type(cls), *(base for base in cls.__mro__ if "__init_subclass__" in vars(base))]
-    return any(_top(each.__module__) not in HARMLESS | NOT_REGISTRIES for each in noting)
+    return any(top_level(each.__module__) not in HARMLESS | NOT_REGISTRIES for each in noting)
 
 
 def _listed_subclass(cls: Any) -> Iterator[Place]:
     """Yield the place of a class of the notebook below a library's one whose module asks for `__subclasses__()`."""
     for base in cls.__bases__ if _is_definition(cls) and isinstance(cls, type) else ():
-        is_library = _top(base.__module__) not in HARMLESS | NOT_REGISTRIES
+        is_library = top_level(base.__module__) not in HARMLESS | NOT_REGISTRIES
         if is_library and (place := _own_place(base)) is not None and _lists_subclasses(base.__module__):
             yield Place(place.module, (*place.steps, Subclass(cls)))
 
@@ -544,7 +527,7 @@ def _may_keep(root: str, given: str, is_lambda_kept: Callable[[], bool] = lambda
         return True
     of = called if isinstance(called, type | types.FunctionType | types.BuiltinFunctionType) else type(called)
     module = called.__name__ if isinstance(called, types.ModuleType) else getattr(of, "__module__", None)
-    if root != ASSIGNED and str(module).partition(".")[0] in HARMLESS:
+    if root != ASSIGNED and top_level(str(module)) in HARMLESS:
         return False
     if given.startswith(DECORATED):
         return _hidden_name(given) != ""
@@ -596,7 +579,7 @@ def _scan() -> list[Place]:
     """
     scan = _Scan()
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in NEVER and isinstance(attributes := getattr(module, "__dict__", None), dict):
+        if top_level(name) not in NEVER and isinstance(attributes := getattr(module, "__dict__", None), dict):
             scan.look(name, (), attributes)
     seen = 0
     while seen < len(scan.classes):  # Classes inside of classes are added meanwhile.
@@ -718,310 +701,3 @@ def _set(owner: Any, step: Step, value: Any) -> None:
                 owner.append(item) if isinstance(owner, list) else owner.add(item)
             case Overload(cls) if value is not MISSING:
                 owner.register(cls, value)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Registrations: classes and functions of the notebook that a cell has put into a registry of a library.
-#
-# `AutoModel.register(MyConfig, MyModel)` leaves the classes in a dictionary of the library, which a rank that imports
-# the library does not have. They are found from the definition outward: who refers to it, who refers to that, until a
-# module or a class of a library is reached. The way back is the place as code would name it:
-# `transformers.models.auto.modeling_auto.MODEL_MAPPING._extra_content[MyConfig]`.
-#
-# Each level takes a walk of the garbage collector through all objects: 40 ms for 400,000. So a definition is looked
-# for only after a cell has given it to a library, and a walk ends where the notebook's own variables begin.
-
-
-MAX_LEVELS = 12
-"""Levels between a definition and the library: in the store of Hydra they are 11."""
-MAX_REFERRERS = 200
-"""Objects of one level that are followed; what more objects refer to is no entry of a registry."""
-NOT_REGISTRIES = frozenset(
-    {"__main__", "__mp_main__", "notebook_launcher", "builtins", "sys", "gc", "typing", "abc", "weakref", "inspect"}
-    | {*FRONT_END}
-    | {
-        "asyncio",
-        "concurrent",
-        "threading",
-        "multiprocessing",
-        "signal",
-        "atexit",
-        "unittest",
-        "linecache",
-        "traceback",
-    }
-    | {"cloudpickle", "pickle", "warnings", "types", "importlib", "enum", "dataclasses", "logging", "contextlib"}
-)
-"""Top-level modules that refer to the notebook's definitions for the running process, or to describe them."""
-OPAQUE: tuple[type, ...] = (
-    types.FrameType,
-    types.GeneratorType,
-    types.CoroutineType,
-    types.TracebackType,
-    types.MethodType,
-)
-OPAQUE += (types.BuiltinFunctionType, types.ModuleType)  # What a module has lies in its dictionary.
-CONTAINERS = (dict, list, set, tuple, frozenset)
-PARTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
-"""Objects that belong to a class or function itself."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Member:
-    """The step to an item of a list or a member of a set."""
-
-    value: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Overload:
-    """The step to the implementation of a `functools.singledispatch` function for a class."""
-
-    cls: type
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Subclass:
-    """The step to a class that its base finds by `__subclasses__()`: it need only exist."""
-
-    cls: type
-
-
-RegistryStep: TypeAlias = "str | tuple[Any] | Member | Overload"
-RegistryPath: TypeAlias = "tuple[str, tuple[Step, ...]]"
-"""A module, and the steps from it: attributes, keys in tuples of their own, members."""
-
-
-def find_registrations(definitions: Iterable[Any]) -> tuple[list[RegistryPath], list[Any]]:
-    """Return the places in libraries that hold these classes and functions, or objects that hold them; and which do."""
-    definitions = list(definitions)
-    search = _Search(definitions)
-    found: dict[tuple[int, str], RegistryPath] = {}
-    # Objects of libraries may do anything when they are looked at. What is missed, a rank's error names.
-    with contextlib.suppress(Exception):
-        for _ in range(MAX_LEVELS):
-            if not search.widen():
-                break
-        for container, module, steps in search.places():
-            # One dictionary may be known in several modules: the first in the order of imports is its home.
-            found.setdefault((id(container), repr(steps[-1])), (module, steps))
-            search.note_reached(id(container))
-    weak = [path for definition in definitions for path in search.weak_keys(definition)]
-    reached = [definition for definition in definitions if id(definition) in search.reached]
-    search.close()
-    return [*found.values(), *weak], reached
-
-
-class _Search:
-    """A walk from definitions outward, level by level, and the way back."""
-
-    def __init__(self, definitions: Iterable[Any]) -> None:
-        self._objects: dict[int, Any] = {id(value): value for value in definitions}
-        """All that was met, by id."""
-        self._starts = frozenset(self._objects)
-        self.reached: set[int] = set()
-        """The definitions that libraries hold, by id."""
-        self._inner: dict[int, list[int]] = {}
-        """By object: what it refers to on the way to a definition."""
-        self._num_outer: dict[int, int] = {}
-        """By object: how many objects refer to it."""
-        self._frontier = list(self._objects)
-        self._roots: list[int] = []
-        modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
-        self._modules = {id(vars(module)): module for module in reversed(modules)}
-
-    def weak_keys(self, definition: Any) -> Iterator[RegistryPath]:
-        """Yield the places of a definition that is a key of a `WeakKeyDictionary`, which does not refer to it."""
-        for reference in weakref.getweakrefs(definition):
-            callback: Any = reference.__callback__
-            if not getattr(callback, "__qualname__", "").startswith("WeakKeyDictionary."):
-                continue
-            dictionary = callback.__defaults__[0]()
-            for holder in gc.get_referrers(dictionary):
-                module = self._modules.get(id(holder))
-                if module is not None and _top(module.__name__) not in NOT_REGISTRIES:
-                    self.reached.add(id(definition))
-                    held = list(holder.items())
-                    yield from ((module.__name__, (key, (definition,))) for key, value in held if value is dictionary)
-
-    def note_reached(self, key: int) -> None:
-        """Note the definitions to which an object leads."""
-        pending, seen = [key], set[int]()
-        while pending:
-            key = pending.pop()
-            pending += [inner for inner in self._inner.get(key, ()) if inner not in seen]
-            seen.add(key)
-        self.reached |= seen & self._starts
-
-    def close(self) -> None:
-        """Let go of all objects."""
-        self._objects.clear()
-
-    def widen(self) -> bool:
-        """Take the next level; return False if there is none."""
-        known = set(self._frontier)
-        inner = [self._objects[key] for key in self._frontier]
-        outer = gc.get_referrers(*inner)
-        own = {id(inner), id(outer), id(self._objects)}
-        self._frontier = []
-        while outer:
-            each = outer.pop()
-            if id(each) in own or self._is_outside(each):
-                continue
-            below = {id(part) for part in gc.get_referents(each) if id(part) in known}
-            below = {key for key in below if not _belongs_to(each, self._objects[key])}
-            for key in below:
-                self._num_outer[key] = self._num_outer.get(key, 0) + 1
-            if id(each) in self._inner:
-                self._inner[id(each)] += below  # Reached before, by a shorter way.
-            if not below or id(each) in self._objects:
-                continue
-            self._inner[id(each)] = list(below)
-            if id(each) in self._modules or _is_importable(each):
-                self._roots.append(id(each))
-            # 3: the variable, the argument and the notebook's name for the object, of which nobody else knows.
-            elif (isinstance(each, type | types.FunctionType) and not _is_wrapper(each)) or (
-                sys.getrefcount(each) <= 3 and id(each) in self._variables()
-            ):
-                continue
-            else:
-                self._frontier.append(id(each))
-            self._objects[id(each)] = each
-        del inner
-        return 0 < len(self._frontier) <= MAX_REFERRERS
-
-    def _variables(self) -> set[int]:
-        return {id(value) for value in vars(sys.modules["__main__"]).values()}
-
-    def _is_outside(self, value: Any) -> bool:
-        """Return True for what is no part of a library: frames, and what belongs to the notebook or this package."""
-        if isinstance(value, OPAQUE):
-            return True
-        if isinstance(value, type):  # Not by its metaclass, which is that of `abc` for many registries.
-            return False
-        module = self._modules.get(id(value))
-        home = module.__name__ if module is not None else getattr(type(value), "__module__", "")
-        return _top(str(home)) in NOT_REGISTRIES - {"builtins"} or (module is not None and home == "builtins")
-
-    def places(self) -> Iterator[tuple[Any, str, tuple[RegistryStep, ...]]]:
-        """Yield containers, each with its module and the steps from there to what it holds of the notebook."""
-        order = {name: at for at, name in enumerate(sys.modules)}
-        named = []
-        for key in self._roots:
-            root, module = self._objects[key], self._modules.get(key)
-            path = (module.__name__, ()) if module else (root.__module__, tuple(root.__qualname__.split(".")))
-            named.append((order.get(path[0], 0), key, path))
-        for _, key, (name, steps) in sorted(named, key=lambda each: each[:2]):
-            yield from self._inside(key, name, steps, frozenset())
-
-    def _inside(
-        self, key: int, module: str, steps: tuple[RegistryStep, ...], way: frozenset[int]
-    ) -> Iterator[tuple[Any, str, tuple[RegistryStep, ...]]]:
-        """Yield the places inside an object that is itself at a place."""
-        holder = self._objects[key]
-        for child in () if key in way else self._inner.get(key, ()):
-            value = self._objects[child]
-            for step in self._steps_between(holder, value, child):
-                place = (*steps, step)
-                if isinstance(step, Member | Overload):
-                    yield holder, module, place
-                elif child in self._starts or (isinstance(step, tuple) and _is_in_key(step[0], value)):
-                    if isinstance(step, tuple):
-                        yield holder, module, place
-                else:
-                    yield from self._further(holder, child, module, place, way | {key})
-            if _is_namespace_of(value, holder) and not _is_dispatcher(holder):
-                for below in self._inner.get(child, ()):
-                    for name, part in list(value.items()):
-                        if part is self._objects[below] and below not in self._starts:
-                            yield from self._further(holder, below, module, (*steps, name), way | {key, child})
-
-    def _further(
-        self, holder: Any, child: int, module: str, place: tuple[RegistryStep, ...], way: frozenset[int]
-    ) -> Iterator[tuple[Any, str, tuple[RegistryStep, ...]]]:
-        # An object around a definition of which nobody else knows was made for this registration, and travels whole.
-        is_made_for_it = self._num_outer.get(child, 0) == 1 and type(self._objects[child]) not in CONTAINERS
-        inside = [] if is_made_for_it and isinstance(place[-1], tuple) else self._inside(child, module, place, way)
-        found = False
-        for found_place in inside:
-            found = True
-            yield found_place
-        if is_made_for_it and not found:
-            yield holder, module, place
-
-    def _steps_between(self, holder: Any, value: Any, child: int) -> Iterator[RegistryStep]:
-        is_module = id(holder) in self._modules
-        if _is_dispatcher(holder):
-            yield from (Overload(cls) for cls, own in holder.registry.items() if id(own) in self._starts)
-            return
-        if isinstance(holder, list | set):
-            if child in self._starts:
-                yield Member(value)
-        elif isinstance(holder, dict) and not is_module:
-            for key, entry in list(dict.items(holder)):  # A library's own class of dictionaries may do anything here.
-                if entry is value or _is_in_key(key, value):
-                    yield (key,)
-        if is_module:
-            yield from (name for name, each in list(holder.items()) if each is value)
-        elif type(holder) not in CONTAINERS:
-            yield from _attributes(holder, value)
-
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]
-
-
-def _belongs_to(referrer: Any, value: Any) -> bool:
-    """Return True if an object refers to a class or function as a part of it, or as the class of an instance."""
-    if not isinstance(value, type | types.FunctionType):
-        return False
-    if isinstance(referrer, PARTS):
-        return True
-    if isinstance(referrer, tuple) and isinstance(value, type):
-        first = referrer[0]
-        return isinstance(first, type) and referrer in (first.__mro__, first.__bases__)
-    return type(referrer) is value
-
-
-def _is_importable(value: Any) -> bool:
-    """Return True for a class, or a function of `functools.singledispatch`, that its module has under its name."""
-    if not (isinstance(value, type) or _is_dispatcher(value)) or _top(value.__module__) in NOT_REGISTRIES:
-        return False
-    found: Any = sys.modules.get(value.__module__)
-    for part in value.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(part)
-    return found is value
-
-
-def _is_wrapper(value: type | types.FunctionType) -> bool:
-    """Return True for a function that a library has made around another, such as OmegaConf's around a resolver."""
-    if not isinstance(value, types.FunctionType) or value.__globals__ is vars(sys.modules["__main__"]):
-        return False
-    return bool(value.__code__.co_flags & inspect.CO_NESTED)  # functools.wraps copies all names.
-
-
-def _is_dispatcher(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and "registry" in vars(value) and "dispatch" in vars(value)
-
-
-def _is_in_key(key: Any, value: Any) -> bool:
-    return key is value or (isinstance(key, tuple) and any(part is value for part in key))
-
-
-def _is_namespace_of(value: Any, holder: Any) -> bool:
-    """Return True for the dictionary of an object's or a class's attributes."""
-    if isinstance(holder, type):
-        return type(value) is dict and value.keys() == vars(holder).keys()
-    return type(value) is dict and getattr(holder, "__dict__", None) is value
-
-
-def _attributes(holder: Any, value: Any) -> Iterator[str]:
-    yield from (name for name, each in list(getattr(holder, "__dict__", {}).items()) if each is value)
-    for cls in type(holder).__mro__:
-        for name, member in vars(cls).items():
-            if isinstance(member, types.MemberDescriptorType):
-                try:
-                    if member.__get__(holder) is value:
-                        yield name
-                except AttributeError:
-                    continue

@@ -173,7 +173,7 @@ def test_session_follows_what_cells_register_and_remove(module_kernel: Kernel) -
 
 def test_work_without_a_registration_carries_nothing(module_kernel: Kernel) -> None:
     outcome = module_kernel.execute(
-        "from notebook_launcher.travel.replacements import find_registrations\n"
+        "from notebook_launcher.travel.registrations import find_registrations\n"
         "class Net(torch.nn.Module):\n    def forward(self, x): return x\n"
         "def collate(rows): return torch.stack(rows)\n"
         "def hook(*_): pass\n"
