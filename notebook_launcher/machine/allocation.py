@@ -216,10 +216,8 @@ def _note_on_folder(nodes: Sequence[NodeInfo]) -> str:
     lacking = [node.host for node in nodes if not node.has_folder]
     if not lacking:
         return ""
-    shown = ", ".join(
-        [*lacking[:MAX_SHOWN], *([f"{len(lacking) - MAX_SHOWN} more"] if len(lacking) > MAX_SHOWN else [])]
-    )
-    return f", {shown} without this folder (save checkpoints to a shared folder, or with save_on_each_node=True)"
+    way_out = "save checkpoints to a shared folder, or with save_on_each_node=True"
+    return f", {_first_few(lacking)} without this folder ({way_out})"
 
 
 def _first(nodes: Sequence[NodeInfo], num_nodes: int | None) -> Sequence[NodeInfo]:
@@ -266,8 +264,12 @@ def _choose_backend_on_nodes(backend: str | None, *, own_gpus: bool) -> str | No
 
 
 def _describe_all(nodes: Sequence[NodeInfo]) -> str:
-    shown = [_describe(node) for node in nodes[:MAX_SHOWN]]
-    return ", ".join([*shown, *([f"{len(nodes) - MAX_SHOWN} more"] if len(nodes) > MAX_SHOWN else [])])
+    return _first_few([_describe(node) for node in nodes])
+
+
+def _first_few(texts: list[str]) -> str:
+    more = [f"{len(texts) - MAX_SHOWN} more"] if len(texts) > MAX_SHOWN else []
+    return ", ".join([*texts[:MAX_SHOWN], *more])
 
 
 def _describe(node: NodeInfo) -> str:

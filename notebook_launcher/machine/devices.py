@@ -76,14 +76,9 @@ NVML_P2P_CAPS_INDEX_READ = 0
 
 def find_slices() -> list[str]:
     """Return the UUIDs of all slices of this machine's partitioned GPUs; none without NVML."""
-    try:
-        library = Library()
-    except OSError:
-        return []
-    try:
+    with contextlib.suppress(OSError), contextlib.closing(Library()) as library:
         return [name for index in range(library.count()) for name in library.slices(index)]
-    finally:
-        library.close()
+    return []
 
 
 class Library:
@@ -125,22 +120,18 @@ class Library:
 
     def capability(self, gpu: int | str) -> tuple[int, int] | None:
         """Return the CUDA compute capability, such as (9, 0); None: unknown."""
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        where = ctypes.byref(major), ctypes.byref(minor)
-        known = self._call("nvmlDeviceGetCudaComputeCapability", self._handle(gpu), *where) == SUCCESS
-        return (major.value, minor.value) if known else None
+        found = self._ask("nvmlDeviceGetCudaComputeCapability", (gpu,), ctypes.c_int(), ctypes.c_int())
+        return (found[0].value, found[1].value) if found else None
 
     def memory(self, gpu: int | str) -> tuple[int, int, int] | None:
         """Return the GPU's total, free and used memory in bytes, over all processes; None: unknown."""
-        memory = _Memory()
-        known = self._call("nvmlDeviceGetMemoryInfo", self._handle(gpu), ctypes.byref(memory)) == SUCCESS
-        return (memory.total, memory.free, memory.used) if known else None
+        found = self._ask("nvmlDeviceGetMemoryInfo", (gpu,), _Memory())
+        return (found[0].total, found[0].free, found[0].used) if found else None
 
     def utilization(self, gpu: int | str) -> float | None:
         """Return the share of the last 1/6 s to 1 s in which a CUDA kernel ran on the GPU, 0 to 1; None: unknown."""
-        rates = _Utilization()
-        known = self._call("nvmlDeviceGetUtilizationRates", self._handle(gpu), ctypes.byref(rates)) == SUCCESS
-        return rates.gpu / 100 if known else None
+        found = self._ask("nvmlDeviceGetUtilizationRates", (gpu,), _Utilization())
+        return found[0].gpu / 100 if found else None
 
     def processes(self, gpu: int | str) -> list[int]:
         """Return the ids of processes that compute on the GPU; processes of another container may have no id here."""
@@ -150,36 +141,28 @@ class Library:
 
     def distance(self, gpu: int | str, other: int | str) -> str:
         """Return the way between two GPUs in words."""
-        level = ctypes.c_uint()
-        where = self._handle(gpu), self._handle(other), ctypes.byref(level)
-        known = self._call("nvmlDeviceGetTopologyCommonAncestor", *where) == 0
-        return DISTANCES.get(level.value, "unknown") if known else "unknown way"
+        found = self._ask("nvmlDeviceGetTopologyCommonAncestor", (gpu, other), ctypes.c_uint())
+        return DISTANCES.get(found[0].value, "unknown") if found else "unknown way"
 
     def peer_access(self, gpu: int | str, other: int | str) -> bool | None:
         """Return True if a GPU can read another's memory directly; None: unknown."""
-        status = ctypes.c_uint()
-        pair = self._handle(gpu), self._handle(other)
-        known = self._call("nvmlDeviceGetP2PStatus", *pair, NVML_P2P_CAPS_INDEX_READ, ctypes.byref(status)) == 0
+        status, pair = ctypes.c_uint(), (self._handle(gpu), self._handle(other))
+        known = self._call("nvmlDeviceGetP2PStatus", *pair, NVML_P2P_CAPS_INDEX_READ, ctypes.byref(status)) == SUCCESS
         return status.value == 0 if known else None
 
     def stays_loaded(self, gpu: int | str) -> bool | None:
         """Return True if the driver keeps the GPU ready while it is unused (persistence mode); None: unknown."""
-        mode = ctypes.c_uint()
-        try:
-            known = self._call("nvmlDeviceGetPersistenceMode", self._handle(gpu), ctypes.byref(mode)) == SUCCESS
-        except OSError:  # This NVML has no such function.
-            return None
-        return bool(mode.value) if known else None
+        with contextlib.suppress(OSError):  # This NVML has no such function.
+            if found := self._ask("nvmlDeviceGetPersistenceMode", (gpu,), ctypes.c_uint()):
+                return bool(found[0].value)
+        return None
 
     def slices(self, gpu: int | str) -> list[str]:
         """Return the UUIDs of the slices that a GPU is partitioned into (MIG); none for a whole GPU."""
-        number = ctypes.c_uint()
-        try:
-            if self._call("nvmlDeviceGetMaxMigDeviceCount", self._handle(gpu), ctypes.byref(number)) != SUCCESS:
-                return []
-            return [name for index in range(number.value) if (name := self._slice(gpu, index))]
-        except OSError:  # This NVML has no such function, or the GPU cannot be used.
-            return []
+        with contextlib.suppress(OSError):  # This NVML has no such function, or the GPU cannot be used.
+            if found := self._ask("nvmlDeviceGetMaxMigDeviceCount", (gpu,), ctypes.c_uint()):
+                return [name for index in range(found[0].value) if (name := self._slice(gpu, index))]
+        return []
 
     def _slice(self, gpu: int | str, index: int) -> str:
         handle, text = ctypes.c_void_p(), ctypes.create_string_buffer(TEXT_SIZE)
@@ -197,6 +180,11 @@ class Library:
         if code != SUCCESS:
             raise Unusable(f"GPU {gpu}: {REASONS.get(code, f'NVML error {code}')}")
         return handle
+
+    def _ask(self, function: str, gpus: tuple[int | str, ...], *places: Any) -> tuple[Any, ...]:
+        """Return these places, into which a function writes what it knows of the GPUs; nothing if it knows nothing."""
+        where = map(ctypes.byref, places)
+        return places if self._call(function, *map(self._handle, gpus), *where) == SUCCESS else ()
 
     def _text(self, function: str, gpu: int | str) -> str:
         text = ctypes.create_string_buffer(TEXT_SIZE)

@@ -29,14 +29,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[types.ModuleType], None]]] = {}
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002
-        target: types.ModuleType | None = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
-        callbacks = self.waiting.pop(fullname, None)
-        if callbacks is None:
+    def find_spec(self, fullname: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        if (callbacks := self.waiting.pop(fullname, None)) is None:
             return None
         spec = importlib.util.find_spec(fullname)  # Calls this method again, which then finds no callbacks.
         if spec is not None and spec.loader is not None:

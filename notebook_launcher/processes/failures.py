@@ -67,17 +67,15 @@ class _Reporter:
         self._room = MAX_EXCEPTIONS
 
     def describe(self, error: BaseException) -> ExceptionReport:
-        links = list(_chain(error))
-        num_left_out = 0
-        if len(links) > MAX_LINKS:
-            num_left_out = len(links) - MAX_LINKS
-            links[MAX_LINKS // 2 : -MAX_LINKS // 2] = []
+        links, half = list(_chain(error)), MAX_LINKS // 2
+        num_left_out = max(0, len(links) - MAX_LINKS)
+        if num_left_out:
+            links[half:-half] = []
         self._room -= len(links)
         reports = [self._describe_one(error, link) for error, link in links]
         if num_left_out:
             note = f"{num_left_out:,} exceptions between this one and the one before it are left out."
-            gap = reports[MAX_LINKS // 2 - 1]
-            reports[MAX_LINKS // 2 - 1] = dataclasses.replace(gap, notes=(*gap.notes, note))
+            reports[half - 1] = dataclasses.replace(reports[half - 1], notes=(*reports[half - 1].notes, note))
         report = reports.pop()
         while reports:
             report = dataclasses.replace(reports.pop(), earlier=report)
@@ -172,16 +170,8 @@ def _frames(tb: TracebackType | None) -> Iterator[Frame]:
     if len(extracted) > MAX_FRAMES:
         extracted = extracted[: MAX_FRAMES // 2] + extracted[-MAX_FRAMES // 2 :]
     for frame in extracted:
-        ends = (frame.end_lineno, frame.colno, frame.end_colno) if sys.version_info >= (3, 11) else (None,) * 3
-        yield Frame(
-            filename=frame.filename,
-            lineno=frame.lineno or 0,
-            name=frame.name,
-            line=frame.line or "",
-            end_lineno=ends[0],
-            colno=ends[1],
-            end_colno=ends[2],
-        )
+        ends = {name: getattr(frame, name, None) for name in ("end_lineno", "colno", "end_colno")}  # Since Python 3.11.
+        yield Frame(filename=frame.filename, lineno=frame.lineno or 0, name=frame.name, line=frame.line or "", **ends)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -229,7 +219,6 @@ class KeptFailure:
         """Open the debugger in the frame that raised, until the user leaves it; return at once if nothing is kept."""
         if self._error is None or self._error.__traceback__ is None:
             return
-
         debugger = RankPdb(rank, ask, sys.stdout)
         debugger.reset()
         with contextlib.suppress(bdb.BdbQuit, EOFError):  # EOFError: no user answers any more.
@@ -298,11 +287,9 @@ def _tensors(frames: Iterable[types.FrameType], kind: Any) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(value)
-    return list(getattr(value, "__dict__", {}).values())
+    return list((value if isinstance(value, Mapping) else getattr(value, "__dict__", {})).values())
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     Request: TypeAlias = tuple[messages.Imports | messages.StartSupervisor | messages.StartHost, list[int]]
     """A request of the kernel, with its descriptors."""
-    Serve: TypeAlias = Callable[[Channel, int], None]
-    """The life of a fork server; it gets the channel to its owner, and the owner's process number."""
 
 
 CHORES_AFTER = 0.2
@@ -213,7 +211,7 @@ class _Server:
     def _begin(self, request: messages.StartSupervisor | messages.StartHost, fds: list[int]) -> None:
         if isinstance(request, messages.StartHost):
             (host_fd,) = fds
-            self._fork(lambda: run_host(_serve, request.module, host_fd), host_fd)
+            self._fork(lambda: _run_host(request.module, host_fd), host_fd)
             return
         sock_fd, reaped_fd = fds
         pid = self._fork(lambda: run_supervisor(socket.socket(fileno=sock_fd)), sock_fd, reaped_fd)
@@ -445,37 +443,22 @@ def _freeze() -> None:
     gc.freeze()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The process around a host: it leaves the fork server's family, with a fork server of its own.
+def _run_host(module: str, host_fd: int) -> None:
+    """Live as a host, whose life is `main` of a module, outside the fork server's family.
 
-
-def run_host(serve: Serve, module: str, host_fd: int) -> None:
-    """Live as a host, whose life is `main` of a module, with a fork of this process as its fork server."""
-    if server := _leave_with_server(serve, host_fd):
-        libraries.name_process("host")
-        importlib.import_module(module).main(host_fd, *server)
-
-
-def _leave_with_server(serve: Serve, fd: int) -> tuple[Channel, int] | None:
-    """Leave the fork server's family, with a fork of this process as own fork server.
-
-    Args:
-        serve: The life of the own fork server.
-        fd: A descriptor that the own fork server has to close.
-
-    Returns:
-        The channel to the own fork server and its process number; None in a process that has nothing left to do.
+    Its own fork server is a fork of this process.
     """
     os.setsid()  # A kernel is killed with its session, and a terminal sends its signals to one.
     if os.fork():
-        return None  # The server reaps this process now, so that the host outlives it.
+        return  # The server reaps this process now, so that the host outlives it.
     ours, theirs = channel_pair()
     host_pid = os.getpid()
     server_pid = os.fork()
     if server_pid == 0:
         ours.close()
-        os.close(fd)
-        serve(Channel(theirs), host_pid)
-        return None
+        os.close(host_fd)
+        _serve(Channel(theirs), host_pid)
+        return
     theirs.close()
-    return ours, server_pid
+    libraries.name_process("host")
+    importlib.import_module(module).main(host_fd, ours, server_pid)

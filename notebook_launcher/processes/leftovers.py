@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SESSION_FIELD = 3
 """Place in /proc/PID/stat, counted from the state, which follows the process's name."""
-INODE_FIELD, PATH_FIELD = 4, 5
-"""Places in a line of /proc/PID/maps."""
+INODE_FIELD = 4
+"""Place in a line of /proc/PID/maps."""
 SOCKET_PATH_FIELD = 7
 """Place in a line of /proc/net/unix; the inode is before it."""
 LISTENER = "/pymp-"
@@ -30,8 +30,12 @@ LISTENER = "/pymp-"
 def oom_kills() -> int:
     """Return the number of processes that the out-of-memory killer has killed in this control group or machine."""
     names = {1: "memory.oom_control", 2: "memory.events"}
-    files = [group.folder / names[group.version] for group in memory.memory_groups()]
-    return _count([*files, Path("/proc/vmstat")], "oom_kill")
+    total = 0
+    for file in (*(group.folder / names[group.version] for group in memory.memory_groups()), Path("/proc/vmstat")):
+        with contextlib.suppress(OSError):
+            words = [line.split(" ") for line in file.read_text(encoding="ascii").splitlines()]
+            total += sum(int(number) for name, number in words if name == "oom_kill")
+    return total
 
 
 def cleans_up(pid: int) -> bool:
@@ -67,14 +71,16 @@ def session_members(session: int) -> set[int]:
     return members
 
 
-def named_semaphores(pids: Iterable[int]) -> set[Path]:
-    """Return the files of the semaphores that these processes have mapped and that still have a name.
+def mapped_files(pids: Iterable[int]) -> set[Path]:
+    """Return the files of semaphores and of NCCL's connections in /dev/shm that these processes have mapped.
 
     `multiprocessing` shares semaphores with a fresh interpreter by name. Its resource tracker, a process of its own,
-    removes the names that are left when their users have ended, but the tracker is killed with their session.
+    removes the names that are left when their users have ended, but the tracker is killed with their session. NCCL
+    unlinks each of its files when the peers have mapped it. A rank that is killed before leaves it behind, some MB for
+    each peer, where a container may have 64 MB for all.
     """
     named: dict[int, Path] = {}
-    for file in SHARED_MEMORY.glob("sem.mp-*"):
+    for file in (*SHARED_MEMORY.glob("sem.mp-*"), *SHARED_MEMORY.glob("nccl-*")):
         with contextlib.suppress(OSError):
             named[file.stat().st_ino] = file
     found: set[Path] = set()
@@ -82,26 +88,9 @@ def named_semaphores(pids: Iterable[int]) -> set[Path]:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
                 # By inode and not by name: the maker of a semaphore has mapped it under an earlier name.
-                if f" {SHARED_MEMORY}/sem." in line:
-                    inode = int(line.split()[INODE_FIELD])
-                    found |= {named[inode]} if inode in named else set()
+                if f" {SHARED_MEMORY}/" in line and (file := named.get(int(line.split()[INODE_FIELD]))) is not None:
+                    found.add(file)
     return found
-
-
-def nccl_segments(pids: Iterable[int]) -> set[Path]:
-    """Return the files in /dev/shm through which NCCL connects these processes.
-
-    NCCL unlinks each when the peers have mapped it. A rank that is killed before leaves it behind, some MB for each
-    peer, where a container may have 64 MB for all.
-    """
-    found: set[Path] = set()
-    for pid in pids if any(SHARED_MEMORY.glob("nccl-*")) else ():
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-                path = Path(line.split(maxsplit=PATH_FIELD)[-1])
-                if path.parent == SHARED_MEMORY and path.name.startswith("nccl-"):
-                    found.add(path)
-    return {path for path in found if path.exists()}
 
 
 def listener_folders(pids: Iterable[int]) -> set[Path]:
@@ -117,37 +106,11 @@ def listener_folders(pids: Iterable[int]) -> set[Path]:
                 folders[f"socket:[{fields[-1]}]"] = Path(path).parent
     found: set[Path] = set()
     for pid in pids if folders else ():
-        for fd in _descriptors(pid):
-            with contextlib.suppress(OSError):
-                found |= {folders[target]} if (target := str(fd.readlink())) in folders else set()
-    return found
-
-
-def _descriptors(pid: int) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return list(Path(f"/proc/{pid}/fd").iterdir())
-    return []
-
-
-def remove_shared_files(pids: Iterable[int]) -> None:
-    """Remove the files of shared tensors that these processes made and were killed before removing.
-
-    A data-loader worker makes one for each batch, named after itself, and unlinks it a moment later.
-    """
-    for pid in pids:
-        for file in SHARED_MEMORY.glob(f"torch_{pid}_*"):
-            file.unlink(missing_ok=True)
-
-
-def _count(files: list[Path], key: str) -> int:
-    total = 0
-    for file in files:
         with contextlib.suppress(OSError):
-            for line in file.read_text(encoding="ascii").splitlines():
-                name, _, value = line.partition(" ")
-                if name == key:
-                    total += int(value)
-    return total
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError, KeyError):
+                    found.add(folders[str(fd.readlink())])
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -174,8 +137,7 @@ class SessionKiller:
         members = session_members(leader)
         self._killed |= members
         # Without what this process has inherited: a fork of the kernel has the kernel's semaphores and sockets.
-        self._left_files |= named_semaphores(members) - named_semaphores([os.getpid()])
-        self._left_files |= nccl_segments(members)
+        self._left_files |= mapped_files(members) - mapped_files([os.getpid()])
         self._left_folders |= listener_folders(members) - listener_folders([os.getpid()])
         cleaners = set(filter(cleans_up, members))
         for member in members - cleaners if cleaners else ():
@@ -189,17 +151,14 @@ class SessionKiller:
 
     def remove_files(self) -> None:
         """Remove the shared files of the processes that were killed."""
-        remove_shared_files(self._killed)
+        # A data-loader worker makes one for each batch, named after itself, and unlinks it a moment later.
+        self._left_files |= {file for pid in self._killed for file in SHARED_MEMORY.glob(f"torch_{pid}_*")}
         self._killed.clear()
         while self._left_files:
             with contextlib.suppress(OSError):  # Another process has removed it.
                 self._left_files.pop().unlink()
         while self._left_folders:
             shutil.rmtree(self._left_folders.pop(), ignore_errors=True)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The children of this process.
 
 
 def children() -> list[int]:

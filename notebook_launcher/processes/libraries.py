@@ -14,12 +14,9 @@ PR_SET_NAME = 15
 
 THREAD_SETTERS = {
     # In NumPy's own builds since 1.26, in its builds before, and in the builds of a system.
-    "openblas": ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_",
-                 "openblas_set_num_threads"),
-    "libgomp": ("omp_set_num_threads",),
-    "libomp": ("omp_set_num_threads",),
-    "libiomp": ("omp_set_num_threads",),
-}  # fmt: skip
+    "openblas": tuple(f"{who}openblas_set_num_threads{bits}" for who in ("scipy_", "") for bits in ("64_", "")),
+    **dict.fromkeys(("libgomp", "libomp", "libiomp"), ("omp_set_num_threads",)),
+}
 """By a part of a library's file name: the functions that set its threads, of which it has one."""
 
 
@@ -69,8 +66,7 @@ def _thread_setters() -> list[Any]:
     setters = []
     with contextlib.suppress(OSError):
         for path in dict.fromkeys(line.rpartition(" ")[2] for line in Path("/proc/self/maps").read_text().splitlines()):
-            file = path.rpartition("/")[2]
-            names = next((names for part, names in THREAD_SETTERS.items() if part in file), ())
+            names = next((names for part, names in THREAD_SETTERS.items() if part in path.rpartition("/")[2]), ())
             with contextlib.suppress(OSError):
                 library = ctypes.CDLL(path) if names else None
                 setters += [getattr(library, name) for name in names if hasattr(library, name)][:1]

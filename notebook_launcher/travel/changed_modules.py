@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -39,26 +40,17 @@ def stale_modules(fd: int | None) -> list[str]:
         fd: Descriptor of the call's parcel, which stays open. None: a fork inherits the call, which may use everything
             that this process has imported.
     """
-    return sorted(str(module.__file__) for module in _local_modules(fd) if _has_changed(module))
-
-
-def _local_modules(fd: int | None) -> list[types.ModuleType]:
-    """Return the modules outside the interpreter and installed packages that a packed call uses, directly or not.
-
-    Args:
-        fd: As for `stale_modules`.
-    """
-    return _local_among(list(sys.modules) if fd is None else list(read_notes(fd).modules))
+    names = list(sys.modules) if fd is None else list(read_notes(fd).modules)
+    return sorted(str(module.__file__) for module in _local_among(names) if _has_changed(module))
 
 
 def _local_among(names: list[str]) -> list[types.ModuleType]:
     """Return the local modules among these names, and those that they use, directly or not."""
     seen: dict[str, types.ModuleType] = {}
-    installed = _installed_folders()
     while names:
         name = names.pop()
         module = sys.modules.get(name)
-        if name not in seen and module is not None and _is_local(module, installed):
+        if name not in seen and module is not None and is_local(module):
             seen[name] = module
             names += _modules_used_by(module)
     return list(seen.values())
@@ -92,15 +84,11 @@ def is_of_installation(file: str) -> bool:
 
 def is_local(module: types.ModuleType) -> bool:
     """Return True for a module of source code that belongs neither to the interpreter nor to an installed package."""
-    return _is_local(module, _installed_folders())
-
-
-def _is_local(module: types.ModuleType, installed: tuple[str, ...]) -> bool:
     # Not getattr: some of torch's modules import others when asked for an attribute.
     path = getattr(module, "__dict__", {}).get("__file__")
     if not isinstance(path, str) or not path.endswith(".py") or module.__name__ == "__main__":
         return False
-    return not (path.startswith(installed) or "/site-packages/" in path or "/dist-packages/" in path)
+    return not (is_of_installation(path) or "/site-packages/" in path or "/dist-packages/" in path)
 
 
 def _modules_used_by(module: types.ModuleType) -> Iterator[str]:
@@ -205,16 +193,12 @@ def _written_values(path: str, mtime: int, size: int) -> Mapping[str, Any]:  # n
     values: dict[str, Any] = {}
     for statement in tree.body:
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=expression):
-                pass
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as expression):
-                pass
-            case _:
-                continue
-        try:
-            values[name] = ast.literal_eval(expression)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=expression)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as expression)
+            ):
+                with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                    values[name] = ast.literal_eval(expression)
     assigned = collections.Counter(_assigned_names(tree))
     return {
         name: value

@@ -162,15 +162,22 @@ OPTUNA = {"trial": "optuna.trial", "study": "optuna.study"}
 
 def describe_copies(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, num_ranks: int) -> str:
     """Return the notices about copies that travel with a call to so many ranks; nothing if there are none."""
-    lines = [_describe_generators(function, args, kwargs)] if num_ranks > 1 else []
-    found = _find(function, args, kwargs, _kept_in_memory) if "optuna" in sys.modules else {}
-    for name, value in found.items():
+    lines = []
+    if num_ranks > 1 and (found := find_generators(function, args, kwargs)):
+        ways = dict.fromkeys(OWN_GENERATORS[kind] for each in found.values() if (kind := _kind(each)) is not None)
+        lines.append(
+            f"{', '.join(found)}: every rank gets an equal copy of this random number generator, so all ranks draw the "
+            "same numbers. That is right for shuffling a loader. For numbers of a rank's own, such as noise or "
+            f"augmentation, make it in the function: {' or '.join(ways)}"
+        )
+    studies = _find(function, args, kwargs, _kept_in_memory) if "optuna" in sys.modules else {}
+    for name, value in studies.items():
         lines.append(
             f"{name}: ranks get a copy of this {_kept_in_memory(value)}, whose study is in the kernel's memory: what "
             "they report, suggest or set by it is lost. Call it here, with what the ranks return, or keep the study in "
             "a file and call it on rank 0 alone: optuna.create_study(storage='sqlite:///study.db')"
         )
-    return "\n".join(filter(None, lines))
+    return "\n".join(lines)
 
 
 def _kept_in_memory(value: Any) -> str:
@@ -181,19 +188,6 @@ def _kept_in_memory(value: Any) -> str:
             study = value if kind == "study" else getattr(value, "study", None)
             return kind if type(getattr(study, "_storage", None)).__name__ == "InMemoryStorage" else ""
     return ""
-
-
-def _describe_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the notice about generators that travel with a call; nothing if there are none."""
-    found = find_generators(function, args, kwargs)
-    if not found:
-        return ""
-    ways = dict.fromkeys(OWN_GENERATORS[kind] for generator in found.values() if (kind := _kind(generator)) is not None)
-    return (
-        f"{', '.join(found)}: every rank gets an equal copy of this random number generator, so all ranks draw the "
-        "same numbers. That is right for shuffling a loader. For numbers of a rank's own, such as noise or "
-        f"augmentation, make it in the function: {' or '.join(ways)}"
-    )
 
 
 def find_generators(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,13 +207,9 @@ def _find(
     names = {f"args[{at}]": value for at, value in enumerate(args)} | dict(kwargs)
     function = getattr(function, "__func__", function)
     if isinstance(function, types.FunctionType):
-        names = {**_captured(function), **names}
+        captured = parts_of_function(Part(function), function)
+        names = {**{part.expression: part.value for part in captured}, **names}
     return {name: value for root, held in names.items() for name, value in _inside(root, held) if wanted(value)}
-
-
-def _captured(function: types.FunctionType) -> dict[str, Any]:
-    """Return the variables that a function uses from outside, and its defaults, by name."""
-    return {part.expression: part.value for part in parts_of_function(Part(function), function)}
 
 
 def _inside(root: str, held: Any) -> Iterator[tuple[str, Any]]:

@@ -51,17 +51,8 @@ def _set_torch_print_options(torch: Any, new: tuple[Any, ...], _: object) -> Non
 VERBOSITY = ("set_verbosity", *(f"set_verbosity_{level}" for level in ("debug", "error", "info", "warning")))
 LOGGING = frozenset({"basicConfig", "disable", "setLevel", *VERBOSITY})
 FILTERING = frozenset({"filterwarnings", "resetwarnings", "simplefilter"})
-NUMPY_PRINTING = {
-    "precision": 8,
-    "threshold": 1000,
-    "edgeitems": 3,
-    "linewidth": 75,
-    "suppress": False,
-    "nanstr": "nan",
-    "infstr": "inf",
-    "sign": "-",
-    "floatmode": "maxprec",
-}
+NUMPY_PRINTING: dict[str, Any] = {"precision": 8, "threshold": 1000, "edgeitems": 3, "linewidth": 75, "suppress": False}
+NUMPY_PRINTING |= {"nanstr": "nan", "infstr": "inf", "sign": "-", "floatmode": "maxprec"}
 NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 
 

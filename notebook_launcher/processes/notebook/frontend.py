@@ -60,8 +60,8 @@ def connect(
     _connect_display(send, keyboard, widgets)
     after_import(
         {
-            "getpass": keyboard.patch_getpass,
-            "pdb": keyboard.patch_pdb,
+            "getpass": lambda module: vars(module).update(getpass=keyboard.getpass),
+            "pdb": lambda module: vars(module).update(set_trace=keyboard.set_trace),
             "tqdm.notebook": lambda module: divide_bars(module, widgets),
         }
     )
@@ -144,14 +144,6 @@ class _Keyboard:
     def set_trace(self, *, header: str | None = None, **_options: Any) -> None:
         """Replace `pdb.set_trace`."""
         self._debug(sys._getframe(1), header)
-
-    def patch_getpass(self, module: types.ModuleType) -> None:
-        """Replace `getpass.getpass` in its module."""
-        vars(module)["getpass"] = self.getpass
-
-    def patch_pdb(self, module: types.ModuleType) -> None:
-        """Replace `pdb.set_trace` in its module."""
-        vars(module)["set_trace"] = self.set_trace
 
     def _debug(self, frame: types.FrameType, header: str | None) -> None:
         from notebook_launcher.processes.failures import RankPdb

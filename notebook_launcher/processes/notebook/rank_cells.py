@@ -84,18 +84,23 @@ class _Cells:
     def run(self, request: CellRequest, namespace: dict[str, Any]) -> Any:
         """Run the code and return the value of its last expression; None if it ends with a statement."""
         first = [f"{request.first_line}\n"] if request.first_line else []
-        lines = [*first, *_lines(request.code)]
+        lines = [*first, *(f"{line}\n" for line in request.code.split("\n"))]
         self._sources.add(request.filename, request.place, lines)
         try:
             code = request.code if request.is_python else _transformed(request.code)
             tree = ast.parse("\n" * len(first) + code, request.filename)
-            last = ast.Expression(tree.body.pop().value) if _ends_with_expression(tree) else None  # type: ignore[attr-defined]
+            is_expression = bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
+            last = ast.Expression(tree.body.pop().value) if is_expression else None  # type: ignore[attr-defined]
             codes = [self._compiled(part, request) for part in (tree, last) if part is not None]
         except SyntaxError as error:
             if error.filename == request.filename:
                 _move(error, request.place, lines)
             raise error.with_traceback(None)  # noqa: B904 - the same exception, without the frames of the compiler
-        value = self._evaluate(codes, namespace)
+        # If one part awaits, all run inside the event loop, so that `asyncio.create_task` finds it before an `await`.
+        if any(map(_awaits, codes)):
+            value = self._finished(codes, namespace)
+        else:
+            *_, value = [eval(part, namespace) for part in codes]  # noqa: S307 - running the user's code is the purpose
         return value if last is not None else None
 
     def _compiled(self, tree: ast.Module | ast.Expression, request: CellRequest) -> CodeType:
@@ -104,21 +109,23 @@ class _Cells:
         self._sources.follow(request.filename, code)
         return code
 
-    def _evaluate(self, codes: list[CodeType], namespace: dict[str, Any]) -> Any:
-        """Run the parts of a cell and return the value of the last one.
-
-        If one part awaits, all run inside the event loop, so that `asyncio.create_task` finds it before an `await`.
-        """
-        if any(map(_awaits, codes)):
-            return self._finished(codes, namespace)
-        *_, value = [eval(code, namespace) for code in codes]  # noqa: S307 - running the user's code is the purpose
-        return value
-
     def _finished(self, codes: list[CodeType], namespace: dict[str, Any]) -> Any:
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
-        cell = _CellInLoop(codes, namespace)
-        task = self._loop.create_task(cell.run())
+        contexts: list[contextvars.Context] = []
+
+        async def run() -> Any:
+            value = None
+            try:
+                for code in codes:
+                    value = eval(code, namespace)  # noqa: S307 - running the user's code is the purpose
+                    if _awaits(code):
+                        value = await value
+            finally:
+                contexts.append(contextvars.copy_context())
+            return value
+
+        task = self._loop.create_task(run())
         try:
             return self._loop.run_until_complete(task)
         except BaseException as error:  # raised again, without asyncio's frames
@@ -129,34 +136,10 @@ class _Cells:
             # Not an assignment, because the exception may be frozen.
             raise BaseException.with_traceback(error, tb)  # noqa: B904 - the same exception
         finally:
-            cell.keep_context()
-
-
-class _CellInLoop:
-    """A cell that awaits: a task of the event loop, with the context variables that it sets."""
-
-    def __init__(self, codes: list[CodeType], namespace: dict[str, Any]) -> None:
-        self._codes = codes
-        self._namespace = namespace
-        self._context: contextvars.Context | None = None
-        """The task's context variables as the cell left them; None until it ends."""
-
-    async def run(self) -> Any:
-        """Run the parts in turn and return the value of the last one."""
-        value = None
-        try:
-            for code in self._codes:
-                value = eval(code, self._namespace)  # noqa: S307 - running the user's code is the purpose
-                if _awaits(code):
-                    value = await value
-        finally:
-            self._context = contextvars.copy_context()
-        return value
-
-    def keep_context(self) -> None:
-        """Set the task's context variables here too: NumPy keeps its print options in one, for later cells."""
-        for variable, value in (self._context or {}).items():
-            variable.set(value)
+            # The variables that the cell has set hold here, too: NumPy keeps its print options in one, for later cells.
+            for context in contexts:
+                for variable, value in context.items():
+                    variable.set(value)
 
 
 def _awaits(code: CodeType) -> bool:
@@ -179,10 +162,6 @@ def _move(error: SyntaxError, place: str, lines: list[str]) -> None:
     error.args = (error.msg, (place, error.lineno, error.offset, error.text, error.end_lineno, error.end_offset))
 
 
-def _lines(code: str) -> list[str]:
-    return [f"{line}\n" for line in code.split("\n")]
-
-
 def _transformed(code: str) -> str:
     """Return code with IPython's syntax (magics, `!commands`, `obj?`) as plain Python, with the same line numbers."""
     shell = shell_of_rank()
@@ -191,10 +170,6 @@ def _transformed(code: str) -> str:
     # IPython drops empty lines at the beginning.
     num_empty = len(code) - len(code.lstrip("\n"))
     return "\n" * num_empty + str(shell.transform_cell(code.lstrip("\n")))
-
-
-def _ends_with_expression(tree: ast.Module) -> bool:
-    return bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
 
 
 def _is_silent(code: str) -> bool:
@@ -270,12 +245,11 @@ def remove(name: str) -> None:
 
 def variables() -> dict[str, Variable]:
     """Return this rank's variables; modules and names with a leading underscore are left out."""
-    found = {
-        name: value
+    return {
+        name: _described(value)
         for name, value in _namespace().items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
-    return {name: _described(value) for name, value in found.items()}
 
 
 def complete(code: str, offset: int) -> list[Completion]:
@@ -287,20 +261,15 @@ def complete(code: str, offset: int) -> list[Completion]:
     completer.use_jedi = False  # Jedi reads the disk for every cell.
     with provisionalcompleter():
         found = list(completer.completions(code, offset))
-    return [
-        Completion(text=completion.text, start=completion.start, end=completion.end, kind=completion.type)
-        for completion in found
-    ]
+    return [Completion(text=each.text, start=each.start, end=each.end, kind=each.type) for each in found]
 
 
 def inspect_name(name: str, detail_level: int) -> Mapping[str, Any]:
     """Return what `name?` shows, as a bundle by MIME type; empty if there is no such name."""
-    shell = shell_of_rank()
-    try:
-        data: Mapping[str, Any] = shell.object_inspect_mime(name, detail_level)
-    except KeyError:
-        return {}
-    return data
+    with contextlib.suppress(KeyError):
+        data: Mapping[str, Any] = shell_of_rank().object_inspect_mime(name, detail_level)
+        return data
+    return {}
 
 
 def _namespace() -> dict[str, Any]:
@@ -411,16 +380,12 @@ def _fingerprint_of_function(function: types.FunctionType) -> str | None:
 
 def _text_of_code(code: types.CodeType) -> str:
     """Return a text that is equal for equal code; the `repr` of a function inside it has an address."""
-    constants = [
-        _text_of_code(constant) if isinstance(constant, types.CodeType) else repr(constant)
-        for constant in code.co_consts
-    ]
+    constants = [_text_of_code(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
     return f"{code.co_code!r} {code.co_names} {code.co_freevars} {constants}"
 
 
 def _tensors(value: Any) -> Iterable[Any] | None:
-    torch = sys.modules.get("torch")
-    if torch is None:
+    if (torch := sys.modules.get("torch")) is None:
         return None
     if isinstance(value, torch.Tensor):
         return [value]

@@ -243,8 +243,14 @@ class _RankProcess:
         self._report_unread_settings()
         self._rendezvous.drop_destroyed()
         self._stage = "return"
-        check_free()
-        fd, unsent = _pack(value)
+        if not has_free():
+            raise none_left("the function has returned, but its value cannot travel")
+        fd: int | None = None
+        unsent = ""
+        try:
+            fd = travel.pack_value(value)
+        except (ResourceError, ReturnValueError) as error:  # The run has succeeded; it must not fail now.
+            unsent = f"{error}{users_place(error.__cause__)}"
         return self._returned(call, unsent), fd
 
     def _take_call(self, fds: list[int]) -> travel.FunctionCall:
@@ -329,8 +335,9 @@ class _RankProcess:
     def _raised(self, call: messages.RunCall, error: BaseException) -> tuple[object, int | None]:
         now = time.monotonic()
         is_full = not has_free()
-        if is_full:
-            release_frames(error)
+        if is_full:  # Variables of the frames may hold open files. Line numbers stay, so the traceback is complete.
+            traceback.clear_frames(error.__traceback__)
+            gc.collect()
         is_spent = user_function.is_broken() or (is_full and not has_free())
         keeps = self._setup.many_calls and not is_spent and not is_full
         if self._failure is not None and not is_full:
@@ -389,14 +396,6 @@ class _RankProcess:
     def _on_interrupt(self, _signum: int, _frame: Any) -> None:
         if self._is_interruptible:
             raise KeyboardInterrupt
-
-
-def _pack(value: Any) -> tuple[int | None, str]:
-    """Return the descriptor of the value's parcel, and an empty text, or None and the reason why it cannot travel."""
-    try:
-        return travel.pack_value(value), ""
-    except (ResourceError, ReturnValueError) as error:  # The run has succeeded; it must not fail now.
-        return None, f"{error}{users_place(error.__cause__)}"
 
 
 def _end_training_records() -> None:
@@ -536,12 +535,6 @@ def has_free() -> bool:
     return True
 
 
-def check_free() -> None:
-    """Raise `ResourceError` if this process cannot open one more file, so that no value could leave it."""
-    if not has_free():
-        raise none_left("the function has returned, but its value cannot travel")
-
-
 def none_left(what: str) -> ResourceError:
     """Return the error that this process has no descriptor left; `what`: a clause about what failed therefore."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -550,12 +543,3 @@ def none_left(what: str) -> ResourceError:
         f"{what}: this rank has no file descriptor left (its limit is {limit:,}). Close files, sockets and memory maps "
         "that the function opens, or raise `ulimit -n` in the shell that starts Jupyter.",
     )
-
-
-def release_frames(error: BaseException) -> None:
-    """Clear the variables of an exception's frames, which may hold open files; the exception can no longer be debugged.
-
-    Line numbers stay, so that the traceback is complete.
-    """
-    traceback.clear_frames(error.__traceback__)
-    gc.collect()

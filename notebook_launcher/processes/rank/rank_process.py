@@ -26,20 +26,10 @@ FIRST_OWN_FD = 3
 def begin() -> None:
     """Lead a session, die with the parent, and handle signals in the default way."""
     os.setsid()
-    _die_with_parent()
-    _reset_signals()
-
-
-def _die_with_parent() -> None:
-    """Have Linux kill this process when its parent dies."""
     parent = os.getppid()
     signal_at_parents_death(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _reset_signals() -> None:
-    """Give signals their default meaning."""
     # A fork of the kernel inherits its handlers, its blocked signals and asyncio's wake-up pipe.
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

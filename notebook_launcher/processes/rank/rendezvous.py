@@ -38,6 +38,8 @@ STILL_DISPLAYS = {"TTY_INTERACTIVE": "0"}
 notebook, FORCE_COLOR is set, and rich would take a rank's pipe for a terminal and move its cursor up, which lines of
 several ranks cannot follow."""
 
+CONNECTED = "connected-{}"
+"""Key by which a rank reports in the store that it is connected."""
 PATIENCE = dt.timedelta(seconds=10)
 """Time for which a rank that replaces the group waits until its peers are connected in it."""
 GIL_WAIT = 0.02
@@ -121,7 +123,7 @@ class Rendezvous:
             self._generation, self._num_groups = generation, 0
         if self._backend is not None and not c10d.is_initialized():
             self._meeting = self._make({"backend": self._backend})
-            self._meeting.set(self._connected(self._rank), "1")
+            self._meeting.set(CONNECTED.format(self._rank), "1")
             self._ours = c10d.GroupMember.WORLD
 
     def drop_destroyed(self) -> None:
@@ -200,10 +202,7 @@ class Rendezvous:
     def _await_peers(self) -> None:
         """Wait until all ranks are connected, because a rank that still connects would fail if this rank left."""
         with contextlib.suppress(RuntimeError):  # A rank has died.
-            self._meeting.wait([self._connected(rank) for rank in range(self._world_size)], PATIENCE)
-
-    def _connected(self, rank: int) -> str:
-        return f"connected-{rank}"
+            self._meeting.wait([CONNECTED.format(rank) for rank in range(self._world_size)], PATIENCE)
 
     def _asks_for_what_is_up(self, asked: dict[str, Any]) -> bool:
         from torch.distributed import distributed_c10d as c10d
