@@ -203,19 +203,13 @@ def test_source_has_the_helpers_that_the_function_uses(home, tmp_path):
     assert "unused" not in source
 
 
-@pytest.mark.parametrize("name", ["", " ", 3, "two\nlines"])
-def test_name_that_is_no_line_of_text_is_refused(name):
-    with pytest.raises(ConfigError, match=r"is not a name\. Pass one line of text"):
-        LaunchConfig(name=name)
-
-
-@pytest.mark.parametrize("tags", [3, [1], [""], {"a": 1}])
-def test_tags_that_are_no_words_are_refused(tags):
-    with pytest.raises(ConfigError, match=r"are not tags\. Pass words"):
-        LaunchConfig(tags=tags)
-
-
-def test_one_word_is_one_tag():
+def test_name_is_a_line_of_text_and_tags_are_words():
+    for name in ("", " ", 3, "two\nlines"):
+        with pytest.raises(ConfigError, match=r"is not a name\. Pass one line of text"):
+            LaunchConfig(name=name)
+    for tags in (3, [1], [""], {"a": 1}):
+        with pytest.raises(ConfigError, match=r"are not tags\. Pass words"):
+            LaunchConfig(tags=tags)
     assert LaunchConfig.build(None, {"tags": "one"}).tags == ("one",)
     assert LaunchConfig.build(None, {"tags": ["a", "b"]}).tags == ("a", "b")
 

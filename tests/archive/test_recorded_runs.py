@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import notebook_launcher
 from notebook_launcher import ConfigError, RecordedRun, Run, RunFolderError, launch, notebook_launch, open_run, runs
 from notebook_launcher.history import run_folders
 from tests.support.toy_runs import make_run, speak
@@ -188,18 +187,10 @@ def test_runs_of_one_second_are_in_order(home):
     assert [run.name for run in runs()] == ["a", "c", "b"]
 
 
-def test_table_shows_the_last_metrics(home):
+def test_notebook_shows_a_recorded_run_as_a_page_and_the_table_its_last_metrics(home):
     notebook_launch(speak, 2, output="none")
     assert repr(runs()).splitlines()[-1].endswith("loss 0.5, accuracy 1")
     assert "loss 0.5, accuracy 1" in runs()._repr_html_()
-
-
-def test_notebook_shows_a_recorded_run_as_a_page(home):
-    notebook_launch(speak, 2, output="none")
     html = runs()[0]._repr_html_()
     assert "accuracy" in html
     assert "hello" in html
-
-
-def test_names_of_the_archive_are_public():
-    assert {"RecordedRun", "open_run", "runs"} <= set(notebook_launcher.__all__)

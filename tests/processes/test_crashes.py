@@ -199,6 +199,18 @@ def test_cell_gets_the_true_culprit(kernel: Kernel, where: str, how: str) -> Non
         assert outcome.error.startswith(TABLE[where, how]), outcome.error
         assert kernel.execute("import sys; print(sys.last_value.rank)").stdout == "1\n"
         assert "last words" in outcome.stdout
+        match where, how:
+            case "function", "exception":
+                assert "rank 1 of 2 failed first; rank 0 failed as a consequence." in outcome.traceback
+                assert 'raise ValueError("boom")' in outcome.traceback
+                assert "Cell In[" in outcome.traceback
+                assert "in die" in outcome.traceback
+                assert "notebook_launcher/processes" not in outcome.traceback
+            case "function", "os._exit":
+                assert "Its last output:\n    last words" in outcome.error
+            case "exiting", "segfault":
+                assert "after it had returned: in die, Cell In[" in outcome.error
+                assert "ctypes.string_at(0). The values are in the exception's `results`." in outcome.error
         return seconds
 
     # A loader hears of a dead worker by SIGCHLD. Python overlooks a signal that comes just before a wait begins, and
@@ -219,8 +231,10 @@ def test_culprit_of_four_ranks_is_found(kernel: Kernel, where: str, how: str) ->
     assert victims.stdout == "False 4\n"
 
 
-@pytest.mark.parametrize("how", ["stuck", "stubborn"])
-@pytest.mark.parametrize("where", ["arriving", "function", "returning", "loader"])
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [("function", "stuck"), *((where, "stubborn") for where in ("arriving", "function", "returning", "loader"))],
+)
 def test_stuck_rank_is_ended_after_the_timeout(kernel: Kernel, where: str, how: str) -> None:
     def attempt() -> float:
         with unchanged(kernel):
@@ -287,20 +301,6 @@ def test_partial_results_are_on_the_exception(kernel: Kernel) -> None:
     assert outcome.stdout.endswith("1 {0: {'rank': 0}} [\"KeyError: 'late'\"]\n")
 
 
-def test_traceback_shows_the_cells_own_lines(kernel: Kernel) -> None:
-    outcome = kernel.execute("table('function', 'exception')")
-    assert "rank 1 of 2 failed first; rank 0 failed as a consequence." in outcome.traceback
-    assert 'raise ValueError("boom")' in outcome.traceback
-    assert "Cell In[" in outcome.traceback
-    assert "in die" in outcome.traceback
-    assert "notebook_launcher/processes" not in outcome.traceback
-
-
-def test_last_output_is_in_the_message(kernel: Kernel) -> None:
-    outcome = kernel.execute("table('function', 'os._exit')")
-    assert "Its last output:\n    last words" in (outcome.error or "")
-
-
 def test_crash_names_the_users_line_and_shows_the_last_words_before_the_dump(kernel: Kernel) -> None:
     outcome = kernel.execute(
         "def crash():\n"
@@ -331,9 +331,3 @@ def test_crash_outside_of_python_is_where_the_main_thread_was(kernel: Kernel) ->
     assert advice.startswith("Pass check_collectives=True to have the first collective named that does not match")
     assert SIZES_DIFFER.search(output)
     assert "File " not in output
-
-
-def test_crash_at_exit_names_the_exit_handler(kernel: Kernel) -> None:
-    outcome = kernel.execute("table('exiting', 'segfault')")
-    assert "after it had returned: in die, Cell In[" in (outcome.error or "")
-    assert "ctypes.string_at(0). The values are in the exception's `results`." in (outcome.error or "")

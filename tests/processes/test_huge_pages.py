@@ -40,11 +40,8 @@ def test_large_tensor_of_a_rank_lies_in_huge_pages(method: Literal["forkserver",
         assert variable == "1"
 
 
-def test_user_can_switch_huge_pages_of_tensors_off_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_can_switch_huge_pages_of_tensors_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    off = {VARIABLE: "0"}
+    assert [*notebook_launch(megabytes_in_huge_pages, 2, devices="cpu", env=off)] == [(0, "0")] * 2
     monkeypatch.setenv(VARIABLE, "0")
     assert [*notebook_launch(megabytes_in_huge_pages, 2, devices="cpu")] == [(0, "0")] * 2
-
-
-def test_user_can_switch_huge_pages_of_tensors_off_by_env() -> None:
-    results = notebook_launch(megabytes_in_huge_pages, 2, devices="cpu", env={VARIABLE: "0"})
-    assert [*results] == [(0, "0")] * 2

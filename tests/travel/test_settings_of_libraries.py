@@ -53,9 +53,10 @@ def test_each_setting_has_a_default_a_reader_and_a_writer():
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
 def test_ranks_of_a_launch_have_the_settings_of_the_kernel(start_method):
-    assert notebook_launch(settings_of_a_rank, 2, start_method=start_method, **CPU)[:] == [{}, {}]
+    if start_method == "forkserver":
+        assert notebook_launch(settings_of_a_rank, 1, start_method=start_method, **CPU)[:] == [{}]
     KernelSettings().follow(CHANGED)
-    assert notebook_launch(settings_of_a_rank, 2, start_method=start_method, **CPU)[:] == [CHANGED, CHANGED]
+    assert notebook_launch(settings_of_a_rank, 1, start_method=start_method, **CPU)[:] == [CHANGED]
 
 
 def test_torch_that_is_still_being_imported_has_no_settings(monkeypatch):

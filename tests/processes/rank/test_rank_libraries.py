@@ -126,19 +126,6 @@ def test_rank_that_leaves_early_does_not_delay_the_end(kernel: Kernel) -> None:
     assert re.match("RankFailedError: rank 0 has returned; rank 1 still waited in barrier", outcome.error)
 
 
-def test_rank_that_returns_early_does_not_delay_the_end(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        """
-        def main():
-            if dist.get_rank() == 1:
-                dist.all_reduce(torch.ones(1))
-        notebook_launch(main, 2)
-        """
-    )
-    assert outcome.error is not None
-    assert re.match("RankFailedError: rank 0 has returned; rank 1 still waited in all_reduce", outcome.error)
-
-
 def test_rank_gets_the_command_line_without_the_kernels_options(kernel: Kernel) -> None:
     ours, program, users = evaluate(
         kernel,
@@ -185,21 +172,23 @@ def test_data_loader_workers_forked_from_a_rank_load_all_batches(kernel: Kernel,
     assert results == [[140] * 4 + [36] * 4] * 2
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
 @pytest.mark.slow
-def test_data_loader_workers_that_are_fresh_processes_load_all_batches(kernel: Kernel, context: str) -> None:
+def test_data_loader_workers_that_are_fresh_processes_load_all_batches(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
-        f"""
+        """
         def load():
             import data
-            loader = torch.utils.data.DataLoader(
-                data.Squares(), batch_size=2, num_workers=1, multiprocessing_context={context!r})
-            return sum(int(batch.sum()) for batch in loader)
+            sums = []
+            for context in ("spawn", "forkserver"):
+                loader = torch.utils.data.DataLoader(
+                    data.Squares(), batch_size=2, num_workers=1, multiprocessing_context=context)
+                sums.append(sum(int(batch.sum()) for batch in loader))
+            return sums
         list(notebook_launch(load, 2))
         """,
     )
-    assert results == [140, 140]
+    assert results == [[140, 140]] * 2
 
 
 @pytest.mark.parametrize("start_method", FORKED)
@@ -227,22 +216,6 @@ def test_pools_of_processes_and_threads_work_in_ranks(kernel: Kernel, start_meth
     assert results == [[2, 3, 4, 9, 3, 4, 5, 10, 1]] * 2
 
 
-@pytest.mark.slow
-def test_pool_of_spawned_processes_works_in_ranks(kernel: Kernel) -> None:
-    results = evaluate(
-        kernel,
-        """
-        def pool():
-            import multiprocessing
-            import math
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                return pool.map(math.factorial, [3, 4])
-        list(notebook_launch(pool, 2))
-        """,
-    )
-    assert results == [[6, 24]] * 2
-
-
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 @pytest.mark.slow
 def test_torch_compile_works_in_ranks(kernel: Kernel, tmp_path: Path) -> None:
@@ -250,12 +223,14 @@ def test_torch_compile_works_in_ranks(kernel: Kernel, tmp_path: Path) -> None:
         kernel,
         f"""
         def compiled():
+            import torch._inductor.config
+            torch._inductor.config.cpp_cache_precompile_headers = False  # They would take longer than the function.
             function = torch.compile(lambda x: (2 * x).relu() + 1)
-            return function(torch.full((100,), float(dist.get_rank()))).sum().item()
-        list(notebook_launch(compiled, 2, env={{"TORCHINDUCTOR_CACHE_DIR": {str(tmp_path)!r}}}))
+            return function(torch.full((100,), float(dist.get_rank() + 1))).sum().item()
+        list(notebook_launch(compiled, 1, env={{"TORCHINDUCTOR_CACHE_DIR": {str(tmp_path)!r}}}))
         """,
     )
-    assert results == [100.0, 300.0]
+    assert results == [300.0]
 
 
 # The standard library, and what prints.
@@ -292,12 +267,12 @@ def test_standard_library_works_in_a_rank(kernel: Kernel, start_method: str) -> 
     assert results == [(b"async\n", caught, b"echo\n", b"", b"['-c']\n", True)] * 2
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_logging_warnings_and_bars_arrive(kernel: Kernel, start_method: str) -> None:
+@pytest.mark.parametrize("start_method", FORKED)
+def test_what_logging_warnings_bars_children_and_late_threads_print_arrives(kernel: Kernel, start_method: str) -> None:
     outcome = kernel.execute(
         f"""
         def talk():
-            import logging, subprocess, warnings
+            import atexit, importlib.util, logging, subprocess, threading, warnings
             from tqdm import tqdm
             from tqdm.auto import trange
             logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
@@ -308,10 +283,20 @@ def test_logging_warnings_and_bars_arrive(kernel: Kernel, start_method: str) -> 
                 pass
             for _ in trange(4, desc="auto"):
                 pass
-        notebook_launch(talk, 2, start_method={start_method!r});
+            if importlib.util.find_spec("rich"):
+                import rich, rich.progress
+                rich.print("[bold]from rich[/bold]", sum(rich.progress.track(range(3))))
+            def work():
+                time.sleep(0.1)  # By now the function has returned.
+                print("late words")
+            threading.Thread(target=work).start()
+            atexit.register(print, "at exit")
+            return "returned"
+        notebook_launch(talk, 2, start_method={start_method!r})[0]
         """
     )
     assert outcome.error is None, outcome.traceback
+    assert outcome.result == "'returned'"
     assert "INFO logged\n" in outcome.stderr
     assert "UserWarning: careful\n" in outcome.stderr
     assert "] from a child\n" in outcome.stdout
@@ -319,44 +304,8 @@ def test_logging_warnings_and_bars_arrive(kernel: Kernel, start_method: str) -> 
         # Bars that are equal to the microsecond are one line of both ranks.
         assert re.search(rf"\[(rank {rank}|ranks 0,1)\] plain: 100%", outcome.stdout)
     assert "3/3" in outcome.stdout
-
-
-@pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_rich_draws_its_bars_in_a_rank(kernel: Kernel, start_method: str) -> None:
-    outcome = kernel.execute(
-        f"""
-        def draw():
-            import rich, rich.progress
-            rich.print("[bold]from rich[/bold]")
-            return sum(rich.progress.track(range(3)))
-        notebook_launch(draw, 2, start_method={start_method!r})[1]
-        """
-    )
-    assert outcome.error is None, outcome.traceback
-    assert outcome.result == "3"
-    shown = outcome.stdout + "".join(str(display["data"]) for display in outcome.displays)
-    assert "from rich" in shown
-
-
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_thread_that_outlives_the_function_is_waited_for(kernel: Kernel, start_method: str) -> None:
-    outcome = kernel.execute(
-        f"""
-        def start_thread():
-            import atexit, threading
-            main = threading.main_thread()
-            def work():
-                time.sleep(0.1)  # By now the function has returned.
-                print("late words")
-            threading.Thread(target=work).start()
-            atexit.register(print, "at exit")
-            return "returned"
-        notebook_launch(start_thread, 2, start_method={start_method!r})[0]
-        """
-    )
-    assert outcome.error is None, outcome.traceback
-    assert outcome.result == "'returned'"
+    if importlib.util.find_spec("rich") is not None:
+        assert "from rich" in outcome.stdout + "".join(str(display["data"]) for display in outcome.displays)
     # Lines of several ranks that arrive together are shown as one.
     assert re.search(r"^\[ranks? [01,]+\] late words$", outcome.stdout, re.MULTILINE)
     assert re.search(r"^\[ranks? [01,]+\] at exit$", outcome.stdout, re.MULTILINE)
