@@ -251,7 +251,6 @@ def _text_of(needs: Needs, value: Any) -> str:
 
 
 def _arguments(needs: Needs, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the arguments of the call as code."""
     parts = [_expression(needs, f"argument {place}", value) for place, value in enumerate(args, 1)]
     parts += [f"{name}={_expression(needs, f'argument {name}', value)}" for name, value in kwargs.items()]
     return ", ".join(parts)

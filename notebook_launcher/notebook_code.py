@@ -387,7 +387,6 @@ def _is_code(each: tokenize.TokenInfo) -> bool:
 
 
 def _names_assigned(source: str) -> set[str]:
-    """Return the names to which a source assigns, or which it defines, at its top level."""
     table = symtable.symtable(source, "<exported>", "exec")
     return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}
 

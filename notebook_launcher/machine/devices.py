@@ -397,7 +397,6 @@ def _gpu(library: Library, key: int | str, index: int) -> GPU:
 
 
 def _find_slice(library: Library, name: str, place: int) -> GPU | None:
-    """Return a slice of a partitioned GPU; None: there is no such slice."""
     try:
         return _gpu(library, name, place)
     except Unusable:

@@ -1,15 +1,9 @@
-"""The fork server: a clean process, one per kernel, from which supervisors are forked.
+"""The fork server: a clean process, one per kernel, from which supervisors are forked; it ends with the kernel.
 
-The fork server has imported torch and runs none of the user's code. A process forked from it therefore has no
-OpenMP pool, no CUDA context and no other thread, whatever the kernel did before. The server exits with the kernel.
-
-After a moment without a launch, or some seconds of launches in a row, the server does its chores, which take seconds,
-if another launch is likely: it imports what the kernel has imported (`image.py`), and collapses its heap. It first
-forks a deputy, which serves launches in its place until the chores are done. A launch waits only for imports that its
-own ranks need. If the chores go wrong, the deputy becomes the server.
-
-    server ──fork──▶ imports, huge pages ──────────────▶ serves again
-       └──▶ deputy   serves                        closes its channel; ends with its last supervisor
+It has imported torch and runs none of the user's code, so a fork of it has no OpenMP pool, no CUDA context and no other
+thread, whatever the kernel did. After a moment without a launch, or some seconds of launches in a row, it imports what
+the kernel has imported (`image.py`) and collapses its heap. Meanwhile a fork of it, its deputy, serves in its place; a
+launch waits only for imports that its own ranks need. If the imports go wrong, the deputy becomes the server.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The imports that ranks inherit from the fork server: its image. Making it leaves the server as clean as before.
 
-The image holds what the kernel has imported, so that no rank imports it again, and what a rank is likely to import.
-Names alone arrive; nothing is imported whose file depends on the notebook's folder.
-
-An import may start a thread, a process or a connection, none of which a fork could use. So the server looks at itself
-after each package. What has left something behind is named in `Image.left_out`, and ranks import it by themselves.
+Names alone arrive from the kernel; nothing is imported whose file depends on the notebook's folder. An import may leave
+a thread, a process or a connection, none of which a fork could use. So the server looks at itself after each package;
+what has left something behind is named in `Image.left_out`, and ranks import it by themselves.
 """
 
 from __future__ import annotations

@@ -62,7 +62,6 @@ def set_library_threads(number: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _thread_setters() -> list[Any]:
-    """Return the functions that set the threads of the libraries that are loaded."""
     setters = []
     with contextlib.suppress(OSError):
         for path in dict.fromkeys(line.rpartition(" ")[2] for line in Path("/proc/self/maps").read_text().splitlines()):

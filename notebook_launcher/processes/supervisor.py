@@ -1,11 +1,8 @@
-"""The supervisor: one process per run, between the kernel and the ranks.
+"""The supervisor: one process per run, between the kernel and the ranks, which are its forks, each in its own session.
 
-    kernel ──channel──▶ supervisor ──forks──▶ rank 0 … rank N-1   (each in a session of its own)
-
-The supervisor starts ranks, reaps them, reports their exit statuses, sends them the signals that the kernel
-asks for, and hosts the rendezvous store on a socket that is bound already. It decides nothing, with
-one exception: when the kernel is gone, the supervisor kills every rank and exits. It waits on descriptors
-only (its channel, a pidfd of the kernel, a pidfd of each rank, a pipe that SIGCHLD writes to) and polls nothing.
+It starts ranks, reaps them, reports their exit statuses, sends them the signals that the kernel asks for, and hosts the
+rendezvous store. It decides nothing, with one exception: when the kernel is gone, it kills every rank and exits. It
+waits on descriptors only, and polls nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Packs and unpacks calls, values and exceptions that travel between the kernel and the ranks, by descriptor.
 
-In one direction, the kernel calls `pack_call` and every rank `unpack_call`. In the other, a rank calls `pack_value` or
-`pack_exception`, and the kernel `unpack_value` or `unpack_exception`. A descriptor refers to a parcel, an anonymous
-file in memory (`parcel.py`); packing returns a descriptor, unpacking closes it. Only descriptors that came over the
-package's own sockets may be unpacked, because a parcel runs code, as every pickle does.
-
-Tensors and contiguous NumPy arrays arrive without a copy, writable, and private to the process that
-unpacked them; a parcel's memory is freed once all of them, in all processes, are gone.
+A descriptor refers to a parcel, an anonymous file in memory (`parcel.py`); packing returns it, unpacking closes it.
+Only those that came over the package's own sockets may be unpacked, because a parcel runs code, as every pickle does.
+Tensors and contiguous NumPy arrays arrive without a copy, writable, and private to the process that unpacked them.
 """
 
 from __future__ import annotations

@@ -101,7 +101,6 @@ def source_line(filename: str, number: int) -> str:
 
 
 def _lines_in_memory(filename: str) -> list[str]:
-    """Return the lines of a cell, which linecache holds without a file on disk."""
     entry = linecache.cache.get(filename)
     if entry is None or (len(entry) > 1 and entry[1] is not None):
         return []

@@ -1,14 +1,9 @@
 """One `__main__` on both sides: how the notebook's own functions and classes keep their identity.
 
-The user's functions live in the kernel's `__main__`. In a rank they use the rank's `__main__` as their
-globals, all of them the same one, and are installed there under their names, so that `global` counters
-are shared and `pickle` (hence `all_gather_object`) finds the user's classes by name. A later call of a
-live session brings the kernel's present values of the globals that it uses, which overwrite the ranks' values; names
-whose values were the ranks' own are then reported.
-
-On the way back a definition that came from the kernel is a reference to it, so that `isinstance` and
-`except` hold. A class is known by the id that cloudpickle gave it, and therefore found even if the
-notebook has since redefined its name; a function is found by its name.
+In a rank they are installed in its `__main__`, whose globals they use: `global` counters are shared, and `pickle` finds
+the user's classes by name. A later call of a session brings the kernel's present values of the globals that it
+uses; names whose values were the ranks' own are then reported. On the way back a definition that came from the kernel
+is a reference to it, so that `isinstance` and `except` hold: to a class by cloudpickle's id, to a function by its name.
 """
 
 from __future__ import annotations

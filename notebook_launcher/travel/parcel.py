@@ -1,16 +1,12 @@
 """A pickle and its buffers in one anonymous file in memory: how it is laid out, written and mapped.
 
     0        header: magic, length of the pickle, number of buffers, where the table lies, its length
-    64       the pickle
-    ...      the buffers, each on a multiple of 64 bytes
+    64       the pickle, then the buffers, each on a multiple of 64 bytes
     table    offset and length of every buffer, then the notes
 
-Buffers are written once, straight from where they live. Every reader maps the file privately: the
-pages are shared until a reader writes to one, and the memory is freed with the last holder. Small
-parcels are copied instead, since a mapping of a file holds a descriptor (before Python 3.13).
-
-`pwrite` is used, not a copy into a shared mapping: it skips the page faults (0.5 s against 0.85 s a
-GB), and a full memory is an error here, where a mapping would end the process with SIGBUS.
+Buffers are written once, straight from where they live. Every reader maps the file privately; small parcels are copied
+instead, since a mapping of a file holds a descriptor (before Python 3.13). `pwrite` is used, not a copy into a mapping:
+it skips the page faults (0.5 s against 0.85 s a GB), and a full memory is an error here, not a SIGBUS.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Registrations: classes and functions of the notebook that a cell has put into a registry of a library.
 
-`AutoModel.register(MyConfig, MyModel)` leaves the classes in a dictionary of the library, which a rank that imports
-the library does not have. They are found from the definition outward: who refers to it, who refers to that, until a
-module or a class of a library is reached. The way back is the place as code would name it:
-`transformers.models.auto.modeling_auto.MODEL_MAPPING._extra_content[MyConfig]`.
-
-Each level takes a walk of the garbage collector through all objects: 40 ms for 400,000. So a definition is looked
-for only after a cell has given it to a library, and a walk ends where the notebook's own variables begin.
+`AutoModel.register(MyConfig, MyModel)` leaves them in a dictionary of the library, which a rank lacks. They are found
+from the definition outward, by who refers to it, until a module or a class of a library is reached. Each level takes a
+walk of the garbage collector through all objects: 40 ms for 400,000. So a definition is looked for only after a cell
+has given it to a library, and a walk ends where the notebook's own variables begin.
 """
 
 from __future__ import annotations

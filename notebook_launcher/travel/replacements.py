@@ -1,12 +1,9 @@
 """Attributes of libraries that the notebook has replaced: ranks have them too, as forks of the kernel would.
 
-After `F.gelu = mine` or `config.lr = 0.01` in a cell, ranks that import these modules themselves would compute with the
-originals, without a word. In the kernel `ReplacedAttributes` finds what cells have changed; a rank's `Replacer` sets it
-before the function is unpacked, and puts the originals back once the kernel has done so.
-
-A change is found by the text of the cells, whatever its value is, and by a scan of all modules and classes for
-functions and classes of the notebook, however they came there. What libraries do to one another is neither. What cells
-have put into registries is found by `registrations.py`.
+After `F.gelu = mine` in a cell, ranks that import the module themselves would compute with the original, without a
+word. In the kernel `ReplacedAttributes` finds what cells have changed, by their text and by a scan of all modules for
+functions and classes of the notebook; `registrations.py` finds what they have put into registries. A rank's `Replacer`
+sets it before the function is unpacked, and puts the originals back once the kernel has done so.
 """
 
 from __future__ import annotations
@@ -551,7 +548,6 @@ def _is_kept(name: str) -> bool:
 
 
 def _num_references(owner: dict[str, Any], name: str) -> int:
-    """Return the number of references to an entry of a dictionary."""
     return sys.getrefcount(owner[name]) - _EXTRA_REFERENCES
 
 

@@ -7,7 +7,7 @@ from tests.support.two_mains import notebook
 
 def test_classes_are_found_by_plain_pickle_in_the_rank() -> None:
     notebook("""
-        import dataclasses, enum, pickle, typing
+        import dataclasses, enum, pickle, threading, typing
         @dataclasses.dataclass
         class Config:
             lr: float = 0.1
@@ -15,38 +15,48 @@ def test_classes_are_found_by_plain_pickle_in_the_rank() -> None:
             RED = 1
         class Pair(typing.NamedTuple):
             a: int
+        class Model:
+            @dataclasses.dataclass
+            class Config:
+                lr: float = 0.1
+        class Server:
+            lock = threading.Lock()  # stays, and so does the class
+            class Address:
+                port = 80
         def helper():
             return 7
-        def train(config, color, pair):
-            copies = pickle.loads(pickle.dumps((config, color, pair, helper)))
-            assert copies == (config, color, pair, helper), copies
-            assert type(copies[0]) is Config and copies[3]() == 7
-            return copies[:3]
-        config, color, pair = rank.call(train, Config(0.5), Color.RED, Pair(3))
+        def train(*given):
+            copies = pickle.loads(pickle.dumps((*given, helper)))
+            assert copies == (*given, helper), copies
+            assert type(copies[0]) is Config and copies[-1]() == 7
+            assert type(given[-1]).__qualname__ == "Model.Config"
+            return *copies[:-1], repr(given[-1])
+        config, color, pair, inner, text = rank.call(train, Config(0.5), Color.RED, Pair(3), Model.Config(0.5))
         assert type(config) is Config and config.lr == 0.5
         assert color is Color.RED and type(pair) is Pair
+        assert type(inner) is Model.Config and inner.lr == 0.5
+        assert text == "Model.Config(lr=0.5)"
+        assert rank.call(lambda address: address.port, Server.Address()) == 80
     """)
 
 
-def test_exception_of_the_notebook_is_caught_by_its_class() -> None:
+def test_objects_come_back_with_the_class_that_was_sent() -> None:
     notebook("""
+        # An exception is caught by its class.
         class Stopped(Exception):
             def __init__(self, code, text):
                 super().__init__(text)
                 self.code = code
-        def train():
+        def stop():
             raise Stopped(7, "enough")
         try:
-            rank.call(train)
+            rank.call(stop)
         except Stopped as exc:
             assert (exc.code, str(exc)) == (7, "enough")
         else:
             raise AssertionError
-    """)
 
-
-def test_kernels_class_is_never_modified() -> None:
-    notebook("""
+        # The kernel's class is never modified.
         class Model:
             seen = []
             limit = 1
@@ -55,15 +65,36 @@ def test_kernels_class_is_never_modified() -> None:
                 limit = 1
             return Local
         Local = make()
-        def train(model, local):
+        def modify(model, local):
             type(model).limit = type(local).limit = 99
             return model, local
         def attributes(cls):  # copyreg keeps a note on every class whose instances are pickled
             return {name: value for name, value in vars(cls).items() if name != "__slotnames__"}
         before = attributes(Model), attributes(Local)
-        model, local = rank.call(train, Model(), Local())
+        model, local = rank.call(modify, Model(), Local())
         assert type(model) is Model and type(local) is Local
         assert (attributes(Model), attributes(Local)) == before
+
+        # A class that is defined again is another one.
+        class Net: version = 1
+        def build():
+            return Net()
+        First, net = Net, Net()
+        assert type(rank.call(build)) is First
+        class Net: version = 2
+        assert type(rank.call(lambda x: x, net)) is First
+        assert type(rank.call(build)) is Net and Net is not First
+
+        # A class that only the rank knows travels by value.
+        class Base: pass
+        def derive():
+            class Local(Base):
+                def double(self): return 2 * self.x
+            local = Local(); local.x = 4
+            return local
+        local = rank.call(derive)
+        assert local.double() == 8 and isinstance(local, Base)
+        assert isinstance(rank.call(lambda v: v, local), type(local))
     """)
 
 
@@ -85,58 +116,6 @@ def test_class_that_arrives_by_value_under_a_known_id_is_kept_as_it_is() -> None
         _, [fd] = kernel_end.receive()
         os.wait()
         assert type(travel.unpack_value(fd)) is Local and Local.limit == 1
-    """)
-
-
-def test_instances_of_a_redefined_class_are_of_the_class_that_was_sent() -> None:
-    notebook("""
-        class Net: version = 1
-        def train():
-            return Net()
-        First = Net
-        net = Net()
-        def identity(x):
-            return x
-        assert type(rank.call(train)) is First
-        class Net: version = 2
-        assert type(rank.call(identity, net)) is First
-        assert type(rank.call(train)) is Net and Net is not First
-    """)
-
-
-def test_class_that_only_the_rank_knows_travels_by_value() -> None:
-    notebook("""
-        class Base: pass
-        def train():
-            class Local(Base):
-                def double(self): return 2 * self.x
-            local = Local(); local.x = 4
-            return local
-        local = rank.call(train)
-        assert local.double() == 8 and isinstance(local, Base)
-        assert isinstance(rank.call(lambda v: v, local), type(local))
-    """)
-
-
-def test_nested_classes_are_found_by_plain_pickle_in_the_rank() -> None:
-    notebook("""
-        import dataclasses, pickle
-        class Model:
-            @dataclasses.dataclass
-            class Config:
-                lr: float = 0.1
-        def train(config):
-            assert type(config).__qualname__ == "Model.Config"
-            return pickle.loads(pickle.dumps(config)), repr(config)
-        config, text = rank.call(train, Model.Config(0.5))
-        assert type(config) is Model.Config and config.lr == 0.5
-        assert text == "Model.Config(lr=0.5)"
-        import threading
-        class Server:
-            lock = threading.Lock()  # stays, and so does the class
-            class Address:
-                port = 80
-        assert rank.call(lambda address: address.port, Server.Address()) == 80
     """)
 
 

@@ -107,8 +107,6 @@ def _display(*objects: Any, **options: Any) -> Any:
 
 
 class _Keyboard:
-    """Asks the user through the kernel."""
-
     def __init__(self, rank: int, request: Callable[[messages.InputRequest], messages.InputReply]) -> None:
         self._rank = rank
         self._request = request
@@ -155,8 +153,6 @@ class _Keyboard:
 
 
 class _Stdin(io.TextIOBase):
-    """Standard input whose lines are asked of the user."""
-
     encoding = "utf-8"
 
     def __init__(self, keyboard: _Keyboard) -> None:

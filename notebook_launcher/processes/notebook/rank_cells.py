@@ -370,7 +370,6 @@ def is_abridged(value: Any) -> bool:
 
 
 def _fingerprint_of_function(function: types.FunctionType) -> str | None:
-    """Return a word for the code, the defaults and the captured values; None if these cannot be compared."""
     held = [cell.cell_contents for cell in function.__closure__ or ()]
     parts = [fingerprint_of(value) for value in (function.__defaults__, function.__kwdefaults__, *held)]
     if None in parts:

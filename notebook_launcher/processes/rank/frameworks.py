@@ -1,16 +1,9 @@
-"""Changes to other libraries that start processes or process groups; a rank has both already.
+"""Changes to other libraries that start processes or process groups, or train by settings of their own.
 
-`torch.multiprocessing.spawn`, with which programs start their own ranks, is refused.
-
-Hugging Face Accelerate and Lightning Fabric pass `timeout=` to `init_process_group`, and skip that call if there is a
-group already. In a rank, the existing group gets the timeout. Accelerate's barrier names the GPU with the number of the
-rank, which does not exist if ranks share GPUs; then the barrier names no GPU. A version of these libraries without the
-functions that are replaced here is left as it is.
-
-Settings of the launch that another library's trainer does not take are named as soon as it is made, and the kernel is
-told of it, because `run.set` and its like reach our own Accelerator, and the trainers of transformers and Lightning, by
-callbacks that they are given here (`notebook_launcher/callbacks.py`). Accelerate's state,
-which the first Accelerator of a process makes for all later ones, begins anew with the first one of a session's call.
+`torch.multiprocessing.spawn` is refused. A group that Accelerate and Lightning Fabric find gets their `timeout=`;
+Accelerate's barrier names no GPU that is missing. Settings of the launch that a trainer does not take are named as soon
+as it is made; trainers of transformers and Lightning get a callback (`callbacks.py`). Accelerate's state begins anew
+with the first Accelerator of a session's call. A version without the functions replaced here is left as it is.
 """
 
 from __future__ import annotations
@@ -273,7 +266,6 @@ class _OwnSettings:
             self._tell(line)
 
     def _attach(self, maker: _Maker, trainer: Any, num_processes: int) -> bool:
-        """Give the trainer a callback; return True if it takes requests."""
         from notebook_launcher import callbacks
 
         is_new, answers = callbacks.attach(trainer, num_processes)
@@ -284,7 +276,6 @@ class _OwnSettings:
         return answers
 
     def _tell(self, line: str) -> None:
-        """Write a line, once."""
         if line not in self._told:
             self._told.add(line)
             notify(line)

@@ -148,7 +148,6 @@ def _programs(folder: Path) -> list[str]:
 
 
 def _exists(name: str, *folders: str) -> bool:
-    """Return True if there is a module of this name on the path, or in one of the folders."""
     try:
         return bool(importlib.util.find_spec(name) or PathFinder.find_spec(name, folders))
     except (ImportError, ValueError, AttributeError):
