@@ -14,10 +14,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import notebook_launcher
-from notebook_launcher.diagnosis.finding import Finding
+from notebook_launcher.diagnosis.finding import Finding, warning
 from notebook_launcher.installed import BROKEN_IPYKERNELS, version_of
 from notebook_launcher.kernel.calls.checks import try_fork
 from notebook_launcher.kernel.launch import inherited_imports
@@ -27,10 +26,6 @@ from notebook_launcher.settings import accelerate_yaml
 from notebook_launcher.tracebacks import PACKAGE_FOLDER
 from notebook_launcher.travel.parcel import available_memory
 from notebook_launcher.wording import format_bytes, format_seconds, is_secret, plural
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 LIMITS = "limits"
 FILES_PER_RANK = 6
@@ -70,10 +65,8 @@ def shared_memory(folder: str) -> Finding:
         return Finding(area=LIMITS, name=name, fact=error.strerror or "missing", verdict="problem", advice=advice)
     free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     fact = f"{format_bytes(free)} free of {format_bytes(size)}"
-    if free >= SMALL_SHM:
-        return Finding(area=LIMITS, name=name, fact=fact)
     advice = "docker run --shm-size=8g ..., or DataLoader(..., num_workers=0); `df -h /dev/shm` shows who fills it"
-    return Finding(area=LIMITS, name=name, fact=fact, verdict="warning", advice=advice)
+    return warning(LIMITS, name, fact, advice if free < SMALL_SHM else "")
 
 
 def open_files(soft: int, hard: int) -> Finding:
@@ -98,8 +91,7 @@ def _processes() -> Finding:
         now = int(Path("/sys/fs/cgroup/pids.current").read_text("ascii"))
         fact += f"; the container has {now:,} of {limit:,}"
         if limit - now < FEW_RANKS:
-            advice = f"docker run --pids-limit={2 * limit} ..., or stop other processes"
-            return Finding(area=LIMITS, name=name, fact=fact, verdict="warning", advice=advice)
+            return warning(LIMITS, name, fact, f"docker run --pids-limit={2 * limit} ..., or stop other processes")
     return Finding(area=LIMITS, name=name, fact=fact)
 
 
@@ -148,7 +140,7 @@ def _start(library: devices.Library, gpu: devices.GPU, seconds: float) -> list[F
         return []
     fact = f"finding them took {format_seconds(seconds)}, as it will at each launch: persistence mode is off"
     advice = "sudo nvidia-smi -pm 1, or start nvidia-persistenced: the driver then keeps unused GPUs loaded"
-    return [Finding(area=GPUS, name="start", fact=fact, verdict="warning", advice=advice)]
+    return [warning(GPUS, "start", fact, advice)]
 
 
 def _gpu(library: devices.Library, place: int, gpu: devices.GPU) -> Finding:
@@ -157,10 +149,10 @@ def _gpu(library: devices.Library, place: int, gpu: devices.GPU) -> Finding:
     fact = f"{gpu.name}, {format_bytes(gpu.free_memory)} free of {format_bytes(gpu.total_memory)}"
     name = f"GPU {place}"
     fact += f"; used by {users}" if others else ""
-    if others and gpu.free_memory < MOSTLY_TAKEN * gpu.total_memory:
-        advice = f"end process {others[0]}, or choose other GPUs with devices=[...]"
-        return Finding(area=GPUS, name=name, fact=fact, verdict="warning", advice=advice)
-    return Finding(area=GPUS, name=name, fact=fact)
+    is_taken = others and gpu.free_memory < MOSTLY_TAKEN * gpu.total_memory
+    return warning(
+        GPUS, name, fact, f"end process {others[0]}, or choose other GPUs with devices=[...]" if is_taken else ""
+    )
 
 
 def _pair(library: devices.Library, one: int, other: int) -> Finding:
@@ -171,8 +163,7 @@ def _pair(library: devices.Library, one: int, other: int) -> Finding:
     if reachable or os.environ.get("NCCL_P2P_DISABLE") == "1":
         return Finding(area=GPUS, name=name, fact=f"{path}; peer access {'works' if reachable else 'is switched off'}")
     fact = f"{path}; no peer access, so data goes through the host's memory"
-    advice = 'if a launch with NCCL hangs or fails: env={"NCCL_P2P_DISABLE": "1"}'
-    return Finding(area=GPUS, name=name, fact=fact, verdict="warning", advice=advice)
+    return warning(GPUS, name, fact, 'if a launch with NCCL hangs or fails: env={"NCCL_P2P_DISABLE": "1"}')
 
 
 def _command(pid: int) -> str:
@@ -211,7 +202,7 @@ def name_finding(name: str, seconds: float) -> Finding:
         return Finding(area=NETWORK, name=name, fact=fact)
     line = "127.0.0.1 localhost" if "127.0.0.1" in name else f"127.0.1.1 {socket.gethostname()}"
     advice = f"add the line `{line}` to /etc/hosts: a name server that does not answer delays the start of ranks"
-    return Finding(area=NETWORK, name=name, fact=fact, verdict="warning", advice=advice)
+    return warning(NETWORK, name, fact, advice)
 
 
 def _seconds(call: str) -> float:
@@ -234,24 +225,7 @@ CUDA_FILE = "/dev/nvidia-uvm"
 VARIABLES = re.compile(
     r"(NCCL|GLOO|TORCH|PYTORCH|OMP|MKL|ACCELERATE)_\w+|CUDA_\w+|MASTER_(ADDR|PORT)|(LOCAL_)?RANK|WORLD_SIZE"
 )
-PATIENCE = 120
 FORKSERVER = 'omit start_method="fork": the default, "forkserver", does not depend on what this process did'
-# Imports modules one after the other, until one has opened the file.
-IMPORTS = """
-import importlib, os, sys
-path, *names = sys.argv[1:]
-def is_open():
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{fd}") == path: return True
-        except OSError: pass
-for name in names:
-    try: importlib.import_module(name)
-    except BaseException: pass
-    if is_open():
-        sys.__stdout__.write("\\nopener: " + name); sys.__stdout__.flush()
-        os._exit(0)
-"""
 
 
 def look_at_process() -> list[Finding]:
@@ -260,7 +234,7 @@ def look_at_process() -> list[Finding]:
     values = ", ".join(f"{name}={os.environ[name]}" for name in names)
     return [
         *_fork(),
-        *cuda_findings(),
+        cuda_finding(),
         *_imports(),
         Finding(area=HERE, name="variables", fact=values or "none that changes a launch"),
     ]
@@ -275,56 +249,26 @@ def _fork() -> list[Finding]:
         return [Finding(area=HERE, name=name, fact="tried: a fork can run parallel operations", verdict="good")]
     lost = [*([] if health.parallel else ["parallel operations"]), *([] if health.cuda else ["CUDA"])]
     fact = f"tried: a fork of this process cannot run {' or '.join(lost)}, because this process has used them"
-    return [Finding(area=HERE, name=name, fact=fact, verdict="warning", advice=FORKSERVER)]
+    return [warning(HERE, name, fact, FORKSERVER)]
 
 
 def _imports() -> list[Finding]:
     """Return what ranks inherit of this process's imports."""
     image = inherited_imports()
     if not image.num_modules and not image.left_out:
-        return [
-            Finding(area=HERE, name="imports", fact="nothing was launched yet that ranks could inherit imports from")
-        ]
-    inherited = Finding(area=HERE, name="imports", fact=f"ranks inherit {plural(image.num_modules, 'imported module')}")
-    return [
-        inherited,
-        *(
-            Finding(area=HERE, name="imports", fact=f"each rank imports {name} at each launch: {reason}")
-            for name, reason in image.left_out.items()
-        ),
-    ]
+        fact = "nothing was launched yet that ranks could inherit imports from"
+        return [Finding(area=HERE, name="imports", fact=fact)]
+    facts = [f"ranks inherit {plural(image.num_modules, 'imported module')}"]
+    facts += [f"each rank imports {name} at each launch: {reason}" for name, reason in image.left_out.items()]
+    return [Finding(area=HERE, name="imports", fact=fact) for fact in facts]
 
 
-def cuda_findings() -> list[Finding]:
-    """Return the findings about CUDA in this process: its state, and what starts it."""
-    if CUDA_FILE not in _open_files():
-        return [Finding(area=HERE, name="CUDA", fact="not started in this process")]
-    opener = find_opener(CUDA_FILE, modules_in_order())
-    by = f"the import of {opener} starts it" if opener else "no import starts it, so a cell or script did"
-    advice = f"{FORKSERVER}; or import {opener} inside the function" if opener else FORKSERVER
-    return [Finding(area=HERE, name="CUDA", fact=f"started in this process: {by}", verdict="warning", advice=advice)]
-
-
-def _open_files() -> set[str]:
+def cuda_finding() -> Finding:
+    """Return the finding about CUDA in this process."""
     # The descriptor that lists the folder is closed by now, so its entry leads nowhere: `realpath` does not raise.
-    return {os.path.realpath(entry) for entry in list(Path("/proc/self/fd").iterdir())}
-
-
-def modules_in_order() -> list[str]:
-    """Return the top-level modules that this process imported, in order, without Python's own."""
-    own = {*sys.stdlib_module_names, "__main__", "notebook_launcher"}
-    return list(dict.fromkeys(top for name in list(sys.modules) if (top := name.partition(".")[0]) not in own))
-
-
-def find_opener(path: str, modules: Sequence[str]) -> str:
-    """Import modules in a fresh process, in order; return the first after which it has a file open, else nothing."""
-    command = [sys.executable, "-c", IMPORTS, path, *modules]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        return ""
-    return done.stdout.rpartition("opener: ")[2] if "opener: " in done.stdout else ""
+    if CUDA_FILE not in {os.path.realpath(entry) for entry in list(Path("/proc/self/fd").iterdir())}:
+        return Finding(area=HERE, name="CUDA", fact="not started in this process")
+    return warning(HERE, "CUDA", "started in this process, by a cell or an import", FORKSERVER)
 
 
 # --------------------------------------------------------------------------------------------------------------------

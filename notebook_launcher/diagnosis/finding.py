@@ -35,6 +35,11 @@ class Finding:
     """Code or command to type; empty if there is nothing to do. Every warning and every problem has it."""
 
 
+def warning(area: str, name: str, fact: str, advice: str) -> Finding:
+    """Return a warning with what to type; without advice, a fact."""
+    return Finding(area=area, name=name, fact=fact, verdict="warning" if advice else "fact", advice=advice)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # `Diagnosis`: all findings, as a table in a notebook, as text elsewhere, and as JSON for a report.
 
