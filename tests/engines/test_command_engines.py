@@ -114,34 +114,28 @@ def test_large_values_travel_both_ways_and_a_parcel_once_a_node(
     assert len(sent) == 2
 
 
-def test_original_exception_of_the_rank_that_failed_first_is_raised(engine: Commands) -> None:
-    def fail() -> None:
-        if os.environ["RANK"] == "3":
+def test_original_exception_of_the_rank_that_failed_first_is_raised_and_output_has_its_rank(
+    engine: Commands, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def speak_and_fail() -> None:
+        print(f"said by {os.environ['RANK']}")
+        os.system("echo of a child")
+        if os.environ["RANK"] == "2":
             raise ValueError("boom")
         dist.all_reduce(torch.ones(1))
 
-    with pytest.raises(ValueError, match="boom") as caught:
-        notebook_launch(fail, 4, engine=engine, **QUIET)
-    error: Any = caught.value
-    assert error.rank == 3
-    assert next((failure.rank, failure.victim) for failure in error.failures) == (3, False)
+    run = launch(speak_and_fail, 3, engine=engine, **QUIET)
+    error: Any = run.exception(60)
+    assert repr(error) == "ValueError('boom')"
+    assert error.rank == 2
+    assert next((failure.rank, failure.victim) for failure in error.failures) == (2, False)
+    assert [run.logs(rank) for rank in range(3)] == [f"said by {rank}\nof a child\n" for rank in range(3)]
+    capfd.readouterr()
 
 
 def test_killed_rank_is_named_with_its_signal(engine: Commands) -> None:
     with pytest.raises(RankFailedError, match=r"^rank 2 of 4 \(node 1\) was killed by SIGKILL\(-9\)"):
         notebook_launch(kill_rank, 4, args=(2,), engine=engine, **QUIET)
-
-
-def test_output_arrives_with_its_rank_before_the_result(engine: Commands, capfd: pytest.CaptureFixture[str]) -> None:
-    def speak() -> None:
-        print(f"said by {os.environ['RANK']}")
-        os.system("echo of a child")
-
-    run = launch(speak, 3, engine=engine, **QUIET)
-    run.result()
-    assert [run.logs(rank) for rank in range(3)] == [f"said by {rank}\nof a child\n" for rank in range(3)]
-    assert [rank.state for rank in run.ranks] == ["returned"] * 3
-    capfd.readouterr()
 
 
 def test_stop_shows_who_waits_across_nodes(engine: Commands) -> None:
@@ -212,13 +206,9 @@ def test_session_whose_node_is_lost_starts_again(own_engine: Commands) -> None:
         greeting = nodes_of(own_engine)[0].greeting
         assert greeting is not None
         os.kill(greeting.pid, signal.SIGKILL)
-        until(lambda: bool(nodes_of_session_lost(session)))
+        tree: Any = tree_of(session)
+        until(lambda: any(node.lost for node in tree._nodes))
         assert list(session.run(sum_up)) == [2.0, 2.0]
-
-
-def nodes_of_session_lost(session: Session) -> list[str]:
-    tree: Any = tree_of(session)
-    return [node.lost for node in tree._nodes if node.lost]
 
 
 KILLED = """
@@ -296,14 +286,6 @@ def test_command_that_fails_is_shown_with_its_last_words(command: list[str], mes
     with pytest.raises(ConfigError, match=message) as caught:
         notebook_launch(sum_up, 2, engine=Commands([command]), **QUIET)
     assert caught.value.field == "engine"
-
-
-def test_network_that_no_node_has_is_refused() -> None:
-    with (
-        Commands([[]], network="no-such-0") as engine,
-        pytest.raises(ConfigError, match="network='no-such-0' is not on"),
-    ):
-        engine.look()
 
 
 def program(folder: Path, name: str, text: str) -> None:

@@ -33,6 +33,12 @@ def engine(namespaces: tuple[str, str]) -> Iterator[Commands]:
         yield engine
 
 
+@pytest.fixture
+def lasting(engine: Commands) -> None:
+    """Start the agents that a test before has lost, with a cable that was cut."""
+    engine.look()
+
+
 def listening() -> list[tuple[str, str]]:
     """Return the addresses at which something listens in this process's network."""
     dist.all_reduce(torch.ones(1))

@@ -61,6 +61,12 @@ def engine(cable: Cable, full: Path) -> Iterator[Commands]:
         yield engine
 
 
+@pytest.fixture
+def lasting(engine: Commands) -> None:
+    """Start the agents that a test before has lost, with a cable that was cut."""
+    engine.look()
+
+
 def machine(name: str, address: str, prepare: str = "true") -> list[str]:
     """Return a command for a machine of a name, with a file of hosts that has an address for it."""
     lines = f"127.0.0.1 localhost\\n{address} {name}\\n"

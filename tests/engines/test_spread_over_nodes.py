@@ -74,13 +74,6 @@ def test_numbers_that_contradict_each_other_are_refused(options: dict[str, Any],
     assert caught.value.field == field
 
 
-def test_names_of_other_launchers_are_explained() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option num_nodes=\. It is called nodes here"):
-        notebook_launch(os.getpid, num_nodes=2)
-    with pytest.raises(ConfigError, match=r"unknown option nproc_per_node=\. It is called processes_per_node here"):
-        notebook_launch(os.getpid, nproc_per_node=2)
-
-
 def node_and_rank() -> tuple[str, str, str]:
     return tuple(os.environ[name] for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))  # type: ignore[return-value]
 
