@@ -121,47 +121,41 @@ def modules_needed(call: FunctionCall) -> tuple[str, ...]:
     The fork server imports what the kernel has of them before it forks the ranks, which would all import them at the
     same time. A wrong answer costs time alone.
     """
-    looked = _Looked()
+    needed = set[str]()
     waiting = [inner for value in (call.fn, *call.args, *call.kwargs.values()) for inner in _inside(value)]
     seen = set[int]()
     while waiting and len(seen) < MAX_LOOKED_AT:
         value = waiting.pop()
         if id(value) not in seen:
             seen.add(id(value))
-            waiting += looked.look(value)
-    return tuple(sorted(looked.needed - THERE_ALREADY))
+            waiting += _look(value, needed)
+    return tuple(sorted(needed - THERE_ALREADY))
 
 
-class _Looked:
-    """What a search has found so far."""
-
-    def __init__(self) -> None:
-        self.needed: set[str] = set()
-
-    def look(self, value: Any) -> list[Any]:
-        """Note what the value needs, and return the values that it uses."""
-        if isinstance(value, types.ModuleType):
-            self.needed.add(value.__name__.partition(".")[0])
-            return []
-        if not isinstance(value, types.FunctionType | type):
-            self.needed.add((type(value).__module__ or "").partition(".")[0])
-            return []
-        home = value.__module__ or ""
-        if isinstance(value, type) and value.__name__ in MAKE_OPTIMIZERS:  # The code may know it by another name.
-            self.needed.add(COMPILER)
-        if not _is_users(home):
-            self.needed.add(home.partition(".")[0])
-            return []
-        if isinstance(value, type):
-            bases = [base for base in value.__mro__[1:] if base is not object]
-            return [inner for used in (*vars(value).values(), *bases) for inner in _inside(used)]
-        names = set[str]()
-        for code in _codes(value.__code__):
-            names.update(code.co_names)
-            self.needed.update(name.partition(".")[0] for name in _imported_names(code))
-        if names & MAKE_OPTIMIZERS:
-            self.needed.add(COMPILER)
-        return [inner for used in _used_by(value, names) for inner in _inside(used)]
+def _look(value: Any, needed: set[str]) -> list[Any]:
+    """Note what the value needs, and return the values that it uses."""
+    if isinstance(value, types.ModuleType):
+        needed.add(value.__name__.partition(".")[0])
+        return []
+    if not isinstance(value, types.FunctionType | type):
+        needed.add((type(value).__module__ or "").partition(".")[0])
+        return []
+    home = value.__module__ or ""
+    if isinstance(value, type) and value.__name__ in MAKE_OPTIMIZERS:  # The code may know it by another name.
+        needed.add(COMPILER)
+    if not _is_users(home):
+        needed.add(home.partition(".")[0])
+        return []
+    if isinstance(value, type):
+        bases = [base for base in value.__mro__[1:] if base is not object]
+        return [inner for used in (*vars(value).values(), *bases) for inner in _inside(used)]
+    names = set[str]()
+    for code in _codes(value.__code__):
+        names.update(code.co_names)
+        needed.update(name.partition(".")[0] for name in _imported_names(code))
+    if names & MAKE_OPTIMIZERS:
+        needed.add(COMPILER)
+    return [inner for used in _used_by(value, names) for inner in _inside(used)]
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import mmap
 import os
 import select
@@ -118,9 +119,8 @@ class ProcessTree:
             kernel_fds += [self._channel.fileno(), self._wake_r.fileno(), self._wake_w.fileno(), listener.fileno()]
             self._supervisor = start_supervisor(self._their_channel, kernel_fds)
             self._selector.register(self._channel, selectors.EVENT_READ, self._on_supervisor)
-            with contextlib.suppress(BrokenPipeError, ConnectionError):
-                fds = [self._board_file.fileno(), listener.fileno()]
-                self._channel.send(self.setup, fds)
+            with contextlib.suppress(ConnectionError):
+                self._channel.send(self.setup, [self._board_file.fileno(), listener.fileno()])
                 for rank in self._pipes:
                     self._start_rank(rank)
 
@@ -137,12 +137,10 @@ class ProcessTree:
         pipes = self._pipes[rank]
         self._channel.send(messages.StartRank(rank=rank), pipes.fds_for_rank())
         pipes.close_theirs()
-        self._selector.register(pipes.channel, selectors.EVENT_READ, lambda: self._on_record(rank))
+        self._selector.register(pipes.channel, selectors.EVENT_READ, functools.partial(self._on_record, rank))
         for fd, stream in pipes.streams.items():
-            self._selector.register(fd, selectors.EVENT_READ, self._reader(rank, stream, fd))
-
-    def _reader(self, rank: int, stream: Stream, fd: int) -> Any:
-        return lambda: self._on_output(rank, stream, fd)
+            take = functools.partial(self._on_output, rank, stream, fd)
+            self._selector.register(fd, selectors.EVENT_READ, take)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -404,7 +402,7 @@ class RankPipes:
             self.their_streams.append(theirs)
             os.set_blocking(ours, False)
             with contextlib.suppress(OSError):
-                _widen(ours)
+                fcntl.fcntl(ours, F_SETPIPE_SZ, PIPE_SIZE)
 
     def all_fds(self) -> list[int]:
         """Return every open descriptor, including the rank's."""
@@ -440,10 +438,6 @@ class RankPipes:
         if self.stacks_fd is not None:
             os.close(self.stacks_fd)
             self.stacks_fd = None
-
-
-def _widen(fd: int) -> None:
-    fcntl.fcntl(fd, F_SETPIPE_SZ, PIPE_SIZE)
 
 
 # --------------------------------------------------------------------------------------------------------------------

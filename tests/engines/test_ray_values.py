@@ -26,7 +26,7 @@ NODE = NodeShare(node_id="a", host="gpu1", address="10.0.0.1", cpus=16.0, gpus=8
         ({"cpus": -1}, "cpus=-1 must be a number of 0 or more, or None"),
         ({"patience": None}, r"patience=None must be a number of 1 or more\."),
         ({"keep": True}, "keep=True must be a number of 0 or more, or None"),
-        ({"network": ""}, "network='' must be an interface's name"),
+        ({"network": ""}, "network='' is a str; it must be a string that is not empty, or None"),
         ({"runtime_env": {"pip": object()}}, "runtime_env=.* cannot be sent: .*Pass a dictionary"),
         ({"runtime_env": "pip"}, "runtime_env='pip' cannot be sent: .*Pass a dictionary"),
     ],

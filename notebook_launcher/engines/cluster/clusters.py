@@ -228,8 +228,7 @@ class Clusters:
             cluster = self._idle.get(key)
             if cluster is None or cluster.taken is not taken:
                 return
-            del self._idle[key]
-            self._known.pop(key, None)
+            self._drop(key)
         cluster.close()
 
     def known(self, is_meant: Callable[[ClusterKey], bool]) -> dict[ClusterKey, tuple[Node, ...]]:
@@ -246,28 +245,30 @@ class Clusters:
     def release(self, is_meant: Callable[[ClusterKey], bool]) -> None:
         """End the idle agents of all sets that are meant."""
         with self._lock:
-            keys = [key for key in self._idle if is_meant(key)]
-            clusters = [self._idle.pop(key) for key in keys]
-            for key in keys:
-                self._known.pop(key, None)
-        for cluster in clusters:
-            cluster.taken.set()
+            ended = [self._drop(key) for key in [*self._idle] if is_meant(key)]
+        for cluster in filter(None, ended):
             cluster.close()
 
     def close(self, key: ClusterKey) -> None:
         """End the agents of an engine: idle agents now, the others at the end of their launch."""
         with self._lock:
             self._num_closed[key] = self._num_closed.get(key, 0) + 1
-            self._known.pop(key, None)
-            cluster = self._idle.pop(key, None)
+            cluster = self._drop(key)
         if cluster is not None:
-            cluster.taken.set()
             cluster.close()
 
     def close_all(self, is_meant: Callable[[ClusterKey], bool]) -> None:
         """End the agents of all sets of nodes that are meant, as `close` does."""
         for key in self.known(is_meant):
             self.close(key)
+
+    def _drop(self, key: ClusterKey) -> Cluster | None:
+        """Forget a set of nodes; return it if it is idle."""
+        self._known.pop(key, None)
+        cluster = self._idle.pop(key, None)
+        if cluster is not None:
+            cluster.taken.set()
+        return cluster
 
 
 def _reply(node: Node, kind: type[Any], until: float) -> Any:

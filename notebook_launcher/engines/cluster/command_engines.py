@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from notebook_launcher.engines.cluster.clusters import clusters
 from notebook_launcher.engines.cluster.connections import CommandConnection
-from notebook_launcher.engines.cluster.ray_engine import Ray
+from notebook_launcher.engines.cluster.ray_engine import Ray, check_text
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.allocation import NodeInfo
-from notebook_launcher.wording import plural, type_of
+from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -154,8 +154,8 @@ class Commands(CommandEngine):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "commands", _commands(self.commands))
-        _check_text("python", self.python)
-        _check_text("network", self.network, or_none=True)
+        check_text("python", self.python)
+        check_text("network", self.network, or_none=True)
 
     def agent_commands(self) -> tuple[tuple[str, ...], ...]:
         """Return the command line of each node's agent."""
@@ -186,8 +186,8 @@ class SSH(CommandEngine):
             raise ConfigError(
                 f"hosts={list(self.hosts)!r}: {bad[0]!r} is an option of ssh; pass options=[...].", field="engine"
             )
-        _check_text("python", self.python)
-        _check_text("network", self.network, or_none=True)
+        check_text("python", self.python)
+        check_text("network", self.network, or_none=True)
 
     def agent_commands(self) -> tuple[tuple[str, ...], ...]:
         """Return the command line of each host's agent."""
@@ -217,8 +217,8 @@ class Slurm(CommandEngine):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", _words("options", self.options, may_be_empty=True))
-        _check_text("python", self.python)
-        _check_text("network", self.network, or_none=True)
+        check_text("python", self.python)
+        check_text("network", self.network, or_none=True)
         object.__setattr__(self, "hosts", self._allocated())
 
     def _allocated(self) -> tuple[str, ...]:
@@ -265,14 +265,6 @@ def _words(name: str, value: object, *, may_be_empty: bool = False) -> tuple[str
     if isinstance(value, str) or not isinstance(value, Iterable) or not fits or not (words or may_be_empty):
         raise ConfigError(f"{name}={value!r}: pass a list of words.", field="engine")
     return words
-
-
-def _check_text(name: str, value: object, *, or_none: bool = False) -> None:
-    if (or_none and value is None) or (isinstance(value, str) and value and "\0" not in value):
-        return
-    raise ConfigError(
-        f"{name}={value!r} is {type_of(value)}; it must be a string{' or None' if or_none else ''}.", field="engine"
-    )
 
 
 # --------------------------------------------------------------------------------------------------------------------

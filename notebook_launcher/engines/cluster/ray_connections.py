@@ -94,17 +94,8 @@ class RayDriver:
 
     @property
     def has_ended(self) -> bool:
-        """True if the process has ended, is about to, or was asked to."""
-        return self._is_closed or self._process.poll() is not None or self._has_hung_up()
-
-    def _has_hung_up(self) -> bool:
-        """Return True if the process takes no more requests, because its raylet has ended."""
-        try:
-            poll = select.poll()
-            poll.register(self._control, select.POLLRDHUP)  # An answer that nobody took may still be there.
-            return bool(poll.poll(0))
-        except (OSError, ValueError):
-            return True
+        """True if the process has ended, or was asked to."""
+        return self._is_closed or self._process.poll() is not None
 
     def nodes(self, *, known_for: float = 0.0) -> list[dict[str, Any]]:
         """Return the nodes of the cluster, as the fields of `NodeShare`, by an answer that is so many seconds old."""
@@ -170,7 +161,7 @@ class RayDriver:
         self._reap()
 
     def keep(self) -> bool:
-        """Stay open for another engine of the same cluster; return False if the process has ended, or is about to."""
+        """Stay open for another engine of the same cluster; return False if the process has ended."""
         with self._counting:
             self._closes_when_idle = False
             return not self.has_ended
@@ -181,13 +172,6 @@ class RayDriver:
             self._closes_when_idle = True
             if self.num_open <= 0 and not self._is_closed:
                 self.close()
-
-    def let_end(self) -> None:
-        """Let a process that is about to end do so: it ends its agents first."""
-        if not self._is_closed:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILL_PATIENCE)
-        self.kill()
 
     def kill(self) -> None:
         """End the process now; agents that are connected end with it."""
@@ -302,7 +286,7 @@ class RayDrivers:
             driver = self._drivers.get(address)
             if driver is None or not driver.keep():
                 if driver is not None:
-                    driver.let_end()
+                    driver.kill()
                 driver = self._drivers[address] = RayDriver(address)
             return driver
 

@@ -4,8 +4,7 @@
               control ─┘
 
 Ray stays out of the kernel: its threads, its signal handlers, its logging, and a connection of the user's own. The
-driver ends when the kernel has closed the control socket and every agent has ended, or when the kernel is gone. It also
-ends with the raylet, Ray's own process, of this machine, because Ray then ends all that was started from here.
+driver ends when the kernel has closed the control socket and every agent has ended, or when the kernel is gone.
 
     python -m notebook_launcher.engines.cluster.ray_driver FD KERNEL_PID ADDRESS
 """
@@ -20,10 +19,9 @@ import select
 import socket
 import sys
 import threading
-import time
 from typing import Any
 
-from notebook_launcher.engines.cluster import ray_actor, ray_engine
+from notebook_launcher.engines.cluster import ray_actor
 
 CHUNK = 1 << 20
 MESSAGE_SIZE = 1 << 18
@@ -33,14 +31,6 @@ KILL_PATIENCE = 2.0
 END_PATIENCE = 15.0
 """Longest wait in seconds for an agent to end its ranks, once its link was closed."""
 MAX_WORDS = 4000
-HEAD_START = 0.2
-"""Seconds by which the node whose raylet has ended is reported lost before all others."""
-TELL_PATIENCE = 1.0
-"""Longest wait in seconds for an agent's actor to tell that its raylet has ended."""
-RAYLET_ENDED = (
-    "the raylet, Ray's own process, of the kernel's machine has ended, and Ray ends everything that was started from "
-    "there; `ray start` on that machine starts another"
-)
 KIND = "accelerator_type:"
 """Begins the name of the resource that names the GPUs of a node."""
 
@@ -56,7 +46,6 @@ class Relay:
 
     def __init__(self, fds: list[int], request: dict[str, Any]) -> None:
         self._read_fd, self._write_fd, self._end_fd = fds
-        self.node_id: str = request["node_id"]
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy = NodeAffinitySchedulingStrategy(node_id=request["node_id"], soft=False)
@@ -87,12 +76,6 @@ class Relay:
         late = threading.Timer(KILL_PATIENCE, self._end, ("its actor was ended before it was placed",))
         late.daemon = True
         late.start()
-
-    def give_up(self, words: str) -> None:
-        """End the agent's actor at once, and report the end to the kernel, unless it is over."""
-        if not self.is_over.is_set():
-            self._kill_actor()
-            self._end(words)
 
     def _kill_actor(self) -> None:
         import ray
@@ -171,8 +154,6 @@ def _nodes() -> list[dict[str, Any]]:
     import ray
 
     free = _free_resources()
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    ended = ray_engine.ended(alive)
     nodes = [
         {
             "node_id": node["NodeID"],
@@ -183,8 +164,8 @@ def _nodes() -> list[dict[str, Any]]:
             "kind": next((name[len(KIND) :] for name in node["Resources"] if name.startswith(KIND)), "GPU"),
             "is_busy": _is_busy(node["Resources"], free.get(node["NodeID"])),
         }
-        for node in alive
-        if node["NodeID"] not in ended
+        for node in ray.nodes()
+        if node["Alive"]
     ]
     return sorted(nodes, key=lambda node: (node["address"], node["node_id"]))
 
@@ -231,26 +212,6 @@ class Driver:
         for relay in self._relays.values():
             relay.is_over.wait()
 
-    def end_with_raylet(self) -> None:
-        """End all agents, and with them this process, when the raylet of this machine has ended; returns before if not.
-
-        Ray itself needs up to 15 s to notice.
-        """
-        import ray
-
-        with contextlib.suppress(OSError, AttributeError):  # Another version of Ray, or another namespace of processes.
-            own, raylet = ray.get_runtime_context().get_node_id(), ray_engine.raylet_of_this_machine()
-            select.select([raylet], [], [])
-            self._control.shutdown(socket.SHUT_RDWR)  # The kernel's next launch starts another driver.
-            relays = list(self._relays.values())
-            until = time.monotonic() + TELL_PATIENCE
-            for relay in relays:
-                if relay.node_id == own:
-                    relay.is_over.wait(max(0.0, until - time.monotonic()))
-            time.sleep(HEAD_START)
-            for relay in relays:
-                relay.give_up(RAYLET_ENDED)
-
 
 def _end_with(pid: int) -> None:
     """End this process with the kernel, even if a fork of the kernel holds the other end of the control socket."""
@@ -276,7 +237,6 @@ def main() -> None:
     except Exception as error:  # every error is sent to the kernel
         driver.tell(error=f"{type(error).__name__}: {error}"[:MAX_WORDS])
         os._exit(1)
-    threading.Thread(target=driver.end_with_raylet, daemon=True).start()
     driver.tell(is_guarded=_is_guarded())
     driver.serve()
     # Without disconnecting from Ray, which takes seconds; what is left of the job ends with this process.

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import json
-import os
-import select
-import socket
-import struct
-import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.engines.cluster.clusters import ClusterKey, clusters
 from notebook_launcher.engines.cluster.ray_connections import RayConnection, ray_drivers
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.machine.allocation import NodeInfo, ranks_by_node
-from notebook_launcher.wording import plural
+from notebook_launcher.wording import plural, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -63,11 +56,7 @@ class Ray:
 
     def __post_init__(self) -> None:
         _check_address(self.address)
-        if self.network is not None and not (isinstance(self.network, str) and self.network):
-            raise ConfigError(
-                f"network={self.network!r} must be an interface's name, a network such as '10.0.0.0/8', or None.",
-                field="engine",
-            )
+        check_text("network", self.network, or_none=True)
         _check_number("max_nodes", self.max_nodes, 1, is_whole=True, or_none=True)
         _check_number("cpus", self.cpus, 0, or_none=True)
         _check_number("patience", self.patience, 1)
@@ -212,6 +201,16 @@ def _check_address(value: object) -> None:
         )
 
 
+def check_text(name: str, value: object, *, or_none: bool = False) -> None:
+    """Raise `ConfigError` unless a value of an engine is a text with something in it."""
+    if (or_none and value is None) or (isinstance(value, str) and value and "\0" not in value):
+        return
+    raise ConfigError(
+        f"{name}={value!r} is {type_of(value)}; it must be a string that is not empty{', or None' if or_none else ''}.",
+        field="engine",
+    )
+
+
 def _check_number(name: str, value: Any, least: int, *, is_whole: bool = False, or_none: bool = False) -> None:
     fits = isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
     if (or_none and value is None) or (fits and least <= value < float("inf")):
@@ -259,56 +258,3 @@ class NodeShare:
     def info(self, number: int) -> NodeInfo:
         """Return the node for a plan."""
         return NodeInfo(number, self.host, self.address, max(1, int(self.cpus)), (self.kind,) * self.gpus)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Raylets, Ray's own process on each node: which have ended. Ray itself needs up to 15 s to notice.
-
-
-CONNECT_PATIENCE = 0.5
-"""Longest wait in seconds for all answers; a machine that gives none may only be slow."""
-CREDENTIALS = "3i"
-
-
-def raylet_of_this_machine() -> int:
-    """Return a descriptor of the process that this driver is connected to, readable once it has ended.
-
-    Raises:
-        OSError: The process cannot be seen, as from another namespace of processes.
-        AttributeError: This version of Ray has another name for its socket.
-    """
-    from ray._private import worker
-
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(worker._global_node.raylet_socket_name)  # noqa: SLF001 - no public name has it
-        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(CREDENTIALS))
-    return os.pidfd_open(struct.unpack(CREDENTIALS, found)[0])
-
-
-def ended(nodes: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the identities of nodes whose machine answers that nothing listens at the raylet's port.
-
-    Args:
-        nodes: Nodes as `ray.nodes()` describes them.
-    """
-    refused: set[str] = set()
-    poll = select.poll()
-    with contextlib.ExitStack() as stack:
-        asked: dict[int, tuple[str, socket.socket]] = {}
-        for node in nodes:
-            address = node["NodeManagerAddress"], node["NodeManagerPort"]
-            sock = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET))
-            sock.setblocking(False)
-            if sock.connect_ex(address) == errno.ECONNREFUSED:
-                refused.add(node["NodeID"])
-                continue
-            asked[sock.fileno()] = node["NodeID"], sock
-            poll.register(sock, select.POLLOUT)
-        until = time.monotonic() + CONNECT_PATIENCE
-        while asked and (ready := poll.poll(1e3 * max(0.0, until - time.monotonic()))):
-            for fd, _ in ready:
-                node_id, sock = asked.pop(fd)
-                poll.unregister(fd)
-                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
-                    refused.add(node_id)
-    return refused
