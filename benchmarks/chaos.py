@@ -28,7 +28,7 @@ import torch.distributed as dist
 from support.report import table
 
 from notebook_launcher import Commands, launch
-from notebook_launcher.engines.this_machine import cool_down
+from notebook_launcher.engines.fork_server_handle import fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def try_case(case: Case, folder: str) -> tuple[float, list[str]]:
         faults.append(f"the next launch: {type(error).__name__}: {error}")
     if engine is not None:
         engine.close()
-    cool_down()
+    fork_server().stop()
     wait_for(lambda: not left(), GOING)
     for process in left():
         faults.append(f"left: {process.pid} {process.name()} {process.status()} {' '.join(process.cmdline())[-60:]}")

@@ -40,7 +40,7 @@ from notebook_launcher.detached.requests import (
     SessionOrder,
     SessionState,
 )
-from notebook_launcher.engines.this_machine import cool_down, take_over_server
+from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.errors import CallOrderError
 from notebook_launcher.history import run_folders
 from notebook_launcher.history.run_folders import SESSION_SOCKET
@@ -82,7 +82,7 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
     if received is None:  # The kernel was interrupted.
         os._exit(0)
     order, fds = received
-    take_over_server(server, server_pid, order.surroundings.environ)
+    fork_server().take_over(server, server_pid, order.surroundings.environ)
     host: SessionHost | RunHost | None = None
     try:
         boot.enter_kernel_surroundings(order.surroundings)
@@ -96,7 +96,7 @@ def main(fd: int, server: Channel, server_pid: int) -> None:
         os._exit(1)
     kernel.close()
     host.serve()
-    cool_down()
+    fork_server().stop()
     os._exit(0)  # Nothing is left to save, and torch's exit handlers take time.
 
 

@@ -13,7 +13,7 @@ from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.requests import HostOrder, HostReady, RequestRefused, SessionOrder
 from notebook_launcher.detached.session_folders import check_name_is_free
-from notebook_launcher.engines.this_machine import start_host
+from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.errors import ConfigError, ResourceError
 from notebook_launcher.history import run_folders
 from notebook_launcher.kernel.calls.checks import check_call, describe_arguments
@@ -105,7 +105,7 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionC
     answer: Any = None
     try:
         with theirs:
-            errors = start_host(HOST, theirs.fileno(), order.surroundings.environ, call)
+            errors = fork_server().start_host(HOST, theirs.fileno(), order.surroundings.environ, call)
         if ours.receive() is not None:  # The host is up.
             # From here on the run begins, so an interrupt waits until it can give the run's id.
             with held_interrupts():

@@ -18,7 +18,8 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.engines.kernel_imports import KernelImports
+from notebook_launcher.engines.kernel_imports import KernelImports, modules_needed
+from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.errors import ResourceError
 from notebook_launcher.ipython_shell import running_shell
 from notebook_launcher.messaging import messages
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
     Starter: TypeAlias = Callable[[socket.socket, Sequence[int]], "SupervisorHandle"]
     """Starts a supervisor at the other end of a socket. A forked child has to close these descriptors of the kernel."""
-    from collections.abc import Sequence
-
     from notebook_launcher.travel import FunctionCall
 
 
@@ -214,9 +213,20 @@ class ForkServer:
                 process.send_signal(signal.SIGCONT)
 
     def start_host(
-        self, module: str, host_fd: int, environ: Mapping[str, str], *, needs: tuple[str, ...] | None = ()
+        self, module: str, host_fd: int, environ: Mapping[str, str], call: FunctionCall | None = None
     ) -> int:
-        """Fork a host, whose life is `main` of a module; return a descriptor of its standard error."""
+        """Fork the host of a detached run; return a descriptor of its standard error.
+
+        Args:
+            module: Module whose `main` the host calls, with the descriptor and a fork server of its own.
+            host_fd: Descriptor of the host's channel.
+            environ: The host's environment.
+            call: The call of the host's run; None for a session.
+
+        Raises:
+            ResourceError: The fork server did not start.
+        """
+        needs = None if call is None else modules_needed(call)
         request = messages.StartHost(module=module, is_interactive=_is_interactive(), needs=needs)
         with self._lock:
             self._send(request, [host_fd], environ)
@@ -419,10 +429,25 @@ def popen(role: Any, fd: int, errors: int, environ: dict[str, str]) -> subproces
 # --------------------------------------------------------------------------------------------------------------------
 # The three ways to start a supervisor; everything after the start is the same.
 #
-# * `forkserver` (`fork_server_handle.py`): forked from a clean helper that has imported torch. Works whatever the
-#   kernel did.
+# * `forkserver`: forked from a clean helper that has imported torch. Works whatever the kernel did.
 # * `fork`: forked from the kernel. Captured data is shared and nothing is pickled.
 # * `spawn`: a fresh interpreter.
+
+
+def start_here(setup: messages.Setup, call: FunctionCall | None = None) -> ProcessTree:
+    """Start ranks on this machine; raises `ResourceError` if it cannot hold them.
+
+    Args:
+        setup: The settings of all ranks.
+        call: The first call: forked ranks inherit it, and the fork server learns from its code what to import first.
+            None: it is not known yet, and all that the kernel has imported comes first.
+    """
+    if setup.start_method == "fork":
+        assert call is not None
+        return ProcessTree(setup, fork_starter(call))
+    if setup.start_method == "spawn":
+        return ProcessTree(setup, start_by_spawn)
+    return ProcessTree(setup, fork_server().starter(setup, needs=None if call is None else modules_needed(call)))
 
 
 _FORKING = threading.Lock()

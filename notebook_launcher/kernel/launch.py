@@ -5,6 +5,7 @@ What a run needs is imported by the first call, so that the import in a notebook
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -120,9 +121,9 @@ def launch(
 def prewarm() -> None:
     """Start the fork server in the background, so that the first launch does not wait for the import of torch."""
     check_not_in_rank("prewarm")
-    from notebook_launcher.engines.this_machine import warm_up
+    from notebook_launcher.engines.fork_server_handle import fork_server
 
-    warm_up()
+    fork_server().start(os.environ)
 
 
 def inherited_imports() -> ImageMade:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_launcher.engines.engine import Event, ReducibleEngine, SupervisorLost
-from notebook_launcher.engines.this_machine import start_here
+from notebook_launcher.engines.fork_server_handle import start_here
 from notebook_launcher.kernel.calls import checks
 from notebook_launcher.kernel.calls.call_scope import AddedFolders
 from notebook_launcher.kernel.comms.rank_comms import RankComms

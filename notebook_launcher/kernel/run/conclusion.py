@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_launcher.engines.this_machine import is_cold
+from notebook_launcher.engines.fork_server_handle import fork_server
 from notebook_launcher.errors import (
     ConfigError,
     InternalError,
@@ -210,7 +210,7 @@ def _describe_timeout(attempt: Attempt, plan: Plan) -> str:
     text = f"the run was stopped: it had not ended after timeout={plan.config.timeout:g} s."
     if not attempt.state.started:
         text += " No rank had begun the function yet"
-        is_first = plan.config.engine is None and plan.config.start_method == "forkserver" and is_cold()
+        is_first = plan.config.engine is None and plan.config.start_method == "forkserver" and fork_server().is_cold
         text += ": the first launch imports torch, which takes seconds." if is_first else "."
     return text
 
