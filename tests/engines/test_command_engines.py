@@ -57,13 +57,6 @@ def engine() -> Iterator[Commands]:
         yield engine
 
 
-@pytest.fixture
-def own_engine() -> Iterator[Commands]:
-    """Give a test agents of its own, because it ends some of them."""
-    with Commands([[], ["env"]]) as engine:
-        yield engine
-
-
 def nodes_of(engine: Commands) -> tuple[Node, ...]:
     return clusters().nodes_of(engine._key)
 
@@ -176,39 +169,31 @@ def test_session_keeps_its_ranks_and_replaces_a_dead_one(engine: Commands) -> No
         assert [now == then for now, then in zip(session.run(os.getpid), first, strict=True)] == [True] * 3 + [False]
 
 
-def test_two_launches_at_once_have_agents_of_their_own(own_engine: Commands) -> None:
-    with Session(2, engine=own_engine, **QUIET) as session:
-        session.run(sum_up)
-        assert list(notebook_launch(sum_up, 2, engine=own_engine, **QUIET)) == [2.0, 2.0]
-        assert list(session.run(sum_up)) == [2.0, 2.0]
-
-
-def test_killed_agent_costs_its_node_and_the_next_launch_has_it_again(own_engine: Commands) -> None:
-    run = launch(wait_for_rank_0, 4, engine=own_engine, **QUIET)
-    until(lambda: all_up(run), run)
-    pids = [rank.pid for rank in run.ranks]
-    greeting = nodes_of(own_engine)[1].greeting
-    assert greeting is not None
-    began = time.monotonic()
-    os.kill(greeting.pid, signal.SIGKILL)
-    error = run.exception(30)
-    assert time.monotonic() - began < 5
-    assert isinstance(error, NodeLostError)
-    assert re.match(r"node 1 \(.*, 127\.0\.0\.1\) is gone, with ranks 2, 3: its command ended with -9\.", str(error))
-    assert error.rank == 2
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids if pid is not None))
-    assert list(notebook_launch(sum_up, 4, engine=own_engine, **QUIET)) == [4.0] * 4
-
-
-def test_session_whose_node_is_lost_starts_again(own_engine: Commands) -> None:
-    with Session(2, engine=own_engine, **QUIET) as session:
-        session.run(sum_up)
-        greeting = nodes_of(own_engine)[0].greeting
+def test_agents_that_are_taken_or_lost_are_replaced() -> None:
+    with Commands([[], ["env"]]) as engine:
+        with Session(2, engine=engine, **QUIET) as session:
+            session.run(sum_up)
+            assert list(notebook_launch(sum_up, 2, engine=engine, **QUIET)) == [2.0, 2.0]
+            assert list(session.run(sum_up)) == [2.0, 2.0]
+            tree: Any = tree_of(session)
+            os.kill(tree._nodes[0].greeting.pid, signal.SIGKILL)
+            until(lambda: any(node.lost for node in tree._nodes))
+            assert list(session.run(sum_up)) == [2.0, 2.0]
+        run = launch(wait_for_rank_0, 4, engine=engine, **QUIET)
+        until(lambda: all_up(run), run)
+        pids = [rank.pid for rank in run.ranks]
+        greeting = nodes_of(engine)[1].greeting
         assert greeting is not None
+        began = time.monotonic()
         os.kill(greeting.pid, signal.SIGKILL)
-        tree: Any = tree_of(session)
-        until(lambda: any(node.lost for node in tree._nodes))
-        assert list(session.run(sum_up)) == [2.0, 2.0]
+        error = run.exception(30)
+        assert time.monotonic() - began < 5
+        assert isinstance(error, NodeLostError)
+        is_gone = r"node 1 \(.*, 127\.0\.0\.1\) is gone, with ranks 2, 3: its command ended with -9\."
+        assert re.match(is_gone, str(error))
+        assert error.rank == 2
+        until(lambda: not any(psutil.pid_exists(pid) for pid in pids if pid is not None))
+        assert list(notebook_launch(sum_up, 4, engine=engine, **QUIET)) == [4.0] * 4
 
 
 KILLED = """

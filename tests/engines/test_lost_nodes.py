@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -135,20 +136,21 @@ def test_an_idle_node_takes_the_ranks_of_a_lost_one(home: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
+def test_run_that_cannot_do_without_the_lost_ranks_says_why(home: Path, tmp_path: Path) -> None:
+    refusals: list[tuple[dict[str, Any], str]] = [
         ({}, 'With resume="checkpoint" a run continues'),
         ({"shard": 2, "resume": "checkpoint"}, "The run cannot continue on the remaining nodes: shard=2"),
-    ],
-)
-def test_run_that_cannot_do_without_the_lost_ranks_says_why(
-    home: Path, tmp_path: Path, options: dict[str, Any], reason: str
-) -> None:
+    ]
     gone = tmp_path / "gone"
     with Commands([[], mortal(gone)]) as engine:
-        run = launch(wait_for_a_loss, 2, engine=engine, **options, **QUIET)
-        until(lambda: len(run.metrics) == 2, run)
-        lose_node_of(run, 1, gone)
-        with pytest.raises(ConfigError, match=rf"(?s)node 1 did not come up: .*\n{reason}"):
-            run.result()
+        for options, reason in refusals:
+            gone.unlink(missing_ok=True)
+            run = launch(wait_for_a_loss, 2, engine=engine, **options, **QUIET)
+            until(functools.partial(have_both_reported, run), run)
+            lose_node_of(run, 1, gone)
+            with pytest.raises(ConfigError, match=rf"(?s)node 1 did not come up: .*\n{reason}"):
+                run.result()
+
+
+def have_both_reported(run: Run) -> bool:
+    return len(run.metrics) == 2
