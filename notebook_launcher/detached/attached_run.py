@@ -17,7 +17,6 @@ from notebook_launcher.detached.ending import read_ending
 from notebook_launcher.detached.host_socket import HostConnection, HostSilentError, continue_host
 from notebook_launcher.detached.requests import Ask
 from notebook_launcher.errors import CallOrderError, RankFailedError, RunFolderError
-from notebook_launcher.history.run_folders import SUMMARY
 from notebook_launcher.history.schema import RunMetrics
 from notebook_launcher.kernel import views
 from notebook_launcher.kernel.failures import failure_display
@@ -341,7 +340,7 @@ class AttachedRun(FolderReader):
     def _last_line(self, *, is_raised: bool) -> str:
         ending = self._ending
         if ending is None:
-            return f"{self.id}: {self._why_lost()}"
+            return f"{self.id}: {self._fault or 'its host is gone'}"
         return failure_display.for_raised(ending.last_line, ending.results.failures if is_raised else ())
 
     def _await_loss(self) -> None:
@@ -361,26 +360,18 @@ class AttachedRun(FolderReader):
                     self._outcome = again
         return self._outcome
 
-    def _why_lost(self) -> str:
-        return "its host is gone" if self._fault is None else str(self._fault)
-
     def _lost(self) -> RunOutcome:
         run = self._recorded.listed()
-        if not self._folder.exists():
+        if self._folder.exists():
             msg = (
-                f"{self._folder} was deleted, and with it all that the run has left; a run in progress is "
-                f"stopped then. open_run({self.id!r}).delete() removes the folder only of a run that is over."
-            )
-        elif (self._folder / SUMMARY).exists():
-            msg = (
-                f"the host process of {self.id} has ended: it was killed, or its machine, login session or container "
-                "ended. Its ranks ended with it. What the run wrote until then: run.logs(rank), run.metrics, and its "
-                "checkpoints."
+                f"the host process of {self.id} has ended: it was killed, its disk was full, or its machine, login "
+                "session or container ended. Its ranks ended with it. What the run wrote until then: run.logs(rank), "
+                "run.metrics, and its checkpoints."
             )
         else:
             msg = (
-                f"the host process of {self.id} has ended, or the disk of {self._folder} was full: no summary and no "
-                "results are there. Type `df` to see the disk, and run it again."
+                f"{self._folder} was deleted, and with it all that the run has left; a run in progress is "
+                f"stopped then. open_run({self.id!r}).delete() removes the folder only of a run that is over."
             )
         error = self._fault or RankFailedError(msg)
         results = Results({}, num_processes=run.num_processes, seconds=run.seconds, seed=run.seed, folder=self._folder)

@@ -213,7 +213,7 @@ def test_the_true_error_arrives_and_the_folder_names_the_versions_of_the_launchi
     with pytest.raises(OwnError, match="code 7") as caught:
         run.result()
     assert caught.value.code == 7
-    assert caught.value.rank in (0, 1)  # type: ignore[attr-defined]
+    assert caught.value.rank in (0, 1)
     assert "raise OwnError(7)" in str(caught.value.__cause__)
     assert run.state == "failed"
     assert run.snapshot().error.endswith("OwnError: code 7")

@@ -86,7 +86,7 @@ def test_the_first_interrupt_lets_go_of_the_cell_and_the_second_stops_the_run(ga
     kernel.interrupt()
     assert "train was stopped" in kernel.wait(again).traceback
     assert run.wait(60)
-    assert run.state == "stopped"
+    assert run.snapshot().state == "stopped"
 
 
 PATIENT_MONITOR = """

@@ -159,7 +159,7 @@ def test_a_host_that_dies_at_any_stage_takes_its_ranks_along(
     host.kill()
     error = run.exception()
     assert isinstance(error, RankFailedError)
-    assert f"the host process of {run.id} has ended: it was killed, or its machine" in str(error)
+    assert f"the host process of {run.id} has ended: it was killed, its disk was full, or its machine" in str(error)
     assert run.state == "lost"
     run.stop()
     until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family))

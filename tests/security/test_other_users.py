@@ -185,7 +185,7 @@ def test_other_end_of_another_user_is_not_spoken_to(tmp_path: Path, monkeypatch:
     finally:
         os.seteuid(0)
     with theirs, pytest.raises(PermissionError, match=f"belongs to user {OTHER}, and this one to user 0"):
-        HostConnection(folder, patience=1.0)
+        HostConnection(folder)
 
 
 @as_root
