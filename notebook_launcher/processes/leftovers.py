@@ -86,10 +86,10 @@ def mapped_files(pids: Iterable[int]) -> set[Path]:
     found: set[Path] = set()
     for pid in pids if named else ():
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-                # By inode and not by name: the maker of a semaphore has mapped it under an earlier name.
-                if f" {SHARED_MEMORY}/" in line and (file := named.get(int(line.split()[INODE_FIELD]))) is not None:
-                    found.add(file)
+            maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+            # By inode and not by name: the maker of a semaphore has mapped it under an earlier name.
+            inodes = {int(line.split()[INODE_FIELD]) for line in maps if f" {SHARED_MEMORY}/" in line}
+            found |= {named[inode] for inode in inodes & named.keys()}
     return found
 
 

@@ -7,7 +7,7 @@ import functools
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -204,10 +204,12 @@ def test_source_has_the_helpers_that_the_function_uses(home, tmp_path):
 
 
 def test_name_is_a_line_of_text_and_tags_are_words():
-    for name in ("", " ", 3, "two\nlines"):
+    names: list[Any] = ["", " ", 3, "two\nlines"]
+    for name in names:
         with pytest.raises(ConfigError, match=r"is not a name\. Pass one line of text"):
             LaunchConfig(name=name)
-    for tags in (3, [1], [""], {"a": 1}):
+    wrong: list[Any] = [3, [1], [""], {"a": 1}]
+    for tags in wrong:
         with pytest.raises(ConfigError, match=r"are not tags\. Pass words"):
             LaunchConfig(tags=tags)
     assert LaunchConfig.build(None, {"tags": "one"}).tags == ("one",)

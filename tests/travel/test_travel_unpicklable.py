@@ -82,47 +82,37 @@ class Net(torch.nn.Module):
         self.block[0].guard = threading.Lock()  # type: ignore[assignment]
 
 
-CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
+EVENTS = r"logger.events\[1\]\['lock'\]`"
+CALLS: dict[str, tuple[travel.FunctionCall, str]] = {
     "global": (
-        helper,
-        (),
-        {},
-        r"the function helper captures `lock`, a _thread.lock, which cannot travel to ",
+        travel.FunctionCall(helper, (), {}),
+        r"^the function helper captures `lock`, a _thread.lock, ",
     ),
-    "helper": (train, (), {}, r"function helper captures `lock`, a _thread.lock \(train -> helper -> lock\)"),
-    "default": (with_default, (), {}, r"the default of `when` in with_default is a _thread.lock"),
-    "attribute": (
-        nested,
-        (),
-        {},
-        r"^`trainer.logger.events\[1\]\['lock'\]` \(captured by nested through `trainer`\)",
+    "helper": (
+        travel.FunctionCall(train, (), {}),
+        r"captures `lock`, a _thread.lock \(train -> helper -> lock\)",
     ),
-    "method": (
-        trainer.fit,
-        (),
-        {},
-        r"^`self.logger.events\[1\]\['lock'\]` \(captured by Trainer.fit through `self`",
-    ),
+    "default": (travel.FunctionCall(with_default, (), {}), r"default of `when` in with_default is a _thread.lock"),
+    "attribute": (travel.FunctionCall(nested, (), {}), rf"^`trainer.{EVENTS} \(captured by nested through `trainer`\)"),
+    "method": (travel.FunctionCall(trainer.fit, (), {}), rf"^`self.{EVENTS} \(captured by Trainer.fit through `self`"),
     "of-a-class": (
-        makes_one,
-        (),
-        {},
+        travel.FunctionCall(makes_one, (), {}),
         r"the function Guarded.__init__ captures `lock`.*makes_one -> Guarded.__init__",
     ),
-    "argument": (print, ([{"bar": lock}],), {}, r"^`args\[0\]\[0\]\['bar'\]` is a _thread.lock"),
-    "keyword": (print, (), {"f": {1: lock}}, r"^`kwargs\['f'\]\[1\]` is a _thread.lock"),
-    "partial": (functools.partial(print, lock), (), {}, r"^`.*\.args\[0\]` is a _thread.lock"),
-    "module": (print, (Net(),), {}, r"^`args\[0\]\.block\.0\.guard` is a _thread.lock"),
-    "set": (print, ({Guarded},), {}, r"the function Guarded.__init__ captures `lock`"),
+    "argument": (travel.FunctionCall(print, ([{"bar": lock}],), {}), r"^`args\[0\]\[0\]\['bar'\]` is a _thread.lock"),
+    "keyword": (travel.FunctionCall(print, (), {"f": {1: lock}}), r"^`kwargs\['f'\]\[1\]` is a _thread.lock"),
+    "partial": (travel.FunctionCall(functools.partial(print, lock), (), {}), r"^`.*\.args\[0\]` is a _thread.lock"),
+    "module": (travel.FunctionCall(print, (Net(),), {}), r"^`args\[0\]\.block\.0\.guard` is a _thread.lock"),
+    "set": (travel.FunctionCall(print, ({Guarded},), {}), r"the function Guarded.__init__ captures `lock`"),
 }
 
 
 @pytest.mark.usefixtures("no_descriptor_is_left_open")
 @pytest.mark.parametrize("name", CALLS)
 def test_capture_is_named(name: str) -> None:
-    fn, args, kwargs, message = CALLS[name]
+    call, message = CALLS[name]
     with pytest.raises(CaptureError, match=message):
-        travel.pack_call(travel.FunctionCall(fn, args, kwargs))
+        travel.pack_call(call)
 
 
 def test_closure_is_named_with_its_advice() -> None:
@@ -236,18 +226,12 @@ class Holder:
 
 
 RETURNS: dict[str, tuple[Any, str]] = {
-    "dict": (
-        {"ok": 1, "lock": lock},
-        r"^the return value cannot travel: `result\['lock'\]` is a _thread.lock. Retu",
-    ),
+    "dict": ({"ok": 1, "lock": lock}, r"^the return value cannot travel: `result\['lock'\]` is a _thread.lock. Retu"),
     "attribute": (trainer, r"`result.logger.events\[1\]\['lock'\]` is a _thread.lock"),
     "generator": ((i for i in range(3)), r"`result` is a generator. Return a list of the items"),
     "function": (train, r"`lock`, captured by the function helper, is a _thread.lock"),
     "method": ({"close": Holder().hold}, r"`result\['close'\].__self__.lock` is a _thread.lock"),
-    "unknown": (
-        [Stubborn()],
-        r"`result\[0\]` is a .*Stubborn. \(RuntimeError: not today\) Return plain data",
-    ),
+    "unknown": ([Stubborn()], r"`result\[0\]` is a .*Stubborn. \(RuntimeError: not today\) Return plain data"),
 }
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank" / "rank.py"), "serve_kernel")
+ENTRY = (str(PACKAGE_FOLDER / "processes" / "rank" / "rank.py"), "run_rank")
 """File and function of a rank's outermost frame; frames outside belong to the process that the rank was forked from."""
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)(?: \[(?P<name>.*)\])? ")

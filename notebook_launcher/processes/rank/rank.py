@@ -62,7 +62,12 @@ def main(fd: int) -> None:
 
 
 def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None) -> int:
-    """Serve the kernel until it sends `Finish` or is gone; return the exit status."""
+    """Serve the kernel until it sends `Finish` or is gone; return the exit status.
+
+    Args:
+        start: The rank's start.
+        inherited_call: The first call, if this process is a fork of the kernel.
+    """
     rank_process.begin()
     rank_process.redirect_output(start)
     if start.setup.start_method == "spawn":
@@ -70,18 +75,7 @@ def run_rank(start: RankStart, inherited_call: travel.FunctionCall | None = None
         replace_group_functions()
     else:
         inherited.forget_parent(start.setup.start_method)
-    return serve_kernel(start, Rendezvous(start.rank, start.setup), inherited_call)
-
-
-def serve_kernel(start: RankStart, rendezvous: Rendezvous, inherited_call: travel.FunctionCall | None = None) -> int:
-    """Serve the kernel as this rank, with this process group; return the exit status.
-
-    Args:
-        start: The rank's start; its descriptors of output are in place.
-        rendezvous: The rank's process group, made or to be made.
-        inherited_call: The first call, if this process is a fork of the kernel.
-    """
-    process = _RankProcess(start, rendezvous, inherited_call)
+    process = _RankProcess(start, inherited_call)
     try:
         process.serve()
     except KeyboardInterrupt:
@@ -90,14 +84,14 @@ def serve_kernel(start: RankStart, rendezvous: Rendezvous, inherited_call: trave
 
 
 class _RankProcess:
-    def __init__(self, start: RankStart, rendezvous: Rendezvous, inherited_call: travel.FunctionCall | None) -> None:
+    def __init__(self, start: RankStart, inherited_call: travel.FunctionCall | None) -> None:
         self._number = start.rank
         self._setup = start.setup
         self._inherited_call = inherited_call
         """The first call, if the rank is a fork of the kernel."""
         self._channel = Channel(socket.socket(fileno=start.channel_fd))
         self._inbox = Inbox(start.rank, self._channel, self._handle_comm)
-        self._rendezvous = rendezvous
+        self._rendezvous = Rendezvous(start.rank, start.setup)
         self._modules = LocalModules(start.setup.cwd) if start.setup.many_calls else None
         """The user's modules, which a rank of a session imports again after they were edited."""
         self._stage: messages.Stage = "function"

@@ -205,7 +205,7 @@ def test_frames_of_the_package_and_of_the_parent_process_are_dropped():
         text_dump(
             ("/home/u/train.py", 7, "train"),
             (str(rank.__file__), 9, "serve"),
-            (str(rank.__file__), 9, "serve_kernel"),
+            (str(rank.__file__), 9, "run_rank"),
             ("/home/u/notebook.py", 1, "<module>"),
         ),
     )
@@ -221,7 +221,7 @@ def test_generated_code_without_lines_is_not_where_a_rank_is() -> None:
 
 
 def test_idle_and_silent_ranks_are_named():
-    idle = parse_stacks(0, text_dump((str(rank.__file__), 9, "serve_kernel")))
+    idle = parse_stacks(0, text_dump((str(rank.__file__), 9, "run_rank")))
     assert Stacks([idle, RankStack(1, ())]).verdict == (
         "rank 0 runs nothing: its function has ended; rank 1 did not answer"
     )
