@@ -8,7 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -35,8 +35,6 @@ from notebook_launcher.training.checkpoints.sharded import (
     read_outline,
     read_shards,
     share_out,
-    stream_object,
-    stream_tensors,
 )
 from notebook_launcher.training.checkpoints.writers import gather_outcomes, on_all_ranks, run_each, writes_here
 from notebook_launcher.training.process.arrivals import meet
@@ -45,6 +43,8 @@ from notebook_launcher.wording import class_name, one_line, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+T = TypeVar("T")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -90,84 +90,56 @@ def save_model(
     max_size = parse_size(max_shard_size)
     target = Path(os.path.realpath(Path(save_directory).expanduser()))
     state = unwrap_model(model, keep_torch_compile=False).state_dict()
-    if has_spread(state):
+    spread, leads = has_spread(state), writes_here()
+    if spread:
         meet("save_model")
-        _save_spread(state, target, max_size, safe=safe_serialization)
-        return
-    if not writes_here():
+    elif not leads:
         return
     check_tensors(state, safe=safe_serialization)
-    stage = folders.open_stage(target)
+    plan = plan_files(state, max_size, safe=safe_serialization)
+    if spread:  # Rank 0 plans, because another rank's part of a tensor may be empty, which hides that it is tied.
+        plan = gather_outcomes("plan the files", lambda: plan)[0]
+    together = on_all_ranks if spread else _run_alone
+    stage = together("begin the files", lambda: folders.open_stage(target) if leads else None)
     try:
-        plan = _plan_files(compact(state), max_size, safe=safe_serialization)
-        for step in _writes(stage, state, plan, safe=safe_serialization):
-            step()
-        _publish(stage, target, plan)
-    except BaseException:
-        folders.discard(stage)
-        raise
-
-
-def _save_spread(state: Mapping[str, Any], target: Path, max_size: int, *, safe: bool) -> None:
-    """Write a model that is spread over ranks; all ranks gather one tensor at a time."""
-    leads = writes_here()
-    check_tensors(state, safe=safe)
-    # Rank 0 plans, because another rank's part of a tensor may be empty, which hides that it is tied.
-    plan = gather_outcomes("plan the files", lambda: _plan_files(state, max_size, safe=safe) if leads else None)[0]
-    stage = on_all_ranks("begin the files", lambda: folders.open_stage(target) if leads else None)
-    assert plan is not None
-
-    def place() -> None:
-        if stage is not None:
-            _publish(stage, target, plan)
-
-    try:
-        steps = _writes(stage, state, plan, safe=safe)
-        on_all_ranks("write the model", lambda: run_each(steps))
-        on_all_ranks("put the model in place", place)
+        steps = _writes(stage, state, plan, safe=safe_serialization)
+        together("write the model", lambda: run_each(steps))
+        together("put the model in place", lambda: None if stage is None else _publish(stage, target, plan))
     except BaseException:
         if stage is not None:
             folders.discard(stage)
         raise
 
 
+def _run_alone(_doing: str, step: Callable[[], T]) -> T:
+    return step()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class _FilePlan:
+class FilePlan:
     """The files of a model."""
 
-    shards: Shards
-    """The names of the tensors in each file."""
-    tied: dict[str, str]
-    """Second names of tied tensors, which stand in the metadata of a safetensors file alone."""
+    files: dict[str, list[str]]
+    """The names of the tensors in each file, tied ones by all their names."""
+    index: dict[str, Any] | None
+    """The index of several files, in Hugging Face's form; None for a single file."""
     last: str
     """The file that readers begin with."""
 
 
-def _plan_files(state: Mapping[str, Any], max_size: int, *, safe: bool) -> _FilePlan:
-    tied = find_tied(state) if safe else {}
-    kept = {name: tensor for name, tensor in state.items() if name not in tied}
-    shards = shard(kept, max_size, "model{}.safetensors" if safe else "pytorch_model{}.bin")
-    if shards.index is None:
-        return _FilePlan(shards, tied, next(iter(shards.files)))
-    return _FilePlan(shards, tied, "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json")
-
-
-def _writes(stage: Path | None, state: Mapping[str, Any], plan: _FilePlan, *, safe: bool) -> list[Callable[[], Any]]:
+def _writes(stage: Path | None, state: Mapping[str, Any], plan: FilePlan, *, safe: bool) -> list[Callable[[], Any]]:
     """Return a step for each file."""
     steps: list[Callable[[], Any]] = []
-    for file, names in plan.shards.files.items():
-        # With their other names, which go into the file's metadata.
-        in_file = {*names, *(name for name, first in plan.tied.items() if first in names)}
-        part = {name: state[name] for name in state if name in in_file}
-        path = None if stage is None else stage / file
-        steps.append(functools.partial(write_weights, path, part, safe=safe))
-    if plan.shards.index is not None and stage is not None:
-        text = json.dumps(plan.shards.index, indent=2, sort_keys=True) + "\n"
+    for file, names in plan.files.items():
+        part = {name: state[name] for name in state if name in names}
+        steps.append(functools.partial(write_weights, None if stage is None else stage / file, part, safe=safe))
+    if plan.index is not None and stage is not None:
+        text = json.dumps(plan.index, indent=2, sort_keys=True) + "\n"
         steps.append(lambda: folders.write_text(stage / plan.last, text))
     return steps
 
 
-def _publish(stage: Path, target: Path, plan: _FilePlan) -> None:
+def _publish(stage: Path, target: Path, plan: FilePlan) -> None:
     before = folders.contents(target) if target.exists() else set()
     earlier = {name for name in before if WEIGHT_FILES.fullmatch(name)}
     folders.publish(
@@ -269,10 +241,6 @@ def save(
 # Packs state dicts into files: each tensor once, and no file larger than asked for.
 
 
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-BINARY_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
 def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
     """Return the second names of tied tensors, each with the tensor's first name.
 
@@ -292,16 +260,6 @@ def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
         if kept != name:
             tied[name] = kept
     return tied
-
-
-def spread_ties(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return `find_tied` of rank 0 on all ranks, which call it together: a rank's part of a tensor may be empty."""
-    import torch.distributed as dist
-
-    found = [find_tied(state)]
-    if dist.is_available() and dist.is_initialized():
-        dist.broadcast_object_list(found)
-    return found[0]
 
 
 def compact(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,14 +293,10 @@ def parse_size(size: int | str) -> int:
     Raises:
         ValueError: The size is neither a number nor such a text, or not above zero.
     """
-    number = 0
-    if isinstance(size, int) and not isinstance(size, bool):
-        number = size
-    elif isinstance(size, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B\s*", size.upper())
-        if match is not None:
-            units = BINARY_UNITS if match[3] else UNITS
-            number = int(float(match[1]) * units[match[2]])
+    number = size if type(size) is int else 0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B\s*", str(size).upper())
+    if match is not None:
+        number = int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " "))
     if number < 1:
         raise ValueError(
             f"max_shard_size={size!r} is not a size. It can be a number of bytes, or text such as '200MB' or '10GB'."
@@ -350,34 +304,13 @@ def parse_size(size: int | str) -> int:
     return number
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shards:
-    """The distribution of tensors over files."""
+def plan_files(state: Mapping[str, Any], max_size: int, *, safe: bool) -> FilePlan:
+    """Spread tensors over files of at most `max_size` bytes, in their order.
 
-    files: dict[str, list[str]]
-    """The names of the tensors in each file."""
-    total_size: int
-    """Bytes of all tensors, counting tied tensors once."""
-
-    @property
-    def index(self) -> dict[str, Any] | None:
-        """The index of several files, in Hugging Face's form; None for a single file."""
-        if len(self.files) == 1:
-            return None
-        weight_map = {name: file for file, names in self.files.items() for name in names}
-        return {"metadata": {"total_size": self.total_size}, "weight_map": weight_map}
-
-
-def shard(state: Mapping[str, Any], max_size: int, pattern: str) -> Shards:
-    """Spread tensors over files, in their order.
-
-    A tensor that is larger than a file may be gets a file of its own. Tied tensors share a file.
-
-    Args:
-        state: Tensors, each in a storage of its own size, and what else is in a state dict.
-        max_size: Bytes of tensors in a file.
-        pattern: The files' name, with `{}` where `-00001-of-00003` goes.
+    A tensor that is larger than a file may be gets a file of its own. Tied tensors share a file. With `safe`, their
+    second names stand in the metadata of the file alone, and not in the index.
     """
+    stem, suffix = ("model", "safetensors") if safe else ("pytorch_model", "bin")
     tied = find_tied(state)
     groups: list[list[str]] = []
     open_group: list[str] | None = None
@@ -396,13 +329,13 @@ def shard(state: Mapping[str, Any], max_size: int, pattern: str) -> Shards:
             filled += size
     for name, first in tied.items():
         next(group for group in groups if first in group).append(name)
-    return Shards(files=_named(groups or [[]], pattern), total_size=total)
-
-
-def _named(groups: list[list[str]], pattern: str) -> dict[str, list[str]]:
-    if len(groups) == 1:
-        return {pattern.format(""): groups[0]}
-    return {pattern.format(f"-{at:05d}-of-{len(groups):05d}"): names for at, names in enumerate(groups, 1)}
+    if len(groups) < 2:
+        name = f"{stem}.{suffix}"
+        return FilePlan({name: groups[0] if groups else []}, None, name)
+    files = {f"{stem}-{at:05d}-of-{len(groups):05d}.{suffix}": names for at, names in enumerate(groups, 1)}
+    places = {name: file for file, names in files.items() for name in names if not (safe and name in tied)}
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    return FilePlan(files, index, f"{stem}.{suffix}.index.json")
 
 
 def check_tensors(state: Mapping[str, Any], *, safe: bool) -> None:
@@ -452,7 +385,7 @@ def split_tied(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[
 
 
 def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileDigest | None:
-    """Write a model's state, `safe` as safetensors; with spread tensors all ranks call it together.
+    """Write a model's state, `safe` as safetensors; spread tensors are gathered, and all ranks call it together.
 
     Args:
         path: The file; None on ranks that do not write.
@@ -464,27 +397,20 @@ def write_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) ->
         OSError: The disk is full or fails.
     """
     check_tensors(state, safe=safe)
-    if has_spread(state):
-        return _stream_weights(path, state, safe=safe)
+    tied = find_tied(state)
+    whole = gather_tree(state, keep=path is not None)
     if path is None:
         return None
+    whole = {**whole, **{name: whole[first] for name, first in tied.items()}}
     if not safe:
-        return write_object(path, compact(state))
+        return write_object(path, compact(whole))
     try:
-        return write_tensors(path, *split_tied(state))
+        return write_tensors(path, *split_tied(whole))
     except (KeyError, ValueError) as error:
         # A dtype that it does not know is a KeyError; a sparse tensor a ValueError.
         raise CheckpointError(
             f"safetensors cannot hold the weights ({error}). Pass safe_serialization=False, or convert them."
         ) from error
-
-
-def _stream_weights(path: Path | None, state: Mapping[str, Any], *, safe: bool) -> FileDigest | None:
-    if not safe:
-        return stream_object(path, dict(state))
-    tied = spread_ties(state)
-    kept = {name: tensor for name, tensor in state.items() if name not in tied}
-    return stream_tensors(path, kept, {**tied, "format": "pt"})
 
 
 def read_weights(paths: Iterable[Path], map_location: Any = "cpu", **load_kwargs: Any) -> Weights:

@@ -31,7 +31,6 @@ from notebook_launcher.training.checkpoints.sharded import (
     has_spread,
     local_part,
     measure_shards,
-    stream_object,
     write_shards,
 )
 from notebook_launcher.training.checkpoints.writers import Writers, gather_outcomes, on_all_ranks, run_each
@@ -275,7 +274,9 @@ class CheckpointWriter:
             self._write_shards(folders.model_shards(at), "model", state)
             return
         name = folders.model(at, safe=self.safe)
-        self._note(name, write_weights(self.stage / name if self.leads else None, state, safe=self.safe))
+        digest = write_weights(self.stage / name if self.leads else None, state, safe=self.safe)
+        if digest is not None:
+            self.digests[name] = digest
 
     def _write_optimizer(self, at: int, names: dict[int, str]) -> None:
         state = self.optimizers[at]
@@ -283,18 +284,15 @@ class CheckpointWriter:
             state, tensors = split_state(self.stateful.optimizers[at], state, names)
             if tensors:
                 self._write_shards(folders.optimizer_shards(at), "optimizer", tensors)
-        name = folders.optimizer(at)
-        self._note(name, stream_object(self.stage / name if self.leads else None, state))
+        whole, name = gather_tree(state, keep=self.leads), folders.optimizer(at)
+        if self.leads:
+            self.digests[name] = folders.write_object(self.stage / name, whole)
 
     def _write_shards(self, folder: str, kind: str, tensors: dict[str, Any]) -> None:
         if not write_shards(self.stage / folder, {kind: tensors}):
             return
         written = measure_shards(self.stage / folder, self.rank)
         self.digests.update({f"{folder}/{name}": digest for name, digest in written.items()})
-
-    def _note(self, name: str, digest: FileDigest | None) -> None:
-        if digest is not None:
-            self.digests[name] = digest
 
     def write(self) -> dict[str, FileDigest]:
         """Write this rank's other files, and return sizes and digests of all of its files."""
