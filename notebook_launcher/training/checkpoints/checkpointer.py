@@ -66,12 +66,22 @@ class Checkpointer:
         self._safepoint = safepoint
 
     def _collect(self) -> StatefulObjects:
-        return StatefulObjects.of(
-            self._prepared,
-            self._gradient_state,
-            self._rules,
+        """Return what the Accelerator has prepared at this moment."""
+        prepared = self._prepared
+        return StatefulObjects(
+            models=[unwrap_model(model, keep_torch_compile=False) for model in prepared.models],
+            leaves=prepared.leaves,
+            optimizers=list(prepared.optimizers),
+            schedulers=list(prepared.schedulers),
+            dataloaders=list(prepared.loaders),
+            custom_objects=list(prepared.custom_objects),
             scaler=self._updates.scaling.update(),
+            gradient_state=self._gradient_state,
             safepoint=self._safepoint,
+            save_hooks=list(prepared.save_hooks.values()),
+            load_hooks=list(prepared.load_hooks.values()),
+            nominal_divisor=self._rules.nominal_divisor,
+            loaders_resume=self._rules.loaders_resume,
         )
 
     def save(self, obj: Any, f: str | os.PathLike[str], *, safe: bool) -> None:

@@ -10,6 +10,7 @@ import torch
 from notebook_launcher.training.accumulation.members import parameters_of
 from notebook_launcher.training.checkpoints import folders
 from notebook_launcher.training.checkpoints.folders import (
+    ADVICE,
     METADATA,
     CheckpointError,
     check_file,
@@ -94,95 +95,60 @@ def load_state(
     map_location = load_model_func_kwargs.pop("map_location", None)
     if map_location not in MAP_LOCATIONS:
         raise ValueError(f"map_location={map_location!r} is unknown. It can be 'cpu', 'on_device' or None.")
+    strict = bool(load_model_func_kwargs.get("strict", True))
     writers = Writers.of(process, on_each_node=config.save_on_each_node)
     meet("load_state")
-    folder = _find_folder(writers, config, input_dir, saved)
-    if folder is None:
-        return None
-    device = process.device if map_location == "on_device" else "cpu"
-    reader = on_all_ranks("read the manifest", lambda: _open(folder, process, device, load_kwargs))
-    on_all_ranks("verify the checkpoint", lambda: reader.verify(writers))
-    states = on_all_ranks("read the checkpoint", lambda: reader.read(stateful))
-    models = _models_to_load(stateful, folder)
-    strict = bool(load_model_func_kwargs.get("strict", True))
-    weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
-    on_all_ranks("check the window", reader.check_window)
-    on_all_ranks("read what is sharded", lambda: _share_out(reader, stateful, states, models, weights))
-    for remark in reader.remarks if process.is_main_process else ():
-        warn_user(remark)
-    on_all_ranks(
-        "load the checkpoint", lambda: _apply(reader, stateful, states, models, weights, load_model_func_kwargs)
-    )
-    continue_after(config, folder)
-    return folder
-
-
-def _find_folder(
-    writers: Writers,
-    config: ProjectConfiguration,
-    input_dir: str | os.PathLike[str] | None,
-    saved: Sequence[str] | None,
-) -> Path | None:
-    """Return the folder that the leader has found; None if no checkpoint was saved."""
 
     def find() -> Path | None:
         if not writers.leads:
             return None
         return folder_to_load(config, input_dir) if input_dir is not None or saved is None else newest_of(saved)
 
-    return gather_outcomes("find the checkpoint", find)[writers.leader]
-
-
-def _open(
-    folder: Path, process: ProcessState, device: torch.device | str, load_kwargs: dict[str, Any] | None
-) -> Reader:
-    return Reader(
-        folder,
-        rank=process.process_index,
-        num_processes=process.num_processes,
-        device=device,
-        load_kwargs=dict(load_kwargs or {}),
-    )
-
-
-def _models_to_load(stateful: StatefulObjects, folder: Path) -> list[torch.nn.Module]:
-    """Run the hooks, and return the models that they have left: only the files of these are read."""
+    folder = gather_outcomes("find the checkpoint", find)[writers.leader]
+    if folder is None:
+        return None
+    device = process.device if map_location == "on_device" else "cpu"
+    reader = on_all_ranks("read the manifest", lambda: Reader(folder, process, device, dict(load_kwargs or {})))
+    on_all_ranks("verify the checkpoint", lambda: reader.verify(writers))
+    states = on_all_ranks("read the checkpoint", lambda: reader.read(stateful))
     models = list(stateful.models)
-    if stateful.load_hooks:
+    if stateful.load_hooks:  # Hooks may remove models from the list: only the files of those that are left are read.
         on_all_ranks("run the hooks", lambda: [hook(models, str(folder)) for hook in stateful.load_hooks])
-    return models
+    weights = on_all_ranks("read the models", lambda: reader.read_models(models, strict=strict))
+    # After the models, whose shapes explain better why a window's gradients do not fit.
+    window = on_all_ranks("read the window", lambda: reader.read_window(stateful))
+    optimizers = on_all_ranks(
+        "read what is sharded",
+        lambda: [
+            reader.read_optimizer_shards(at, optimizer, state)
+            for at, (optimizer, state) in enumerate(zip(stateful.optimizers, states.optimizers, strict=True))
+        ],
+    )
+    for remark in reader.remarks if process.is_main_process else ():
+        warn_user(remark)
 
+    def apply() -> None:
+        for at, (model, tensors) in enumerate(zip(models, weights, strict=True)):
+            if reader.has_shards(shards := folders.model_shards(at)):
+                load_shards(model, folder / shards, strict=strict)
+            else:
+                model.load_state_dict(share_out(tensors, model.state_dict()), **load_model_func_kwargs)
+        _apply(stateful, states, optimizers, window)
 
-def _share_out(
-    reader: Reader,
-    stateful: StatefulObjects,
-    states: ObjectStates,
-    models: list[torch.nn.Module],
-    weights: list[dict[str, Any]],
-) -> None:
-    """Keep this rank's parts of tensors that are loaded into spread ones; keep all others."""
-    weights[:] = [share_out(tensors, model.state_dict()) for model, tensors in zip(models, weights, strict=True)]
-    pairs = enumerate(zip(stateful.optimizers, states.optimizers, strict=True))
-    states.optimizers = [reader.read_optimizer_shards(at, optimizer, state) for at, (optimizer, state) in pairs]
+    on_all_ranks("load the checkpoint", apply)
+    continue_after(config, folder)
+    return folder
 
 
 def _apply(
-    reader: Reader,
-    stateful: StatefulObjects,
-    states: ObjectStates,
-    models: list[torch.nn.Module],
-    weights: list[dict[str, Any]],
-    model_kwargs: dict[str, Any],
+    stateful: StatefulObjects, states: ObjectStates, optimizers: list[dict[str, Any]], window: dict[str, Any] | None
 ) -> None:
-    """Load everything that was read into the objects."""
-    for at, (model, tensors) in enumerate(zip(models, weights, strict=True)):
-        if not reader.load_model_shards(at, model, strict=bool(model_kwargs.get("strict", True))):
-            model.load_state_dict(tensors, **model_kwargs)
+    """Load everything but the models."""
     with torch.no_grad():
         for leaf, tensor in zip(stateful.leaves, states.leaves, strict=True):
             leaf.copy_(tensor)
     pairs = [
-        *zip(stateful.optimizers, map(with_counters_on_cpu, states.optimizers), strict=True),
+        *zip(stateful.optimizers, map(with_counters_on_cpu, optimizers), strict=True),
         *zip(stateful.schedulers, states.schedulers, strict=True),
         *zip(stateful.dataloaders, states.dataloaders, strict=False),
         *zip(stateful.custom_objects, states.custom_objects, strict=True),
@@ -194,7 +160,7 @@ def _apply(
             loader.restart_epoch(draws_on=stateful.loaders_resume)
     if stateful.scaler is not None and states.scaler is not None:
         stateful.scaler.load_state_dict(states.scaler)
-    restore_window(stateful, states.window)
+    restore_window(stateful, window)
     if stateful.safepoint is not None:
         stateful.safepoint.continue_after(states.num_updates)
     # Last, since states of the user's objects may draw numbers.
@@ -235,8 +201,6 @@ class ObjectStates:
     custom_objects: list[Any]
     scaler: dict[str, Any] | None
     """The gradient scaler's state; None if there is no scaler here, or none was saved."""
-    window: dict[str, Any] | None
-    """This rank's part of the open window; None if none was open."""
     rng: dict[str, Any]
     """The states of this rank's random number generators."""
     num_updates: int
@@ -248,8 +212,7 @@ class Reader:
 
     Args:
         folder: The checkpoint's folder.
-        rank: This process's rank.
-        num_processes: Ranks that load the checkpoint together.
+        process: This process among its peers.
         device: The device of the tensors that are read, as `torch.load` takes it.
         load_kwargs: Further arguments of `torch.load`.
 
@@ -257,18 +220,13 @@ class Reader:
         CheckpointError: The manifest is damaged.
     """
 
-    def __init__(
-        self, folder: Path, *, rank: int, num_processes: int, device: Any, load_kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, folder: Path, process: ProcessState, device: Any, load_kwargs: dict[str, Any]) -> None:
         self.folder = folder
         self.manifest: Manifest | None = read_manifest(folder)
         self.files = contents(folder) if self.manifest is None else set(self.manifest.files)
         self.remarks: list[str] = []
         """Remarks for the user."""
-        self._window_misfit = ""
-        """Reason why the gradients of a window do not fit; empty: they do."""
-        self._rank = rank
-        self._num_processes = num_processes
+        self._rank, self._num_processes = process.process_index, process.num_processes
         self._device = device
         self._load_kwargs = load_kwargs
         if self.manifest is None:
@@ -308,7 +266,6 @@ class Reader:
             dataloaders=self._read_loaders(stateful),
             custom_objects=self._read_states(folders.custom_object, stateful.custom_objects),
             scaler=self._read_scaler(stateful),
-            window=self._read_window(stateful),
             rng=rng,
             num_updates=num_updates,
         )
@@ -321,7 +278,7 @@ class Reader:
         """
         found: list[dict[str, Any]] = []
         for at, model in enumerate(models):
-            if self._has_shards(shards := folders.model_shards(at)):
+            if self.has_shards(shards := folders.model_shards(at)):
                 found.append(find_shards(model, self.folder / shards, strict=strict))
                 continue
             safe, pickled = folders.model(at, safe=True), folders.model(at, safe=False)
@@ -343,20 +300,17 @@ class Reader:
             return share_out_state(optimizer, state)
         folder = self.folder / folders.optimizer_shards(at)
         outline = read_outline(folder, "optimizer")
-        _check_names(folder, names - set(outline))
+        if missing := names - set(outline):
+            raise CheckpointError(
+                f"{folder} lacks {', '.join(sorted(missing))}, which the optimizer's file refers to; nothing was "
+                f"loaded. {ADVICE}"
+            )
         state, tensors = join_state(optimizer, state, outline)
         read_shards(folder, {f"optimizer.{name}": tensor for name, tensor in tensors.items()})
         return state
 
-    def load_model_shards(self, at: int, model: torch.nn.Module, *, strict: bool) -> bool:
-        """Fill a model with the tensors of the sharded layout; return False if it is not in that layout."""
-        folder = folders.model_shards(at)
-        if not self._has_shards(folder):
-            return False
-        load_shards(model, self.folder / folder, strict=strict)
-        return True
-
-    def _has_shards(self, folder: str) -> bool:
+    def has_shards(self, folder: str) -> bool:
+        """Return True if a folder inside of the checkpoint is in the sharded layout."""
         return f"{folder}/{METADATA}" in self.files
 
     def _read_optimizer(self, at: int, optimizer: Any) -> dict[str, Any]:
@@ -437,44 +391,34 @@ class Reader:
         scaler: dict[str, Any] = self._load(folders.SCALER)
         return scaler
 
-    def _read_window(self, stateful: StatefulObjects) -> dict[str, Any] | None:
-        ranks = 0 if self.manifest is None else self.manifest.num_processes
-        if ranks == self._num_processes:
-            mine = folders.window(self._rank)
-            window = self._load(mine) if mine in self.files else None
-            self._window_misfit = self._find_misfit(stateful, [] if window is None else [window])
-            return window
-        windows = [self._load(folders.window(rank)) for rank in range(ranks) if folders.window(rank) in self.files]
+    def read_window(self, stateful: StatefulObjects) -> dict[str, Any] | None:
+        """Return this rank's part of the open window; None if none was open.
+
+        Raises:
+            CheckpointError: The gradients are of a model that was sharded in another way.
+        """
+        saved = 0 if self.manifest is None else self.manifest.num_processes
+        ranks = [self._rank] if saved == self._num_processes else range(saved)
+        windows = [self._load(folders.window(rank)) for rank in ranks if folders.window(rank) in self.files]
         if not windows:
             return None
-        if any(is_spread(parameter) for _, parameter in stateful.parameters()):
+        parameters = dict(stateful.parameters())
+        way_out = "nothing was loaded. Save where a window ends, or load with the same sharding and as many ranks."
+        if saved != self._num_processes and any(map(is_spread, parameters.values())):
             raise CheckpointError(
-                f"{self.folder} holds a window's gradients of a sharded model on {ranks} ranks, which "
-                f"{self._num_processes} cannot share; nothing was loaded. Save where a window ends, or load with as "
-                "many ranks."
+                f"{self.folder} holds a window's gradients of a sharded model on {saved} ranks, which "
+                f"{self._num_processes} cannot share; {way_out}"
             )
-        self._window_misfit = self._find_misfit(stateful, windows)
-        if self._window_misfit:
-            return None
+        for name, gradient in ((name, each) for window in windows for name, each in window["gradients"].items()):
+            if name in parameters and gradient.shape != local_part(parameters[name]).shape:
+                raise CheckpointError(
+                    f"{self.folder} holds a window's gradients of a model that was sharded in another way: {name} has "
+                    f"{list(gradient.shape)} on a rank there and {list(local_part(parameters[name]).shape)} here; "
+                    f"{way_out}"
+                )
+        if saved == self._num_processes:
+            return windows[0]
         return merge_windows(windows, num_processes=self._num_processes, nominal_divisor=stateful.nominal_divisor)
-
-    def _find_misfit(self, stateful: StatefulObjects, windows: list[dict[str, Any]]) -> str:
-        """Return how a window's gradients do not fit, as parts of a model that was sharded in another way; or ""."""
-        shapes = {name: local_part(parameter).shape for name, parameter in stateful.parameters()}
-        for window in windows:
-            for name, gradient in window["gradients"].items():
-                if name in shapes and gradient.shape != shapes[name]:
-                    return f"{name} has {list(gradient.shape)} on a rank there and {list(shapes[name])} here"
-        return ""
-
-    def check_window(self) -> None:
-        """Raise CheckpointError if the window's gradients do not fit, which weights of other shapes explain better."""
-        if self._window_misfit:
-            raise CheckpointError(
-                f"{self.folder} holds a window's gradients of a model that was sharded in another way: "
-                f"{self._window_misfit}; nothing was loaded. Save where a window ends, or load with the same sharding "
-                "and as many ranks."
-            )
 
     def _read_rng(self) -> tuple[dict[str, Any], int]:
         """Return the states of this rank's random number generators, and the number of updates beside them."""
@@ -498,12 +442,4 @@ def _check_groups(path: Path, optimizer: Any, state: dict[str, Any]) -> None:
         raise CheckpointError(
             f"{path} is of an optimizer whose groups have {theirs} parameters; the groups of this one have {mine}; "
             "nothing was loaded. Build the optimizer as it was when it was saved."
-        )
-
-
-def _check_names(folder: Path, missing: set[str]) -> None:
-    if missing:
-        raise CheckpointError(
-            f"{folder} lacks {', '.join(sorted(missing))}, which the optimizer's file refers to; nothing was loaded. "
-            "Load another checkpoint; this one cannot be trusted."
         )

@@ -38,7 +38,6 @@ from notebook_launcher.training.fingerprints import digest_of
 from notebook_launcher.training.process.arrivals import meet
 from notebook_launcher.training.random import capture_rng_states
 from notebook_launcher.training.spread_tensors import is_spread
-from notebook_launcher.training.unwrapping import unwrap_model
 from notebook_launcher.training.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -46,10 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from notebook_launcher.training.accumulation.windows import GradientState
     from notebook_launcher.training.checkpoints.folders import FileDigest
-    from notebook_launcher.training.plugins import ProjectConfiguration, Rules
-    from notebook_launcher.training.preparation import Prepared
+    from notebook_launcher.training.plugins import ProjectConfiguration
     from notebook_launcher.training.process.process_state import ProcessState
     from notebook_launcher.training.rank_check.check import RankCheck
     from notebook_launcher.training.requests import Safepoint
@@ -393,33 +390,6 @@ class StatefulObjects:
     """True if gradients are averaged over ranks, and not over what the window held."""
     loaders_resume: bool
     """True if loaders continue where they were saved."""
-
-    @classmethod
-    def of(
-        cls,
-        prepared: Prepared,
-        gradient_state: GradientState,
-        rules: Rules,
-        *,
-        scaler: Any,
-        safepoint: Safepoint | None,
-    ) -> StatefulObjects:
-        """Return what an Accelerator has prepared at this moment."""
-        return cls(
-            models=[unwrap_model(model, keep_torch_compile=False) for model in prepared.models],
-            leaves=prepared.leaves,
-            optimizers=list(prepared.optimizers),
-            schedulers=list(prepared.schedulers),
-            dataloaders=list(prepared.loaders),
-            custom_objects=list(prepared.custom_objects),
-            scaler=scaler,
-            gradient_state=gradient_state,
-            safepoint=safepoint,
-            save_hooks=list(prepared.save_hooks.values()),
-            load_hooks=list(prepared.load_hooks.values()),
-            nominal_divisor=rules.nominal_divisor,
-            loaders_resume=rules.loaders_resume,
-        )
 
     @property
     def counts(self) -> dict[str, int]:
