@@ -217,11 +217,10 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
             fetched = self._open_base()
         self._walked.begin_at(0, None)
         walk = self._walked.take_walk()
-        for (_, drawn, before, is_last), batches in walk.rounds(without_label(fetched)):
-            per_round = sum(drawn.real)
-            for number, batch in enumerate(batches, 1):
-                self._progress.order = walk.order
-                yield Delivery(batch, drawn, is_last, Position(start.epoch, before + number * per_round))
+        for batch in without_label(fetched):
+            (_, drawn, samples), is_last = walk.taken.popleft()
+            self._progress.order = walk.order
+            yield Delivery(batch, drawn, is_last, Position(start.epoch, samples))
 
     def _open_base(self) -> Iterator[Any]:
         """Return an iterator of `base_dataloader`.

@@ -127,8 +127,8 @@ class IndexStream:
     """The indices of one iteration of a sampler."""
 
     def __init__(self, pieces: Iterator[torch.Tensor], length: int) -> None:
-        self.length = length
-        """Number of indices in the whole iteration."""
+        self.left = length
+        """Number of indices that are left of the iteration."""
         self._pieces = pieces
         self._next: list[torch.Tensor] = []
 
@@ -144,6 +144,7 @@ class IndexStream:
                 piece = piece[:count]
             parts.append(piece)
             count -= len(piece)
+            self.left -= len(piece)
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
@@ -152,6 +153,7 @@ class IndexStream:
         """Let `take` return these again, first."""
         if len(indices):
             self._next.append(indices)
+            self.left += len(indices)
 
     def skip(self, count: int) -> None:
         """Leave the next `count` indices out."""

@@ -7,7 +7,6 @@ round, how many samples all of them have.
 from __future__ import annotations
 
 import collections
-import enum
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,12 +28,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-class _Group(enum.Enum):
-    """The batches of a round, when they are cut."""
+ROUNDS = 64
+"""Rounds whose indices are taken at once: many, so that a batch costs little, and few enough to leave the garbage
+collector alone."""
 
-    FULL = "there is one of full size for every rank"
-    SHORT = "the last one is short, and others follow"
-    LAST = "there are not enough, or the last one is short, and none follows"
+
+class Share(NamedTuple):
+    """One rank's batch of a round."""
+
+    indices: Any
+    """The rank's indices; None: it has none, and its iteration is over."""
+    round: Round
+    samples: int
+    """Samples of the epoch that all ranks together have had, with this round."""
 
 
 class BatchSamplerShard(BatchSampler):
@@ -102,10 +108,6 @@ class BatchSamplerShard(BatchSampler):
             yield share.indices
 
     def shares(self, skip: int = 0) -> Iterator[Share]:
-        """Yield this rank's batches with their rounds; see `stretches`."""
-        return shares_in(self.stretches(skip))
-
-    def stretches(self, skip: int = 0) -> Iterator[Stretch]:
         """Yield this rank's batches with their rounds.
 
         Args:
@@ -135,15 +137,17 @@ class BatchSamplerShard(BatchSampler):
         newest = stream.take(min(skip, per_round))
         full = (rows,) * num_processes
         drawn = Round(full, full, full)
-        for block in full_rounds(stream, stream.length - skip, num_processes, rows):
-            yield Stretch(block[:, self.process_index].tolist(), drawn, skip)
-            skip += block.numel()
+        while count := min(ROUNDS, stream.left // per_round):
+            block = stream.take(count * per_round).view(count, num_processes, rows)
+            for indices in block[:, self.process_index].tolist():
+                skip += per_round
+                yield Share(indices, drawn, skip)
             newest = block[-1]
         previous = newest.view(num_processes, rows).tolist() if newest.numel() == per_round else []
         start = [part.tolist() for part in torch.split(epochs_start, size)]
         yield from self._irregular(batches_of(self.batch_sampler, stream), start, previous, skip)
 
-    def _irregular(self, batches: Iterable[Any], start: list[Any], previous: list[Any], skip: int) -> Iterator[Stretch]:
+    def _irregular(self, batches: Iterable[Any], start: list[Any], previous: list[Any], skip: int) -> Iterator[Share]:
         """Yield this rank's part of batches that may have any size.
 
         Args:
@@ -153,20 +157,20 @@ class BatchSamplerShard(BatchSampler):
             skip: Number of samples of the epoch that were consumed.
         """
         known: dict[tuple[int, ...], Round] = {}
-        for group, kind in self._groups(batches):
+        for group, is_last in self._groups(batches):
             parts = self._cut(group[0]) if self.split_batches else group
             real = tuple(map(count_samples, parts))
-            if kind is _Group.FULL:
+            if not is_last and count_samples(group[-1]) >= (self.batch_size or 0):
                 # Nearly every round is full. Full rounds share one `Round` object.
                 drawn = known.get(real) or known.setdefault(real, Round(real, real, real))
             else:
                 parts += [[]] * (self.num_processes - len(parts))
                 real += (0,) * (self.num_processes - len(real))
-                if kind is _Group.LAST and (self.drop_last or (self._stops() and not min(real))):
+                if is_last and (self.drop_last or (self._stops() and not min(real))):
                     return
-                drawn = self._complete(parts, real, start, previous, is_last=kind is _Group.LAST)
-            yield Stretch([parts[self.process_index]], drawn, skip)
+                drawn = self._complete(parts, real, start, previous, is_last=is_last)
             skip += sum(real)
+            yield Share(parts[self.process_index], drawn, skip)
             previous = parts
 
     def check(self) -> None:
@@ -186,20 +190,20 @@ class BatchSamplerShard(BatchSampler):
     def _per_round(self) -> int:
         return 1 if self.split_batches else self.num_processes
 
-    def _groups(self, batches: Iterable[Any]) -> Iterator[tuple[list[Any], _Group]]:
-        """Yield each round's batches."""
+    def _groups(self, batches: Iterable[Any]) -> Iterator[tuple[list[Any], bool]]:
+        """Yield each round's batches, and True if they are too few or the last one is short, and none follows."""
         size, per_round = self.batch_size or 0, self._per_round
         group: list[Any] = []
         for batch in batches:
             if len(group) == per_round:
-                yield group, _Group.SHORT
+                yield group, False
                 group = []
             group.append(batch)
             if len(group) == per_round and count_samples(batch) >= size:
-                yield group, _Group.FULL
+                yield group, False
                 group = []
         if group:
-            yield group, _Group.LAST
+            yield group, True
 
     def _cut(self, batch: Any) -> list[Any]:
         assert self.batch_size is not None
@@ -232,58 +236,20 @@ class BatchSamplerShard(BatchSampler):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# One rank's batches as indices, each with its round.
+# The batches of any batch sampler, as indices with their rounds.
 
 
-ROUNDS = 64
-"""Most rounds in a stretch: many, so that a batch costs little, and few enough to leave the garbage collector alone."""
-
-
-class Share(NamedTuple):
-    """One rank's batch of a round."""
-
-    indices: Any
-    """The rank's indices; None: it has none, and its iteration is over."""
-    round: Round
-    samples: int
-    """Samples of the epoch that all ranks together have had, with this round."""
-
-
-class Stretch(NamedTuple):
-    """One rank's batches of neighbouring rounds that count the same."""
-
-    batches: list[Any]
-    """The rank's indices in each round; `[None]`: it has none, and its iteration is over."""
-    round: Round
-    """A round that stands for each of them."""
-    samples: int
-    """Samples of the epoch that all ranks together have had before."""
-
-
-def stretches_of(batch_sampler: Any, skip: int = 0) -> Iterator[Stretch]:
-    """Return the stretches of a batch sampler that is shared out; of any other, all its batches.
+def shares_of(batch_sampler: Any, skip: int = 0) -> Iterator[Share]:
+    """Return the shares of a batch sampler that is shared out; of any other, all its batches.
 
     Args:
         batch_sampler: A batch sampler; or a sampler, whose items then count one sample each.
         skip: Number of samples of the epoch that were consumed. Of a batch that they end in, the rest is yielded.
     """
-    if hasattr(batch_sampler, "stretches"):
-        stretches: Iterator[Stretch] = batch_sampler.stretches(skip)
-        return stretches
-    return _unshared(batch_sampler, skip)
-
-
-def shares_of(batch_sampler: Any, skip: int = 0) -> Iterator[Share]:
-    """Return the shares in the stretches of a batch sampler."""
-    return shares_in(stretches_of(batch_sampler, skip))
-
-
-def shares_in(stretches: Iterable[Stretch]) -> Iterator[Share]:
-    """Yield the shares in stretches."""
-    for batches, drawn, samples in stretches:
-        per_round = sum(drawn.real)
-        for number, indices in enumerate(batches, 1):
-            yield Share(indices, drawn, samples + number * per_round)
+    shares: Iterator[Share] = (
+        batch_sampler.shares(skip) if hasattr(batch_sampler, "shares") else _unshared(batch_sampler, skip)
+    )
+    return shares
 
 
 def stream_of(batch_sampler: Any) -> IndexStream | None:
@@ -300,28 +266,12 @@ def batches_of(batch_sampler: Any, stream: IndexStream | None = None) -> Iterato
     return iter(batch_sampler) if indices is None else _items(indices)
 
 
-def full_rounds(stream: IndexStream, left: int, num_processes: int, rows: int) -> Iterator[Any]:
-    """Yield the indices of the full rounds that are left of a stream, many rounds at once: round by rank by row.
-
-    Args:
-        stream: Indices that are shared out.
-        left: Number of indices that it still has.
-        num_processes: Number of ranks.
-        rows: Samples of every rank in a full round.
-    """
-    rounds = max(left, 0) // (num_processes * rows)
-    while rounds:
-        count = min(rounds, ROUNDS)
-        yield stream.take(count * num_processes * rows).view(count, num_processes, rows)
-        rounds -= count
-
-
 def _cut(stream: IndexStream, size: int, *, drop_last: bool) -> Iterator[list[int]]:
-    while len(indices := stream.take(ROUNDS * size)):
-        full = len(indices) // size * size
-        yield from indices[:full].view(-1, size).tolist()
-        if full < len(indices) and not drop_last:
-            yield indices[full:].tolist()
+    while count := min(ROUNDS, stream.left // size):
+        yield from stream.take(count * size).view(count, size).tolist()
+    # Not sooner: what draws the indices may count the epoch on where they end.
+    if len(rest := stream.take(size)) and not drop_last:
+        yield rest.tolist()
 
 
 def _items(stream: IndexStream) -> Iterator[int]:
@@ -329,23 +279,13 @@ def _items(stream: IndexStream) -> Iterator[int]:
         yield from indices.tolist()
 
 
-def _unshared(batch_sampler: Any, skip: int) -> Iterator[Stretch]:
+def _unshared(batch_sampler: Any, skip: int) -> Iterator[Share]:
     known: dict[int, Round] = {}
-    stream = stream_of(batch_sampler)
-    if stream is not None and not skip:
-        size = batch_sampler.batch_size
-        full = known[size] = Round((size,), (size,), (size,))
-        for block in full_rounds(stream, stream.length, 1, size):
-            yield Stretch(block[:, 0].tolist(), full, skip)
-            skip += block.numel()
-        rest = batches_of(batch_sampler, stream)
-    else:
-        _, rest = split_at(batches_of(batch_sampler, stream), skip)
-    for batch in rest:
+    _, batches = split_at(batches_of(batch_sampler), skip)
+    for batch in batches:
         count = count_samples(batch)
-        drawn = known.get(count) or known.setdefault(count, Round((count,), (count,), (count,)))
-        yield Stretch([batch], drawn, skip)
         skip += count
+        yield Share(batch, known.get(count) or known.setdefault(count, Round((count,), (count,), (count,))), skip)
 
 
 def split_at(batches: Iterator[Any], skip: int, keep: int = 0) -> tuple[list[Any], Iterator[Any]]:
@@ -385,25 +325,12 @@ class SkipBatchSampler(BatchSampler):
         return itertools.islice(iter(self.batch_sampler), self.skip_batches, None)
 
     def shares(self, skip: int = 0) -> Iterator[Share]:
-        """Yield the remaining batches, with their rounds; see `stretches`."""
-        return shares_in(self.stretches(skip))
-
-    def stretches(self, skip: int = 0) -> Iterator[Stretch]:
         """Yield the remaining batches, with their rounds.
 
         Args:
             skip: Number of samples of the epoch that were consumed; if any, the first batches are among them.
         """
-        left_out = 0 if skip else self.skip_batches
-        for stretch in stretches_of(self.batch_sampler, skip):
-            batches, drawn, samples = stretch
-            if left_out < len(batches):
-                yield (
-                    stretch
-                    if not left_out
-                    else Stretch(batches[left_out:], drawn, samples + left_out * sum(drawn.real))
-                )
-            left_out = max(0, left_out - len(batches))
+        return itertools.islice(shares_of(self.batch_sampler, skip), 0 if skip else self.skip_batches, None)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -420,58 +347,35 @@ DRAW_FROM_THEIR_OWN = (RandomSampler, WeightedRandomSampler)
 """Samplers that draw from their `generator`, if they have one."""
 
 
-class Taken(NamedTuple):
-    """Neighbouring batches that are being loaded."""
-
-    num_batches: int
-    round: Round
-    """A round that stands for each of theirs."""
-    samples: int
-    """Samples of the epoch before them."""
-    ends: bool
-    """True for the last batch, which is alone."""
-
-
 class Walk:
-    """One walk through a batch sampler, a stretch ahead of the loader, so that the last batch is known as such."""
+    """One walk through a batch sampler, a batch ahead of the loader, so that the last batch is known as such."""
 
     def __init__(self, batch_sampler: Any, skip: int, order: Order | None) -> None:
         self.order = order
         """The states that made the order; None until the first batch is drawn."""
-        self.taken: collections.deque[Taken] = collections.deque()
-        """Batches whose indices torch has taken and that it has not handed out yet, the oldest first."""
+        self.taken: collections.deque[tuple[Share, bool]] = collections.deque()
+        """Batches whose indices torch has taken and that it has not handed out yet, the oldest first, and True for the
+        last batch."""
         self._batch_sampler = batch_sampler
         self._skip = skip
 
     def indices(self) -> Iterator[Any]:
         """Yield what the loader fetches, and note it in `taken`."""
-        stretches = stretches_of(self._batch_sampler, self._skip)
-        ahead = self._start(stretches)
+        shares = shares_of(self._batch_sampler, self._skip)
+        ahead = self._start(shares)
         while ahead is not None:
-            batches, drawn, samples = ahead
-            before_last = len(batches) - 1
-            if before_last:
-                self.taken.append(Taken(before_last, drawn, samples, ends=False))
-                yield from batches[:-1]
-            # Not sooner: what draws the indices may count the epoch on where they end.
-            ahead = _following(stretches)
-            self.taken.append(Taken(1, drawn, samples + before_last * sum(drawn.real), ends=ahead is None))
-            yield batches[-1]
+            share, ahead = ahead, _following(shares)
+            self.taken.append((share, ahead is None))
+            yield share.indices
 
-    def rounds(self, fetched: Iterator[Any]) -> Iterator[tuple[Taken, Iterator[Any]]]:
-        """Yield what was taken with its batches, as the loader hands them out; take all batches before the next."""
-        for first in fetched:
-            taken = self.taken.popleft()
-            yield taken, itertools.chain((first,), itertools.islice(fetched, taken.num_batches - 1))
-
-    def _start(self, stretches: Iterator[Stretch]) -> Stretch | None:
+    def _start(self, shares: Iterator[Share]) -> Share | None:
         links = links_of(self._batch_sampler)
         owners = generator_owners(links)
         if self.order is not None:
             with self.order.replayed(owners):
-                return _following(stretches)
+                return _following(shares)
         self.order = Order.capture(owners, with_defaults=draws_from_defaults(links))
-        return _following(stretches)
+        return _following(shares)
 
 
 def draws_from_defaults(links: Iterable[Any]) -> bool:
@@ -486,10 +390,10 @@ def draws_from_defaults(links: Iterable[Any]) -> bool:
     )
 
 
-def _following(stretches: Iterator[Stretch]) -> Stretch | None:
-    ahead = next(stretches, None)
+def _following(shares: Iterator[Share]) -> Share | None:
+    ahead = next(shares, None)
     # A rank without indices is at its end; the other ranks have one batch more.
-    return None if ahead is None or ahead.batches[0] is None else ahead
+    return None if ahead is None or ahead.indices is None else ahead
 
 
 class WalkedSampler:

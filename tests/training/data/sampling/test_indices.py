@@ -99,7 +99,7 @@ def test_indices_are_those_of_the_sampler(request, name, pieces):
         torch.manual_seed(9)
         stream = indices_of(ours)
         assert stream is not None
-        assert stream.length == len(expected)
+        assert stream.left == len(expected)
         taken = [stream.take(count).tolist() for count in (1, 0, 7, 10**6, 1)]
         assert list(itertools.chain(*taken)) == expected
         assert torch.equal(torch.get_rng_state(), state)
