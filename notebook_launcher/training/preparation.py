@@ -16,8 +16,7 @@ from notebook_launcher.training import precision
 from notebook_launcher.training.accumulation.members import synchronises_itself, wrap
 from notebook_launcher.training.accumulation.updates import AcceleratedOptimizer, AcceleratedScheduler, preview
 from notebook_launcher.training.data import DataLoaderDispatcher, DataLoaderShard
-from notebook_launcher.training.data.loader import SharingSettings
-from notebook_launcher.training.data.prepare import make_prepared_loader
+from notebook_launcher.training.data.prepare import prepare_data_loader
 from notebook_launcher.training.operations.checking import collective_device, is_served
 from notebook_launcher.training.parallelism.sharded_models import reduce_units_by_sums
 from notebook_launcher.training.parallelism.unit_order import UnitOrder
@@ -276,25 +275,26 @@ class Preparation:
 
     def _share_out(self, data_loader: Any, place: bool, slice_fn: Callable[..., Any] | None) -> Any:
         config, layout = self.settings.loaders, self.sharding.layout
-        settings = SharingSettings(
-            num_processes=layout.num_data_ranks,
-            process_index=layout.data_rank,
-            device=self.process.device,
+        return prepare_data_loader(
+            data_loader,
+            self.process.device,
+            layout.num_data_ranks,
+            layout.data_rank,
             put_on_device=place,
             split_batches=config.split_batches,
             dispatch_batches=self._dispatches(),
             even_batches=config.even_batches,
             uneven=config.uneven or ("weigh" if self.settings.rules.weigh_uneven else "leave"),
-            slice_fn=slice_fn,
+            slice_fn_for_dispatch=slice_fn,
             rng_types=self.settings.rng_types,
-            seed=config.data_seed if config.use_seedable_sampler else False,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=config.data_seed,
             non_blocking=config.non_blocking,
             use_stateful_dataloader=config.use_stateful_dataloader,
             check_ranks=self.settings.rules.guards,
             keeps_shares=self.settings.rules.keeps_shares,
-            active_loaders=self.gradient_state.active_loaders,
+            stack=self.gradient_state.active_loaders,
         )
-        return make_prepared_loader(data_loader, settings)
 
 
 def _check_data(model: torch.nn.Module) -> None:

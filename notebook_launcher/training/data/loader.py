@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch.autograd import _profiler_enabled
@@ -21,7 +20,6 @@ from notebook_launcher.training.accumulation.windows import ActiveLoaders
 from notebook_launcher.training.data.iterables import compare_data_sets, open_as_only_rank
 from notebook_launcher.training.data.position import (
     LoaderProgress,
-    LoaderState,
     Order,
     Position,
     generator_owners,
@@ -37,13 +35,12 @@ from notebook_launcher.training.data.samplers import (
 )
 from notebook_launcher.training.data.sharding import SkipBatchSampler, WalkedSampler
 from notebook_launcher.training.operations import recursively_apply, send_to_device
-from notebook_launcher.training.plugins import check_uneven
 from notebook_launcher.training.recording.phases import make_clock, read_clock
 from notebook_launcher.training.user_warnings import warn_user
 from notebook_launcher.wording import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Self
 
@@ -503,9 +500,19 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         order, later = (progress.order, progress.later or now) if position else (now, None)
         sampler = self.get_sampler()
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
-        return LoaderState(
-            position, order, seed, progress.is_complete, progress.was_evaluation, later, self._has_seeded_workers
-        ).pack()
+        return {
+            "epoch": position.epoch,
+            "samples": position.samples,
+            "streams": list(position.streams),
+            "stream": position.stream,
+            "generators": None if order is None else list(order.generators),
+            "defaults": {} if order is None else order.defaults,
+            "seed": seed,
+            "is_complete": progress.is_complete,
+            "was_evaluation": progress.was_evaluation,
+            "later": None if later is None else list(later.generators),
+            "has_seeded_workers": self._has_seeded_workers,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop begin right after the batch that was current when the state was taken.
@@ -515,19 +522,31 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
         Raises:
             ValueError: The state is not one of `state_dict`.
         """
-        state = LoaderState.unpack(state_dict)
-        position, order = state.position, state.order
+        state = state_dict
+        try:
+            position = Position(state["epoch"], state["samples"], tuple(state["streams"]), state["stream"])
+            generators, defaults, seed = state["generators"], state["defaults"], state["seed"]
+        except KeyError as error:
+            raise ValueError(
+                f"load_state_dict got a state without {error}. It takes what state_dict() of a prepared loader "
+                f"returned, and this has {sorted(state)}."
+            ) from None
+        order = None if generators is None else Order(tuple(generators), defaults)
         sampler = self.get_sampler()
-        if state.seed is not None and isinstance(sampler, SeedableRandomSampler):
-            sampler.initial_seed = state.seed
+        if seed is not None and isinstance(sampler, SeedableRandomSampler):
+            sampler.initial_seed = seed
         if order is not None and not position:
             order.restore_generators(self._owners())
         self.set_epoch(position.epoch)
         progress, self._loaded = self._progress, True
         progress.position, progress.order, progress.begin_at = position, order, position or None
-        progress.is_complete, progress.was_evaluation = state.is_complete, state.was_evaluation
-        progress.later, progress.has_seeded_workers = state.later, state.has_seeded_workers
         progress.from_start = False
+        # The other fields are newer than the first checkpoints.
+        later = state.get("later")
+        progress.later = None if later is None else Order(tuple(later))
+        progress.is_complete = state.get("is_complete", False)
+        progress.was_evaluation = state.get("was_evaluation", False)
+        progress.has_seeded_workers = state.get("has_seeded_workers", False)
 
     def restart_epoch(self, *, draws_on: bool = True) -> None:
         """Let the next loop begin at the start of its epoch, in a new order, though a position was loaded.
@@ -644,66 +663,6 @@ def _describe(*batches: tuple[int, int]) -> str:
         "the loss is a mean over the rows, pass weight=len(inputs) to backward. If it is a mean over the samples, "
         "all is well, and weight= with their number says so."
     )
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The settings of prepared loaders, as one value that functions pass on.
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SharingSettings:
-    """The way in which a user's loader is shared out among ranks.
-
-    Raises:
-        ValueError: `uneven` is unknown.
-    """
-
-    num_processes: int
-    """Ranks that share the data."""
-    process_index: int
-    """Place of this process among them."""
-    device: torch.device | str | int | None
-    """Device that batches go to with `put_on_device`."""
-    put_on_device: bool
-    """True if batches are moved to `device`."""
-    split_batches: bool
-    """True if each rank gets a slice of every batch."""
-    dispatch_batches: bool | None
-    """True if rank 0 reads for all; None: for an iterable data set, with `put_on_device`."""
-    even_batches: bool
-    """True if the last round is filled with samples from the start."""
-    uneven: str
-    """With `even_batches=False`, the conduct of a rank that has run out of batches before others."""
-    slice_fn: Callable[..., Any] | None
-    """Function that cuts a rank's part out of a batch that rank 0 read."""
-    rng_types: Sequence[str] | None
-    """Generators that every rank takes from rank 0 before each epoch; None: the sampler's generator."""
-    seed: int | Literal[False] | None
-    """Seed of a random order; None: the one that torch's generator was last given; False: the order is the sampler's
-    own."""
-    non_blocking: bool
-    """True if batches are copied to a GPU while the one before is computed on."""
-    use_stateful_dataloader: bool
-    """Accepted; prepared loaders always know their position."""
-    check_ranks: bool
-    """True if ranks compare their epoch plans before each epoch."""
-    keeps_shares: bool
-    """True if a `DistributedSampler` stays, so that its share is shared out again."""
-    active_loaders: ActiveLoaders | None
-    """Loaders that are being iterated; the loader is among them while it is iterated."""
-
-    def __post_init__(self) -> None:
-        check_uneven(self.uneven)
-
-    @property
-    def share(self) -> tuple[int, int, bool]:
-        """The arguments with which a shard finds this rank's part."""
-        return self.num_processes, self.process_index, self.split_batches
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        """The arguments with which a shard treats the last round."""
-        return {"even_batches": self.even_batches, "uneven": self.uneven}
 
 
 # --------------------------------------------------------------------------------------------------------------------

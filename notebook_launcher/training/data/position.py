@@ -133,57 +133,6 @@ class Order:
             restore_rng_states(here)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LoaderState:
-    """The state of a loader in a checkpoint; the fields are those of `LoaderProgress`."""
-
-    position: Position
-    order: Order | None
-    seed: int | None
-    """The seed of a seedable sampler."""
-    is_complete: bool
-    was_evaluation: bool
-    later: Order | None
-    has_seeded_workers: bool
-
-    def pack(self) -> dict[str, Any]:
-        """Return the state in plain types and tensors."""
-        return {
-            "epoch": self.position.epoch,
-            "samples": self.position.samples,
-            "streams": list(self.position.streams),
-            "stream": self.position.stream,
-            "generators": None if self.order is None else list(self.order.generators),
-            "defaults": {} if self.order is None else self.order.defaults,
-            "seed": self.seed,
-            "is_complete": self.is_complete,
-            "was_evaluation": self.was_evaluation,
-            "later": None if self.later is None else list(self.later.generators),
-            "has_seeded_workers": self.has_seeded_workers,
-        }
-
-    @classmethod
-    def unpack(cls, state: dict[str, Any]) -> LoaderState:
-        """Return the state that `pack` has packed, also before it had its last four fields.
-
-        Raises:
-            ValueError: The dictionary is another one.
-        """
-        try:
-            position = Position(state["epoch"], state["samples"], tuple(state["streams"]), state["stream"])
-            generators, defaults, seed = state["generators"], state["defaults"], state["seed"]
-        except KeyError as error:
-            raise ValueError(
-                f"load_state_dict got a state without {error}. It takes what state_dict() of a prepared loader "
-                f"returned, and this has {sorted(state)}."
-            ) from None
-        order = None if generators is None else Order(tuple(generators), defaults)
-        later = None if state.get("later") is None else Order(tuple(state["later"]))
-        is_complete, was_evaluation = state.get("is_complete", False), state.get("was_evaluation", False)
-        has_seeded_workers = state.get("has_seeded_workers", False)
-        return cls(position, order, seed, is_complete, was_evaluation, later, has_seeded_workers)
-
-
 def _default_states() -> dict[str, Any]:
     states = capture_rng_states()
     return {name: states[name] for name in DEFAULT_GENERATORS if name in states}

@@ -19,7 +19,7 @@ from torch.utils.data import (
 from notebook_launcher.settings.option_checks import whole_number
 from notebook_launcher.training.data.dispatching import DataLoaderDispatcher
 from notebook_launcher.training.data.iterables import IterableDatasetShard, OwnShards, is_share, shards_of_rank
-from notebook_launcher.training.data.loader import SharingSettings, data_arguments, fetching_arguments
+from notebook_launcher.training.data.loader import data_arguments, fetching_arguments
 from notebook_launcher.training.data.rows import check_split
 from notebook_launcher.training.data.samplers import (
     SeedableRandomSampler,
@@ -30,7 +30,7 @@ from notebook_launcher.training.data.samplers import (
 )
 from notebook_launcher.training.data.shard import DataLoaderShard
 from notebook_launcher.training.data.sharding import BatchSamplerShard, SkipBatchSampler
-from notebook_launcher.training.plugins import check_instance
+from notebook_launcher.training.plugins import check_instance, check_uneven
 from notebook_launcher.training.process.process_state import ProcessState
 from notebook_launcher.training.user_warnings import warn_user
 
@@ -96,117 +96,72 @@ def prepare_data_loader(
         ValueError: `uneven` is unknown, `split_batches` with a batch size that the ranks do not divide, or a data set
             that was split for other ranks, or is split and would be shared out again.
     """
-    num_processes, process_index = _place_among_ranks(num_processes, process_index)
-    return make_prepared_loader(
-        dataloader,
-        SharingSettings(
-            num_processes=num_processes,
-            process_index=process_index,
-            device=device,
-            put_on_device=put_on_device,
-            split_batches=split_batches,
-            dispatch_batches=dispatch_batches,
-            even_batches=even_batches,
-            uneven=uneven,
-            slice_fn=slice_fn_for_dispatch,
-            rng_types=rng_types,
-            seed=data_seed if use_seedable_sampler else False,
-            non_blocking=non_blocking,
-            use_stateful_dataloader=use_stateful_dataloader,
-            check_ranks=check_ranks,
-            keeps_shares=keeps_shares,
-            active_loaders=stack,
-        ),
-    )
-
-
-def make_prepared_loader(
-    dataloader: DataLoader[Any], settings: SharingSettings
-) -> DataLoaderShard | DataLoaderDispatcher:
-    """Carry out `prepare_data_loader`."""
-    if settings.split_batches:
-        _check_split(dataloader, settings.num_processes)
-    indices = _indices(dataloader, settings)
+    check_uneven(uneven)
+    if num_processes is None or process_index is None:
+        process = ProcessState()
+        num_processes = process.num_processes if num_processes is None else num_processes
+        process_index = process.process_index if process_index is None else process_index
+    if split_batches:
+        _check_split(dataloader, num_processes)
+    dataset, size, drop_last = dataloader.dataset, dataloader.batch_size, dataloader.drop_last
+    is_stream = isinstance(dataset, IterableDataset)
+    indices = None if is_stream else sampler_chain(dataloader)[0]
+    if indices is not None and isinstance(get_sampler(dataloader), DistributedSampler):
+        indices = _without_shares(dataloader, indices, num_processes, keeps_shares=keeps_shares)
+    elif indices is not None and use_seedable_sampler:
+        indices = _seedable(dataloader, indices, data_seed)
     arguments: dict[str, Any] = {
-        "device": settings.device if settings.put_on_device else None,
-        "use_stateful_dataloader": settings.use_stateful_dataloader,
-        "stack": settings.active_loaders,
-        "_drop_last": dataloader.drop_last or bool(getattr(indices, "drop_last", False)),
-        "_non_blocking": settings.non_blocking,
+        "device": device if put_on_device else None,
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "stack": stack,
+        "_drop_last": drop_last or bool(getattr(indices, "drop_last", False)),
+        "_non_blocking": non_blocking,
         **fetching_arguments(dataloader),
     }
-    if _dispatches(dataloader, settings):
+    policy: dict[str, Any] = {"even_batches": even_batches, "uneven": uneven}
+    is_own_share = is_stream and is_share(dataset)
+    if is_own_share and num_processes > 1 and (dispatch_batches or split_batches):
+        _refuse_share("dispatch_batches" if dispatch_batches else "split_batches", warns=keeps_shares)
+    if put_on_device and is_stream and not is_own_share if dispatch_batches is None else dispatch_batches:
         return DataLoaderDispatcher(
-            dataloader.dataset,
-            settings.split_batches,
-            num_processes=settings.num_processes,
-            slice_fn=settings.slice_fn,
-            **settings.policy,
+            dataset,
+            split_batches,
+            num_processes=num_processes,
+            slice_fn=slice_fn_for_dispatch,
+            **policy,
             **arguments,
             **data_arguments(dataloader, indices),
         )
-    if settings.num_processes == 1:
-        return DataLoaderShard(dataloader.dataset, **arguments, **data_arguments(dataloader, indices))
+    if num_processes == 1:
+        return DataLoaderShard(dataset, **arguments, **data_arguments(dataloader, indices))
     arguments.update(
-        check_ranks=settings.check_ranks,
-        rng_types=["generator"] if settings.rng_types is None else list(settings.rng_types),
+        check_ranks=check_ranks,
+        rng_types=["generator"] if rng_types is None else list(rng_types),
         synchronized_generator=_shared_generator(dataloader, indices),
     )
-    return _shard(dataloader, indices, settings, arguments)
+    share = num_processes, process_index, split_batches
+    if indices is not None:
+        return DataLoaderShard(
+            dataset, **arguments, **data_arguments(dataloader, BatchSamplerShard(indices, *share, **policy))
+        )
+    own = None if split_batches else shards_of_rank(dataset, num_processes, process_index)
+    if own is not None and uneven == "leave":
+        return DataLoaderShard(own, **arguments, batch_size=size, drop_last=drop_last)
+    kind, stream = (IterableDatasetShard, dataset) if own is None else (OwnShards, own)
+    part = kind(stream, size, drop_last, *share, **policy)
+    return DataLoaderShard(part, **arguments, batch_size=None if size is None else part.per_rank, drop_last=drop_last)
 
 
-def _place_among_ranks(num_processes: int | None, process_index: int | None) -> tuple[int, int]:
-    if num_processes is not None and process_index is not None:
-        return num_processes, process_index
-    process = ProcessState()
-    return (
-        process.num_processes if num_processes is None else num_processes,
-        process.process_index if process_index is None else process_index,
-    )
-
-
-def _dispatches(dataloader: DataLoader[Any], settings: SharingSettings) -> bool:
-    """Return True if rank 0 reads for all; by default it does for a stream that every rank would read as a whole."""
-    dataset = dataloader.dataset
-    is_stream = isinstance(dataset, IterableDataset)
-    if settings.num_processes > 1 and is_stream and is_share(dataset):
-        _check_share(settings)
-    if settings.dispatch_batches is not None:
-        return settings.dispatch_batches
-    return settings.put_on_device and is_stream and not is_share(dataset)
-
-
-def _check_share(settings: SharingSettings) -> None:
+def _refuse_share(option: str, *, warns: bool) -> None:
     """Refuse, or as Accelerate does only warn of, ways of sharing that lose what the other ranks' shares hold."""
-    option = "dispatch_batches=True" if settings.dispatch_batches else "split_batches=True"
-    if not (settings.dispatch_batches or settings.split_batches):
-        return
     text = (
-        f"prepare() got a data set that was made for one rank, and with {option} that rank's share is shared out "
+        f"prepare() got a data set that was made for one rank, and with {option}=True that rank's share is shared out "
         "again: the samples of other shares are never read. Leave the option out, so that every rank reads its own "
         "share; or make the data set without a rank."
     )
-    if not settings.keeps_shares:
+    if not warns:
         raise ValueError(text)
     warn_user(text)
-
-
-def _shard(
-    dataloader: DataLoader[Any], indices: Any, settings: SharingSettings, arguments: dict[str, Any]
-) -> DataLoaderShard:
-    """Return the loader of a rank that reads for itself, with these arguments for torch's `DataLoader`."""
-    if indices is not None:
-        shard = BatchSamplerShard(indices, *settings.share, **settings.policy)
-        return DataLoaderShard(dataloader.dataset, **arguments, **data_arguments(dataloader, shard))
-    size, drop_last = dataloader.batch_size, dataloader.drop_last
-    ranks = settings.num_processes, settings.process_index
-    own = None if settings.split_batches else shards_of_rank(dataloader.dataset, *ranks)
-    if own is not None and settings.uneven == "leave":
-        return DataLoaderShard(own, **arguments, batch_size=size, drop_last=drop_last)
-    kind, dataset = (IterableDatasetShard, dataloader.dataset) if own is None else (OwnShards, own)
-    stream = kind(dataset, size, drop_last, *settings.share, **settings.policy)
-    size = None if size is None else stream.per_rank
-    return DataLoaderShard(stream, **arguments, batch_size=size, drop_last=drop_last)
 
 
 def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
@@ -217,18 +172,38 @@ def _check_split(dataloader: DataLoader[Any], num_processes: int) -> None:
     check_split(size, num_processes, f"neither the loader nor its {type(batch_sampler).__name__} has a batch_size")
 
 
-def _indices(dataloader: DataLoader[Any], settings: SharingSettings) -> Any:
-    """Return the sampler that the loader takes its indices from; None for an iterable data set."""
-    if isinstance(dataloader.dataset, IterableDataset):
-        return None
-    indices, sampler = sampler_chain(dataloader)[0], get_sampler(dataloader)
-    if isinstance(sampler, DistributedSampler):
-        return _without_shares(indices, sampler, settings)
-    if settings.seed is False or not isinstance(sampler, RandomSampler):
+def _without_shares(dataloader: DataLoader[Any], indices: Any, num_processes: int, *, keeps_shares: bool) -> Any:
+    """Return the batch sampler of all samples for one over a `DistributedSampler`, which has a rank's share alone."""
+    sampler = get_sampler(dataloader)
+    if 1 in (num_processes, sampler.num_replicas):
+        return indices
+    if keeps_shares:
+        warn_user(
+            "prepare() got a loader with a DistributedSampler, and shares that out again, as Accelerate does: only "
+            f"1 of {sampler.num_replicas} samples is read. Leave the sampler out, and pass shuffle=True to the loader."
+        )
+        return indices
+    if sampler.num_replicas != num_processes:
+        raise ValueError(
+            f"prepare() got a loader whose DistributedSampler is for {sampler.num_replicas} ranks, and the data are "
+            f"for {num_processes}. Leave the sampler out: prepare() shares the data out."
+        )
+    # The samples of a round are those that its ranks would have had together.
+    whole: Sampler[int] = SequentialSampler(sampler.dataset)
+    if sampler.shuffle:
+        whole = SeedableRandomSampler(sampler.dataset, data_seed=sampler.seed)
+        whole.epoch = sampler.epoch
+    return _with_sampler(indices, sampler, whole)
+
+
+def _seedable(dataloader: DataLoader[Any], indices: Any, seed: int | None) -> Any:
+    """Return a batch sampler whose random order depends on a seed and the epoch alone."""
+    sampler = get_sampler(dataloader)
+    if not isinstance(sampler, RandomSampler):
         return indices
     num_samples = sampler._num_samples  # noqa: SLF001 - None follows the data set's length, `num_samples` does not
     seedable = SeedableRandomSampler(
-        sampler.data_source, sampler.replacement, num_samples, sampler.generator, data_seed=settings.seed
+        sampler.data_source, sampler.replacement, num_samples, sampler.generator, data_seed=seed
     )
     if isinstance(sampler, SeedableRandomSampler):
         seedable.epoch, seedable.is_chosen = sampler.epoch, sampler.is_chosen
@@ -245,37 +220,6 @@ def _with_sampler(indices: Any, sampler: Any, replacement: Any) -> Any:
     owner = next(link for link in links_of(indices) if getattr(link, "sampler", None) is sampler)
     owner.sampler = replacement
     return indices
-
-
-def _without_shares(indices: Any, sampler: DistributedSampler[Any], settings: SharingSettings) -> Any:
-    """Return the batch sampler of all samples for one over a `DistributedSampler`, which has a rank's share alone."""
-    replicas, num_processes = sampler.num_replicas, settings.num_processes
-    if num_processes == 1 or replicas == 1:
-        return indices
-    if settings.keeps_shares:
-        warn_user(
-            "prepare() got a loader with a DistributedSampler, and shares that out again, as Accelerate does: only "
-            f"1 of {replicas} samples is read. Leave the sampler out, and pass shuffle=True to the loader."
-        )
-        return indices
-    if replicas != num_processes:
-        raise ValueError(
-            f"prepare() got a loader whose DistributedSampler is for {replicas} ranks, and the data are for "
-            f"{num_processes}. Leave the sampler out: prepare() shares the data out."
-        )
-    return _with_sampler(indices, sampler, _unshared(sampler))
-
-
-def _unshared(sampler: Any) -> Sampler[int]:
-    """Return the sampler of all samples in a `DistributedSampler`'s order.
-
-    The samples of a round are those that its ranks would have had together.
-    """
-    if not sampler.shuffle:
-        return SequentialSampler(sampler.dataset)
-    replacement = SeedableRandomSampler(sampler.dataset, data_seed=sampler.seed)
-    replacement.epoch = sampler.epoch
-    return replacement
 
 
 def _shared_generator(dataloader: DataLoader[Any], indices: Any) -> torch.Generator | None:
