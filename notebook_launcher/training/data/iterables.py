@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import itertools
 import os
 import sys
@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
-from notebook_launcher.training.data.position import Position
 from notebook_launcher.training.data.rows import Round, check_split, uneven_error
 from notebook_launcher.training.data.samplers import length_of
 from notebook_launcher.training.fingerprints import digest_of
@@ -23,7 +22,7 @@ from notebook_launcher.training.user_warnings import notify_or_warn
 from notebook_launcher.wording import describe_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -186,17 +185,7 @@ OWN_SHARDS = -1
 """The value of `Position.stream` where every rank reads streams of its own."""
 
 
-class Common(NamedTuple):
-    """A round in which all ranks take part."""
-
-    batch: Any
-    round: Round
-    is_last: bool
-    read: list[tuple[int, int] | None]
-    """For each rank: the stream of its batch, and the samples of that stream so far; None without a batch."""
-
-
-class _Report(NamedTuple):
+class Report(NamedTuple):
     """A rank's report of the batch that it has read; all zero at its end."""
 
     rows: int
@@ -211,114 +200,55 @@ class _Report(NamedTuple):
     """Samples of that stream so far."""
 
 
-NOTHING = _Report(0, 0, 0, 0, 0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class InStep:
-    """Yields batches that ranks read for themselves, equally many on every rank.
+def in_step(
+    batches: Iterator[tuple[Any, Receipt]], shard: OwnShards
+) -> Iterator[tuple[Any, Round, bool, list[Report]]]:
+    """Yield batches that ranks read for themselves, equally many on every rank; every rank must ask for each round.
 
     Ranks that have read everything before the others repeat their first batch: with `even_batches` it counts, with
     `uneven="weigh"` it has weight 0. With `drop_last` and `uneven="stop"` the first round that lacks a batch is left
-    out, and ends the epoch. Every rank must ask for each round.
+    out, and ends the epoch.
+
+    Yields:
+        This rank's batch, the round, True if it is the last one, and the reports of all ranks.
+
+    Raises:
+        ValueError: With `uneven="error"`, on every rank, where some ranks have a batch and others have none.
     """
+    rank, uneven = shard.process_index, "" if shard.even_batches else shard.uneven
 
-    process_index: int
-    """This rank."""
-    drop_last: bool
-    """True if the first round that lacks a batch is left out."""
-    even_batches: bool
-    """True if a repeated batch counts."""
-    uneven: str
-    """Without `even_batches`, the conduct of a rank that has read everything."""
-
-    def rounds(self, batches: Iterable[tuple[Any, Receipt]]) -> Iterator[Common]:
-        """Yield this rank's batches with the rounds of all ranks.
-
-        Raises:
-            ValueError: With `uneven="error"`, on every rank, where some ranks have a batch and others have none.
-        """
-        own = iter(batches)
-        batch, reports = self._read(own)
-        first, rows_of_first = self._example(batch, reports)
-        while not self._is_over(reports):
-            following, reports_of_following = self._read(own)
-            missing = [not report.rows for report in reports]
-            if any(missing) and self.uneven == "error" and not self.even_batches:
-                lacking = ", ".join(str(rank) for rank, lacks in enumerate(missing) if lacks)
-                raise uneven_error(f"rank {lacking} has read everything, others have more")
-            yield Common(
-                first if missing[self.process_index] else batch,
-                self._round(reports, rows_of_first),
-                self._is_over(reports_of_following),
-                [(report.stream, report.consumed) if report.rows else None for report in reports],
-            )
-            batch, reports = following, reports_of_following
-
-    def _read(self, own: Iterator[tuple[Any, Receipt]]) -> tuple[Any, list[_Report]]:
-        """Read this rank's next batch, and exchange its counts."""
-        batch, mine = None, NOTHING
-        if (found := next(own, None)) is not None:
+    def read() -> tuple[Any, list[Report]]:
+        batch, mine = None, Report(0, 0, 0, 0, 0)
+        if (found := next(batches, None)) is not None:
             batch, receipt = found
             assert receipt.round is not None
             counts = receipt.round
-            mine = _Report(counts.rows[0], counts.real[0], counts.weights[0], receipt.stream, receipt.consumed)
-        return batch, [_Report(*numbers) for numbers in gather_numbers(mine)]
+            mine = Report(counts.rows[0], counts.real[0], counts.weights[0], receipt.stream, receipt.consumed)
+        return batch, [Report(*numbers) for numbers in gather_numbers(mine)]
 
-    def _example(self, batch: Any, reports: list[_Report]) -> tuple[Any, list[int]]:
-        """Return this rank's first batch, or another rank's if it has none, and the rows of all first batches."""
-        rows = [report.rows for report in reports]
-        owner = next((rank for rank, count in enumerate(rows) if count), None)
-        if owner is None or all(rows):
-            return batch, rows
-        example = [batch if self.process_index == owner else None]
-        broadcast_object_list(example, from_process=owner)
-        return batch if rows[self.process_index] else example[0], [count or rows[owner] for count in rows]
-
-    def _is_over(self, reports: list[_Report]) -> bool:
+    def is_over(reports: list[Report]) -> bool:
         have = [report.rows > 0 for report in reports]
-        stops = self.drop_last or (self.uneven == "stop" and not self.even_batches)
-        return not any(have) or (stops and not all(have))
+        return not any(have) or ((shard.drop_last or uneven == "stop") and not all(have))
 
-    def _round(self, reports: list[_Report], rows_of_first: list[int]) -> Round:
-        rows = tuple(report.rows or first for report, first in zip(reports, rows_of_first, strict=True))
-        repeated = rows if self.even_batches else (0,) * len(rows)
-        weights = tuple(
-            report.weight if report.rows else again for report, again in zip(reports, repeated, strict=True)
-        )
-        return Round(rows, tuple(report.real for report in reports), weights)
-
-
-class Readings:
-    """The position of every rank in its own streams.
-
-    The streams begin at `start`.
-
-    Raises:
-        ValueError: Other ranks or workers read when `start` was saved.
-    """
-
-    def __init__(self, start: Position, num_processes: int, num_streams: int) -> None:
-        numbers, width = start.streams or (0,) * (num_processes * (1 + num_streams)), 1 + num_streams
-        if start and (start.stream != OWN_SHARDS or len(numbers) != num_processes * width):
-            raise wrong_readers(len(numbers), f"{num_processes} ranks read shards with {num_streams} streams each")
-        # By rank: the stream of its last batch, and the samples that it has consumed of each of its streams.
-        self._ranks = [list(numbers[rank * width : (rank + 1) * width]) for rank in range(num_processes)]
-
-    def of_rank(self, rank: int) -> list[int]:
-        """Return the stream of a rank's last batch, and the samples that the rank has consumed of each stream."""
-        return list(self._ranks[rank])
-
-    def note(self, read: list[tuple[int, int] | None]) -> None:
-        """Count one round."""
-        for numbers, reading in zip(self._ranks, read, strict=True):
-            if reading is not None:
-                numbers[0], numbers[1 + reading[0]] = reading
-
-    def position(self, epoch: int) -> Position:
-        """Return the position of all ranks."""
-        samples = sum(sum(numbers[1:]) for numbers in self._ranks)
-        return Position(epoch, samples, tuple(number for numbers in self._ranks for number in numbers), OWN_SHARDS)
+    batch, reports = read()
+    first, first_rows = batch, [report.rows for report in reports]
+    owner = next((each for each, rows in enumerate(first_rows) if rows), None)
+    if owner is not None and not all(first_rows):  # Ranks without any batch repeat another rank's.
+        example = [batch if rank == owner else None]
+        broadcast_object_list(example, from_process=owner)
+        first = batch if first_rows[rank] else example[0]
+        first_rows = [rows or first_rows[owner] for rows in first_rows]
+    while not is_over(reports):
+        following, next_reports = read()
+        lacking = [each for each, report in enumerate(reports) if not report.rows]
+        if lacking and uneven == "error":
+            raise uneven_error(f"rank {', '.join(map(str, lacking))} has read everything, others have more")
+        rows = tuple(report.rows or again for report, again in zip(reports, first_rows, strict=True))
+        repeated = rows if shard.even_batches else (0,) * len(rows)
+        weights = (report.weight if report.rows else again for report, again in zip(reports, repeated, strict=True))
+        drawn = Round(rows, tuple(report.real for report in reports), tuple(weights))
+        yield first if rank in lacking else batch, drawn, is_over(next_reports), reports
+        batch, reports = following, next_reports
 
 
 def wrong_readers(num_numbers: int, now: str) -> ValueError:
@@ -445,23 +375,18 @@ def _held(value: Any, name: str = "", depth: int = 4) -> Iterator[tuple[str, Any
 
 def open_as_only_rank(open_loader: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """Open a loader without workers, and return what it fetches; whatever asks meanwhile is told: rank 0 of 1 reads."""
-    restore = _pose_as_only_rank()
-    try:
+    with _as_only_rank():
         fetched = open_loader()
-    finally:
-        restore()
     return _read_as_only_rank(fetched)
 
 
 def _read_as_only_rank(fetched: Iterator[Any]) -> Iterator[Any]:
     while True:
-        restore = _pose_as_only_rank()
-        try:
-            batch = next(fetched)
-        except StopIteration:
-            return
-        finally:
-            restore()
+        with _as_only_rank():
+            try:
+                batch = next(fetched)
+            except StopIteration:
+                return
         yield batch
 
 
@@ -473,13 +398,15 @@ class OnlyRankInWorker:
 
     def __call__(self, worker_id: int) -> None:
         """Prepare this worker, for as long as it lives."""
-        _pose_as_only_rank()
+        self._pose = _as_only_rank()  # Kept: it ends with its object.
+        self._pose.__enter__()
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker_id)
 
 
-def _pose_as_only_rank() -> Callable[[], None]:
-    """Tell whatever asks in this thread that rank 0 of 1 reads, and return the function that ends that."""
+@contextlib.contextmanager
+def _as_only_rank() -> Iterator[None]:
+    """Tell whatever asks in this thread, inside the block, that rank 0 of 1 reads."""
     thread = threading.get_ident()
     # The methods of the group, because a data set may have imported `get_rank` by its name.
     methods = {name: vars(dist.ProcessGroup)[name] for name in ("rank", "size")} if dist.is_available() else {}
@@ -491,13 +418,6 @@ def _pose_as_only_rank() -> Callable[[], None]:
 
         return answered
 
-    def restore() -> None:
-        os.environ.update(variables)
-        for name, ask in methods.items():
-            setattr(dist.ProcessGroup, name, ask)
-        for state, values in states:
-            state.update(values)
-
     variables = {name: os.environ[name] for name in ONLY_RANK if name in os.environ}
     states = [(state, {name: state[name] for name in ONLY_PROCESS}) for state in _accelerates_states()]
     os.environ.update({name: ONLY_RANK[name] for name in variables})
@@ -505,7 +425,14 @@ def _pose_as_only_rank() -> Callable[[], None]:
         setattr(dist.ProcessGroup, name, replaced(ask, answer))
     for state, _ in states:
         state.update(ONLY_PROCESS)
-    return restore
+    try:
+        yield
+    finally:
+        os.environ.update(variables)
+        for name, ask in methods.items():
+            setattr(dist.ProcessGroup, name, ask)
+        for state, values in states:
+            state.update(values)
 
 
 def _accelerates_states() -> Iterator[dict[str, Any]]:
@@ -525,7 +452,7 @@ def _is_stream(dataset: Any) -> bool:
 class OwnShards(IterableDatasetShard):
     """The elements that one rank reads of a data set, while other ranks read others.
 
-    A rank that reads cannot know what the others have; see `InStep`. With `even_batches` its own last batch is filled
+    A rank that reads cannot know what the others have; see `in_step`. With `even_batches` its own last batch is filled
     with elements from its start.
     """
 

@@ -397,7 +397,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[Any], ABC):
                 attributes["num_drawn"] += 1
                 active_loaders.note_draw(self)
                 if watch is not None:
-                    watch.look(batch, drawn)
+                    watch(batch, drawn)
                 progress.position, progress.is_complete = position, is_last
                 yield batch if moved is None else moved(batch)
                 if requests is not None and requests.is_due:
@@ -606,44 +606,32 @@ def look_ahead(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
 # The rows of batches beside the samples that a loader counts, where the two may differ.
 
 
-class RowWatch:
-    """Looks at each batch of a loader whose batches may have other rows than its sampler has indices.
+def watch_rows(loader: Any, place: int) -> Callable[[Any, Round | None], None] | None:
+    """Return a function that looks at each batch of a loader; None if each sample is a row of its batch.
 
     With `batch_size=None` the data set makes the batches, and each index is one of them: their rows are the loader's
     `current_rows`. A `collate_fn` may join samples of several rows, or take a ready batch out of a list. Its rows may
     also be another dimension, such as time. So the loader's count stays, and rows that vary against it get a warning.
     """
-
-    def __init__(self, loader: Any, place: int) -> None:
-        self._loader = loader
-        self._place = place
-        self._first: tuple[int, int] | None = None
-        """Rows and samples of the first batch."""
-
-    def look(self, batch: Any, drawn: Round | None) -> None:
-        """Look at the next batch of this rank."""
-        loader = self._loader
-        if loader.batch_sampler is None:
-            loader.current_rows = ready_rows(batch)
-        elif not loader.counts_otherwise and drawn is not None and self._place < len(drawn.rows):
-            samples = drawn.rows[self._place]
-            if not _lists_samples(batch, samples):
-                self._compare(find_rows(batch), samples)
-
-    def _compare(self, rows: int | None, samples: int) -> None:
-        if rows is None or not samples:
-            return
-        first = self._first = self._first or (rows, samples)
-        if rows * first[1] != first[0] * samples:
-            self._loader.counts_otherwise = _describe(first, (rows, samples))
-
-
-def watch_rows(loader: Any, place: int) -> RowWatch | None:
-    """Return the watch of a prepared loader, for the rank of this place; None if each sample is a row of its batch."""
     if isinstance(loader.dataset, IterableDataset):
         return None  # Its elements are counted as they are read.
-    is_plain = loader.batch_sampler is not None and loader.collate_fn in (default_collate, default_convert)
-    return None if is_plain else RowWatch(loader, place)
+    if loader.batch_sampler is not None and loader.collate_fn in (default_collate, default_convert):
+        return None
+    first: tuple[int, int] | None = None
+
+    def look(batch: Any, drawn: Round | None) -> None:
+        nonlocal first
+        if loader.batch_sampler is None:
+            loader.current_rows = ready_rows(batch)
+        elif not loader.counts_otherwise and drawn is not None and place < len(drawn.rows):
+            samples = drawn.rows[place]
+            rows = None if _lists_samples(batch, samples) else find_rows(batch)
+            if rows is not None and samples:
+                first = first or (rows, samples)
+                if rows * first[1] != first[0] * samples:
+                    loader.counts_otherwise = _describe(first, (rows, samples))
+
+    return look
 
 
 def _lists_samples(batch: Any, samples: int) -> bool:

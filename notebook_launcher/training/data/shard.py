@@ -13,13 +13,12 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
 from notebook_launcher.training.data.iterables import (
     OWN_SHARDS,
     CollateWithReceipt,
-    InStep,
     IterableDatasetShard,
     OnlyRankInWorker,
     OwnShards,
-    Readings,
     StartWorker,
     StreamWithReceipts,
+    in_step,
     wrong_readers,
 )
 from notebook_launcher.training.data.loader import Delivery, PreparedLoader, data_arguments, look_ahead
@@ -215,20 +214,24 @@ class DataLoaderShard(PreparedLoader):
     def _read_in_step(self, stream: StreamWithReceipts, start: Position, order: Order | None) -> Iterator[Delivery]:
         """Yield the batches of an iterable data set whose shards are shared out: every rank reads its own."""
         shard = stream.shard
-        readings = Readings(start, shard.num_processes, max(1, self.num_workers))
-        fetched = self._fetch(stream, start.epoch, readings.of_rank(shard.process_index), order)
-        rule = InStep(
-            process_index=shard.process_index,
-            drop_last=shard.drop_last,
-            even_batches=shard.even_batches,
-            uneven=shard.uneven,
-        )
+        assert isinstance(shard, OwnShards)
+        ranks, width = shard.num_processes, 1 + max(1, self.num_workers)
+        numbers = start.streams or (0,) * (ranks * width)
+        if start and (start.stream != OWN_SHARDS or len(numbers) != ranks * width):
+            raise wrong_readers(len(numbers), f"{ranks} ranks read shards with {width - 1} streams each")
+        # By rank: the stream of its last batch, and the samples that it has consumed of each of its streams.
+        readings = [list(numbers[rank * width : (rank + 1) * width]) for rank in range(ranks)]
+        fetched = self._fetch(stream, start.epoch, list(readings[shard.process_index]), order)
         skip = 0 if start else self.skip_batches
-        for number, (batch, counts, is_last, read) in enumerate(rule.rounds(fetched)):
-            readings.note(read)
+        for number, (batch, counts, is_last, reports) in enumerate(in_step(fetched, shard)):
+            for reading, report in zip(readings, reports, strict=True):
+                if report.rows:
+                    reading[0], reading[1 + report.stream] = report.stream, report.consumed
             if number >= skip:
                 self.remainder = sum(counts.real) if is_last else -1
-                yield Delivery(batch, counts, is_last, readings.position(start.epoch))
+                samples = sum(sum(reading[1:]) for reading in readings)
+                position = Position(start.epoch, samples, tuple(itertools.chain(*readings)), OWN_SHARDS)
+                yield Delivery(batch, counts, is_last, position)
 
     def _fetch(
         self, stream: StreamWithReceipts, epoch: int, reading: list[int], order: Order | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from notebook_launcher.training.process.environment import read_place
 from notebook_launcher.wording import unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from notebook_launcher.settings.training_settings import SettingName
     from notebook_launcher.training.resolving import Settings
@@ -35,13 +36,9 @@ DTYPES = {"float16": "fp16", "fp16": "fp16", "half": "fp16", "bfloat16": "bf16",
 MAX_NAMED = 5
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GivenSetting:
-    """A setting that the call gives beside DeepSpeed's."""
-
-    value: Any
-    where: str
-    """The place that gives it, as the user wrote it: `Accelerator(gradient_accumulation_steps=4)`."""
+Given = tuple[Any, str]
+"""A setting that the call gives beside DeepSpeed's, and its place, as the user wrote it:
+`Accelerator(gradient_accumulation_steps=4)`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +83,7 @@ def resolve_zero(
     plugin: DeepSpeedPlugin,
     *,
     num_ranks: int,
-    num_steps: Sequence[GivenSetting] = (),
-    max_grad_norm: Sequence[GivenSetting] = (),
-    mixed_precision: Sequence[GivenSetting] = (),
+    given: Mapping[str, Given] = MappingProxyType({}),
     scaler: GradScalerKwargs | None = None,
 ) -> ZeroSettings:
     """Return the resolved settings for this number of ranks.
@@ -96,9 +91,7 @@ def resolve_zero(
     Args:
         plugin: DeepSpeed's settings.
         num_ranks: The number of ranks that read different data.
-        num_steps: Accumulation steps that the call gives; the other arguments are from the call, too.
-        max_grad_norm: The norm to which gradients are clipped.
-        mixed_precision: The precision.
+        given: What the call gives of `gradient_accumulation_steps`, `max_grad_norm` and `mixed_precision`.
         scaler: The arguments of the scaler that the call gives.
 
     Raises:
@@ -106,15 +99,19 @@ def resolve_zero(
             values.
     """
     plugin.check()
-    agreed = _agree("gradient_accumulation_steps", _number(plugin, "gradient_accumulation_steps"), num_steps)
-    settled_steps, micro = _settle_batches(plugin, None if agreed is None else int(agreed), num_ranks)
-    norm = _agree("gradient_clipping", _number(plugin, "gradient_clipping"), max_grad_norm)
+    steps = _agree(
+        "gradient_accumulation_steps",
+        _number(plugin, "gradient_accumulation_steps"),
+        given.get("gradient_accumulation_steps"),
+    )
+    settled_steps, micro = _settle_batches(plugin, None if steps is None else int(steps), num_ranks)
+    norm = _agree("gradient_clipping", _number(plugin, "gradient_clipping"), given.get("max_grad_norm"))
     return ZeroSettings(
         stage=plugin.zero_stage,
         offloads="cpu" in (plugin.offload_optimizer_device, plugin.offload_param_device),
         gradient_accumulation_steps=settled_steps,
         max_grad_norm=float(norm) if norm else None,
-        mixed_precision=_settle_precision(plugin, mixed_precision),
+        mixed_precision=_settle_precision(plugin, given.get("mixed_precision")),
         micro_batch_size=micro,
         scaler=_settle_scaler(plugin, scaler),
         num_ranks=num_ranks,
@@ -122,15 +119,16 @@ def resolve_zero(
     )
 
 
-def _agree(key: str, value: Any, asked: Sequence[GivenSetting]) -> Any:
+def _agree(key: str, value: Any, given: Given | None) -> Any:
     """Return the settled value of a key; None if nothing gives one."""
-    for setting in asked:
-        if value is not None and setting.value != value:
-            raise ValueError(
-                f'DeepSpeed\'s {key}={value!r} and {setting.where} differ. Pass one of them, or write "{AUTO}" '
-                f"for {key} into DeepSpeed's settings."
-            )
-    return asked[0].value if value is None and asked else value
+    if given is None:
+        return value
+    if value is not None and given[0] != value:
+        raise ValueError(
+            f'DeepSpeed\'s {key}={value!r} and {given[1]} differ. Pass one of them, or write "{AUTO}" for {key} into '
+            "DeepSpeed's settings."
+        )
+    return given[0]
 
 
 def _number(plugin: DeepSpeedPlugin, key: str) -> Any:
@@ -167,23 +165,22 @@ def _settle_batches(plugin: DeepSpeedPlugin, num_steps: int | None, num_ranks: i
     return (rest if num_steps is None else num_steps), (rest if micro is None else micro)
 
 
-def _settle_precision(plugin: DeepSpeedPlugin, asked: Sequence[GivenSetting]) -> str | None:
+def _settle_precision(plugin: DeepSpeedPlugin, given: Given | None) -> str | None:
     switches = {name: [plugin.get_value(key) for key in keys] for name, keys in PRECISIONS.items()}
-    chosen = [name for name, values in switches.items() if True in values]
+    chosen = {name for name, values in switches.items() if True in values}
     if plugin.get_value("torch_autocast.enabled") is True:
         dtype = str(plugin.get_value("torch_autocast.dtype", "bfloat16"))
         if dtype not in DTYPES:
             raise ValueError(unknown("DeepSpeed's torch_autocast.dtype", dtype, ("bfloat16", "float16")))
-        chosen.append(DTYPES[dtype])
-    if len(set(chosen)) > 1:
-        raise ValueError(f"DeepSpeed's settings enable both {' and '.join(sorted(set(chosen)))}. Enable one.")
-    for setting in asked:
-        if setting.value in switches and False in switches[setting.value] and not chosen:
-            key = PRECISIONS[setting.value][0]
-            raise ValueError(
-                f'DeepSpeed\'s {key}=False and {setting.where} differ. Enable it there, or write "{AUTO}".'
-            )
-    return str(_agree("precision", chosen[0], asked)) if chosen else None
+        chosen.add(DTYPES[dtype])
+    if len(chosen) > 1:
+        raise ValueError(f"DeepSpeed's settings enable both {' and '.join(sorted(chosen))}. Enable one.")
+    if chosen:
+        return str(_agree("precision", *chosen, given))
+    if given is not None and False in switches.get(given[0], ()):
+        key = PRECISIONS[given[0]][0]
+        raise ValueError(f'DeepSpeed\'s {key}=False and {given[1]} differ. Enable it there, or write "{AUTO}".')
+    return None
 
 
 def _settle_scaler(plugin: DeepSpeedPlugin, given: GradScalerKwargs | None) -> GradScalerKwargs | None:
@@ -232,7 +229,29 @@ def apply_deepspeed(given: Settings) -> Settings:
             "Accelerator got both deepspeed_plugin and fsdp_plugin, and torch's fully_shard carries out either one. "
             "Pass one of them."
         )
-    zero, accumulation = _resolve_zero(plugin, given), given.accumulation
+    shard = context.setting("shard")
+    if plugin.zero_stage == 0 and shard is not None and shard > 1:
+        raise ValueError(
+            f"DeepSpeed's zero_stage=0 keeps a whole model on each rank, but the launch's shard={shard} shares it out. "
+            "Pass zero_stage=3, or leave shard out."
+        )
+    sizes, place = given.parallelism_config, read_place(os.environ)
+    if dist.is_available() and dist.is_initialized():
+        num_ranks = dist.get_world_size()
+    else:
+        num_ranks = 1 if place is None else place.num_processes
+    accumulation = given.accumulation
+    arguments: dict[SettingName, Any] = {
+        "gradient_accumulation_steps": accumulation.num_steps,
+        "max_grad_norm": given.max_grad_norm,
+        "mixed_precision": given.mixed_precision,
+    }
+    zero = resolve_zero(
+        plugin,
+        num_ranks=num_ranks // (1 if sizes is None else sizes.non_data_parallel_size),
+        given={name: found for name, value in arguments.items() if (found := _given(name, value)) is not None},
+        scaler=given.scaler,
+    )
     if zero.stage == 1 and accumulation.sync_each_batch is None:
         accumulation = dataclasses.replace(accumulation, sync_each_batch=False)
     if zero.gradient_accumulation_steps is not None:
@@ -244,7 +263,9 @@ def apply_deepspeed(given: Settings) -> Settings:
         mixed_precision=zero.mixed_precision or given.mixed_precision,
         accumulation=accumulation,
         max_grad_norm=zero.max_grad_norm or given.max_grad_norm,
-        fsdp_plugin=_fsdp_plugin(zero),
+        fsdp_plugin=None
+        if zero.stage == 0
+        else FullyShardedDataParallelPlugin(reshard_after_forward=zero.stage == 3, cpu_offload=zero.offloads),
         scaler=zero.scaler,
     )
 
@@ -255,41 +276,9 @@ def announce_zero(zero: ZeroSettings | None) -> None:
         context.notify(f"Accelerator(): {zero.describe()}")
 
 
-def _resolve_zero(plugin: DeepSpeedPlugin, given: Settings) -> ZeroSettings:
-    shard = context.setting("shard")
-    if plugin.zero_stage == 0 and shard is not None and shard > 1:
-        raise ValueError(
-            f"DeepSpeed's zero_stage=0 keeps a whole model on each rank, but the launch's shard={shard} shares it out. "
-            "Pass zero_stage=3, or leave shard out."
-        )
-    sizes = given.parallelism_config
-    same_data = 1 if sizes is None else sizes.non_data_parallel_size
-    return resolve_zero(
-        plugin,
-        num_ranks=_num_ranks() // same_data,
-        num_steps=_asked("gradient_accumulation_steps", given.accumulation.num_steps),
-        max_grad_norm=_asked("max_grad_norm", given.max_grad_norm),
-        mixed_precision=_asked("mixed_precision", given.mixed_precision),
-        scaler=given.scaler,
-    )
-
-
-def _fsdp_plugin(zero: ZeroSettings) -> FullyShardedDataParallelPlugin | None:
-    if zero.stage == 0:
-        return None
-    return FullyShardedDataParallelPlugin(reshard_after_forward=zero.stage == 3, cpu_offload=zero.offloads)
-
-
-def _num_ranks() -> int:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    place = read_place(os.environ)
-    return 1 if place is None else place.num_processes
-
-
-def _asked(name: SettingName, argument: Any) -> list[GivenSetting]:
+def _given(name: SettingName, argument: Any) -> Given | None:
     """Return what was given: the argument, else the launch's option."""
     if argument is not None:
-        return [GivenSetting(value=argument, where=f"Accelerator({name}={argument!r})")]
+        return argument, f"Accelerator({name}={argument!r})"
     launched = context.setting(name)
-    return [] if launched is None else [GivenSetting(value=launched, where=f"the launch's {name}={launched!r}")]
+    return None if launched is None else (launched, f"the launch's {name}={launched!r}")

@@ -10,7 +10,7 @@ import pytest
 
 from notebook_launcher import context
 from notebook_launcher.training.parallelism.deepspeed import DeepSpeedPlugin
-from notebook_launcher.training.parallelism.zero import GivenSetting, ZeroSettings, apply_deepspeed, resolve_zero
+from notebook_launcher.training.parallelism.zero import ZeroSettings, apply_deepspeed, resolve_zero
 from notebook_launcher.training.plugins import GradScalerKwargs
 from notebook_launcher.training.resolving import Settings
 
@@ -45,19 +45,11 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"ACCELERATE_DEEPSPEED_{name}", raising=False)
 
 
-def settled(config: dict[str, Any] | None = None, /, **call: Any) -> ZeroSettings:
+def settled(config: dict[str, Any] | None = None, /, scaler: Any = None, **call: Any) -> ZeroSettings:
     """Return what a file comes to on 2 ranks; `call` gives what the call gives beside it."""
-    asked = {
-        name: [GivenSetting(value=value, where=f"Accelerator({name}={value!r})")]
-        for name, value in call.items()
-        if name != "scaler"
-    }
-    return resolve_zero(
-        DeepSpeedPlugin(hf_ds_config=config, zero_stage=None if config else 2),
-        num_ranks=2,
-        scaler=call.get("scaler"),
-        **asked,
-    )
+    plugin = DeepSpeedPlugin(hf_ds_config=config, zero_stage=None if config else 2)
+    given = {name: (value, f"Accelerator({name}={value!r})") for name, value in call.items()}
+    return resolve_zero(plugin, num_ranks=2, given=given, scaler=scaler)
 
 
 def file_with(**changes: Any) -> dict[str, Any]:
@@ -128,7 +120,7 @@ def test_unusable_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: s
 
 def test_auto_takes_what_the_call_gives():
     auto = file_with(gradient_accumulation_steps="auto", gradient_clipping="auto", bf16={"enabled": "auto"})
-    zero = settled(auto, num_steps=8, max_grad_norm=0.25, mixed_precision="bf16")
+    zero = settled(auto, gradient_accumulation_steps=8, max_grad_norm=0.25, mixed_precision="bf16")
     assert (zero.gradient_accumulation_steps, zero.max_grad_norm) == (8, 0.25)
     assert zero.mixed_precision is None, "the call decides"
 
@@ -154,8 +146,8 @@ def test_missing_batch_size_follows_from_the_others(sizes: dict[str, Any], expec
     [
         (
             {"gradient_accumulation_steps": 2},
-            {"num_steps": 4},
-            r"gradient_accumulation_steps=2 and .*\(num_steps=4\)",
+            {"gradient_accumulation_steps": 4},
+            r"gradient_accumulation_steps=2 and .*\(gradient_accumulation_steps=4\)",
         ),
         ({"gradient_clipping": 1.0}, {"max_grad_norm": 0.5}, r"gradient_clipping=1.0 and Accelerator\(max_grad_norm"),
         ({"bf16": {"enabled": True}}, {"mixed_precision": "no"}, r"precision='bf16' and Accelerator\(mixed_precision"),
