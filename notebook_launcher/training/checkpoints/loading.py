@@ -399,7 +399,9 @@ class Reader:
         """
         saved = 0 if self.manifest is None else self.manifest.num_processes
         ranks = [self._rank] if saved == self._num_processes else range(saved)
-        windows = [self._load(folders.window(rank)) for rank in ranks if folders.window(rank) in self.files]
+        windows: list[dict[str, Any]] = [
+            self._load(folders.window(rank)) for rank in ranks if folders.window(rank) in self.files
+        ]
         if not windows:
             return None
         parameters = dict(stateful.parameters())

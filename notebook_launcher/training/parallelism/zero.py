@@ -176,7 +176,7 @@ def _settle_precision(plugin: DeepSpeedPlugin, given: Given | None) -> str | Non
     if len(chosen) > 1:
         raise ValueError(f"DeepSpeed's settings enable both {' and '.join(sorted(chosen))}. Enable one.")
     if chosen:
-        return str(_agree("precision", *chosen, given))
+        return str(_agree("precision", chosen.pop(), given))
     if given is not None and False in switches.get(given[0], ()):
         key = PRECISIONS[given[0]][0]
         raise ValueError(f'DeepSpeed\'s {key}=False and {given[1]} differ. Enable it there, or write "{AUTO}".')
