@@ -25,12 +25,6 @@ def name() -> Iterator[str]:
     logging.getLogger("notebook_launcher.tests.logger").setLevel(logging.NOTSET)
 
 
-def test_logger_works_before_an_accelerator(name, caplog):
-    get_logger(name).warning("loss %.1f", 0.5, extra={"step": 3})
-    (record,) = caplog.records
-    assert (record.getMessage(), record.name, record.__dict__["step"]) == ("[RANK 0] loss 0.5", name, 3)
-
-
 @pytest.mark.parametrize("method", ["warning", "warning_once", "error", "critical"])
 def test_record_shows_the_line_that_logged(name, caplog, method):
     line = sys._getframe().f_lineno + 1
@@ -64,11 +58,6 @@ def test_level_may_come_from_the_environment(name, monkeypatch):
     assert not get_logger(name, "error").isEnabledFor(logging.INFO)
 
 
-def test_unknown_level_is_refused(name):
-    with pytest.raises(ValueError, match="LOUD"):
-        get_logger(name, "loud")
-
-
 def test_warning_is_given_once(name, caplog):
     logger = get_logger(name)
     for number in (1, 1, 2):
@@ -79,14 +68,6 @@ def test_warning_is_given_once(name, caplog):
         "[RANK 0] number 2",
         "[RANK 0] number 1",
     ]
-
-
-def test_exception_brings_its_traceback(name, caplog):
-    try:
-        int("boom")
-    except ValueError:
-        get_logger(name).exception("failed")
-    assert "invalid literal" in caplog.text
 
 
 def test_before_there_is_a_group_the_rank_is_that_of_the_variables(name, caplog, monkeypatch):

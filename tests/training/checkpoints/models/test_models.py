@@ -20,7 +20,7 @@ from accelerate.utils import load_checkpoint_in_model
 
 from notebook_launcher import notebook_launch
 from notebook_launcher.training import checkpoints
-from notebook_launcher.training.checkpoints.models import compact, find_tied, parse_size
+from notebook_launcher.training.checkpoints.models import parse_size
 from tests.support.checkpoints import same
 
 if TYPE_CHECKING:
@@ -285,13 +285,6 @@ def test_max_shard_size_refuses_what_is_not_a_size(tmp_path, size):
     assert not (tmp_path / "a").exists()
 
 
-def test_save_model_refuses_a_file_as_folder(tmp_path):
-    (tmp_path / "a").write_text("mine")
-    with pytest.raises(NotADirectoryError, match="is a file; a checkpoint is a folder"):
-        checkpoints.save_model(plain(), tmp_path / "a")
-    assert (tmp_path / "a").read_text() == "mine"
-
-
 def test_weights_without_data_are_not_saved(tmp_path):
     with pytest.raises(checkpoints.CheckpointError, match="'weight' and 1 more are on the meta device"):
         checkpoints.save_model(torch.nn.Linear(2, 2, device="meta"), tmp_path / "a")
@@ -392,19 +385,3 @@ def test_save_writes_into_an_open_file(safe):
     checkpoints.save({"a": torch.ones(2)}, file, safe_serialization=safe)
     read = safetensors.torch.load(file.getvalue()) if safe else torch.load(io.BytesIO(file.getvalue()))
     assert read["a"].tolist() == [1, 1]
-
-
-def test_save_wants_a_dict_for_safetensors(tmp_path):
-    words = "got a list, and safetensors holds a dict of tensors. Pass a dict of tensors, or safe_serialization=False"
-    with pytest.raises(checkpoints.CheckpointError, match=words):
-        checkpoints.save([1], tmp_path / "f", safe_serialization=True)
-
-
-def test_tensors_are_tied_if_they_show_the_same_memory_in_the_same_way():
-    base = torch.arange(12.0).view(3, 4)
-    state = {"a": base, "b": base.view(3, 4), "c": base.t(), "d": base[:, :2], "e": base.clone(), "n": 5}
-    assert find_tied(state) == {"b": "a"}
-    compacted = compact(state)
-    assert compacted["b"] is compacted["a"]
-    assert compacted["c"].is_contiguous()
-    assert compacted["d"].untyped_storage().nbytes() == 24

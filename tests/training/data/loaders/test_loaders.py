@@ -11,21 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import BatchSampler, SequentialSampler, default_collate
 
 from notebook_launcher.training.data import (
     ActiveLoaders,
     DataLoaderDispatcher,
     DataLoaderShard,
-    DataLoaderStateMixin,
     Round,
     SeedableRandomSampler,
-    SkipDataLoader,
-    gather_for_metrics,
     get_sampler,
     prepare_data_loader,
 )
-from notebook_launcher.training.data.loader import look_ahead
 from tests.support.toy_loaders import LOADERS, Rows, Stream, make, plain
 
 
@@ -90,12 +86,6 @@ def test_leaving_a_loop_leaves_nothing_behind(loader, leave):
     assert [len(batch) for batch in loader] == [4, 4, 2]
 
 
-def test_every_loop_has_a_token_of_its_own(loader):
-    tokens = {loader.iteration_token for _ in range(2) for _ in loader}
-    assert len(tokens) == 2
-    assert None not in tokens
-
-
 def test_loop_over_the_same_loader_inside_a_loop_sees_all_batches(loader):
     for count, _ in enumerate(loader):
         token = loader.iteration_token
@@ -132,18 +122,6 @@ def test_nothing_keeps_a_loader_alive(kind):
         assert reference() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("kind", [DataLoaderShard, DataLoaderDispatcher, SkipDataLoader])
-def test_loader_classes_are_dataloaders_on_their_own(kind):
-    loader: Any = kind(range(16), batch_size=4)
-    assert isinstance(loader, kind)
-    assert isinstance(loader, DataLoader)
-    assert isinstance(loader, DataLoaderStateMixin)
-    assert not hasattr(kind, "base_dataloader")
-    assert isinstance(loader.base_dataloader, DataLoader)  # type: ignore[attr-defined]
-    for _ in range(2):
-        assert [loader.end_of_dataloader for _ in loader] == [False, False, False, True]
 
 
 def test_prepared_stream_is_a_dispatcher():
@@ -280,13 +258,6 @@ def test_epochs_reach_data_sets():
     assert [batch.tolist() for _ in range(2) for batch in loader] == [[0], [1]]
 
 
-def test_sampler_may_be_replaced():
-    loader = prepare_data_loader(plain(range(8), batch_size=2), num_processes=2, process_index=0)
-    sampler = RandomSampler(range(8))
-    loader.set_sampler(sampler)
-    assert loader.get_sampler() is sampler
-
-
 def test_batches_of_any_type_are_moved():
     Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - the type that must be kept
 
@@ -315,11 +286,6 @@ def test_data_exception_is_raised_at_the_same_batch_as_in_torch():
         assert loader.active_loaders.loaders == []
 
 
-def test_look_ahead_marks_the_last_item():
-    assert list(look_ahead([])) == []
-    assert list(look_ahead("abc")) == [("a", False), ("b", False), ("c", True)]
-
-
 def test_loop_draws_as_torchs_own_loader_does():
     class Noisy(Rows):
         def __getitem__(self, index: Any) -> Any:
@@ -333,21 +299,10 @@ def test_loop_draws_as_torchs_own_loader_does():
     assert draw(prepare_data_loader(users)) == draw(users)
 
 
-def test_unknown_uneven_policy_is_refused():
-    with pytest.raises(ValueError, match=r"uneven='drop' is unknown. It can be 'weigh', 'stop', 'error', 'leave'\."):
-        prepare_data_loader(plain(range(4)), uneven="drop")
-
-
 @pytest.mark.parametrize("data", [range(9), Stream(9)])
 def test_splitting_needs_a_batch_size_that_divides(data):
     with pytest.raises(ValueError, match=r"batch_size=3 is not a round multiple of 2. Use batch_size=4"):
         prepare_data_loader(plain(data, batch_size=3), None, 2, 0, split_batches=True)
-
-
-def test_split_batches_without_batch_size_is_refused():
-    users = plain(range(9), batch_sampler=[[1, 2], [3, 4]])
-    with pytest.raises(ValueError, match=r"neither the loader nor its list has a batch_size"):
-        prepare_data_loader(users, None, 2, 0, split_batches=True)
 
 
 def test_dispatching_needs_the_ranks():
@@ -366,9 +321,3 @@ def test_custom_slice_function_receives_the_process_index():
     loader = prepare_data_loader(plain(range(6), batch_size=4), dispatch_batches=True, slice_fn_for_dispatch=cut)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
     assert calls == [(slice(0, 4), 0, 1), (slice(0, 2), 0, 1)]
-
-
-def test_gathering_alone_changes_nothing():
-    loader = make("map")
-    for batch in loader:
-        assert gather_for_metrics(batch, loader) is batch

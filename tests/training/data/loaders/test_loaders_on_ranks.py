@@ -170,14 +170,6 @@ def test_workers_are_prepared_as_torch_documents(ranks):
     assert ranks.run(2, samples) == [[0, 1, 2, 3]] * 2
 
 
-def test_rank_that_has_run_out_repeats_its_last_batch(ranks):
-    def last() -> Any:
-        loader = prepare(range(5), {"even_batches": False}, batch_size=2)
-        return [(batch.tolist(), loader.current_round.weights) for batch in loader][-1]
-
-    assert ranks.run(2, last) == [([4], (1, 0)), ([2, 3], (1, 0))]
-
-
 class Sized(Stream):
     def __len__(self) -> int:
         return self.length
@@ -270,24 +262,6 @@ def test_ranks_with_different_batches_raise(ranks):
         return "told"
 
     assert ranks.run(2, differ) == ["told"] * 2
-
-
-def test_lone_rank_compares_nothing(ranks):
-    def alone() -> int:
-        if dist.get_rank():
-            return 0
-        data: Any = range(10)
-        return sum(len(batch) for batch in prepare_data_loader(DataLoader(data, batch_size=4), num_processes=1))
-
-    assert ranks.run(2, alone) == [10, 0]
-
-
-def test_comparison_of_ranks_can_be_switched_off(ranks):
-    def apart() -> int:
-        data: Any = range(10 + dist.get_rank())
-        return len(list(prepare_data_loader(DataLoader(data, batch_size=2), check_ranks=False)))
-
-    assert ranks.run(2, apart) == [3, 3]
 
 
 def test_generators_are_synchronised_on_request(ranks):
