@@ -319,9 +319,9 @@ def model(index: int, *, safe: bool) -> str:
     return _file_name("model", index, "safetensors") if safe else _file_name("pytorch_model", index, "bin")
 
 
-def optimizer(index: int) -> str:
-    """Return `optimizer.bin`, `optimizer_1.bin` and so on."""
-    return _file_name("optimizer", index, "bin")
+def numbered(kind: str, index: int) -> str:
+    """Return the file of an object: `optimizer.bin`, `optimizer_1.bin` and so on, also of schedulers and loaders."""
+    return _file_name(kind, index, "bin")
 
 
 def model_shards(index: int) -> str:
@@ -332,16 +332,6 @@ def model_shards(index: int) -> str:
 def optimizer_shards(index: int) -> str:
     """Return the folder of an optimizer's spread tensors in the sharded layout; its file has the rest."""
     return f"optimizer_{index}"
-
-
-def scheduler(index: int) -> str:
-    """Return `scheduler.bin`, `scheduler_1.bin` and so on."""
-    return _file_name("scheduler", index, "bin")
-
-
-def loader(index: int) -> str:
-    """Return the file with a loader's position; Accelerate has no such file."""
-    return _file_name("dataloader", index, "bin")
 
 
 def custom_object(index: int) -> str:

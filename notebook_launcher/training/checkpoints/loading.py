@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -257,12 +258,12 @@ class Reader:
         self._check_counts(stateful)
         optimizers = [self._read_optimizer(at, optimizer) for at, optimizer in enumerate(stateful.optimizers)]
         for at, (optimizer, state) in enumerate(zip(stateful.optimizers, optimizers, strict=True)):
-            _check_groups(self.folder / folders.optimizer(at), optimizer, state)
+            _check_groups(self.folder / folders.numbered("optimizer", at), optimizer, state)
         rng, num_updates = self._read_rng()
         return ObjectStates(
             leaves=self._read_leaves(stateful),
             optimizers=optimizers,
-            schedulers=self._read_states(folders.scheduler, stateful.schedulers),
+            schedulers=self._read_states(functools.partial(folders.numbered, "scheduler"), stateful.schedulers),
             dataloaders=self._read_loaders(stateful),
             custom_objects=self._read_states(folders.custom_object, stateful.custom_objects),
             scaler=self._read_scaler(stateful),
@@ -317,7 +318,7 @@ class Reader:
         """Return an optimizer's state; where parameters are spread, with tensors that stay in the file until used."""
         spread = any(is_spread(parameter) for parameter in parameters_of(optimizer))
         options = {"mmap": True} if spread and str(self._device) == "cpu" else {}
-        state: dict[str, Any] = self._load(folders.optimizer(at), **options)
+        state: dict[str, Any] = self._load(folders.numbered("optimizer", at), **options)
         return state
 
     def _load(self, name: str, **options: Any) -> Any:
@@ -360,7 +361,7 @@ class Reader:
                 "from the beginning."
             )
             return []
-        return [self._load(folders.loader(at)) for at in range(mine)]
+        return [self._load(folders.numbered("dataloader", at)) for at in range(mine)]
 
     def _read_states(self, name: Callable[[int], str], objects: list[Any]) -> list[Any]:
         """Return the states of objects: this rank's where they differed between ranks, else rank 0's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,11 @@ def save_state(
         states = [*writer.weights, *writer.optimizers]
         writer.sharded = choose_sharded(states, state_dict_type, process, on_each_node=on_each_node)
         writer.keep_weights(gather_outcomes("run the hooks", writer.run_hooks)[writers.leader])
-        digests = _write_files(writer, writers)
+        on_all_ranks("write its part of the checkpoint", writer.write_spread)
+        written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
+        digests = {
+            name: each for leader, of_rank in written if leader == writers.leader for name, each in of_rank.items()
+        }
         on_all_ranks("put the checkpoint in place", lambda: writer.publish(target, digests, config))
     config.iteration += 1
     return target
@@ -132,14 +137,6 @@ def _open_stage(
         if writers.leads:
             folders.discard(places[1])
         raise
-
-
-def _write_files(writer: CheckpointWriter, writers: Writers) -> dict[str, FileDigest]:
-    """Write the files of all ranks; return sizes and digests of the files in this rank's stage."""
-    on_all_ranks("write its part of the checkpoint", writer.write_spread)
-    written = gather_outcomes("write its part of the checkpoint", lambda: (writers.leader, writer.write()))
-    in_stage = [digests for leader, digests in written if leader == writers.leader]
-    return dict(item for digests in in_stage for item in digests.items())
 
 
 def _check_reach(stage: Path, rank: int) -> None:
@@ -204,7 +201,7 @@ class CheckpointWriter:
         self.optimizers = [optimizer.state_dict() for optimizer in stateful.optimizers]
         states: dict[str, Any] = {}
         for at, loader in enumerate(stateful.dataloaders):
-            states[folders.loader(at)] = gather_tree(loader.state_dict(), keep=self.leads)
+            states[folders.numbered("dataloader", at)] = gather_tree(loader.state_dict(), keep=self.leads)
         if stateful.leaves:
             states[folders.LEAVES] = [leaf.detach() for leaf in stateful.leaves]
         if stateful.scaler is not None:
@@ -212,7 +209,7 @@ class CheckpointWriter:
         self.objects = states if self.leads else {}
         self.window = capture_window(stateful)
         for name, objects in (
-            (folders.scheduler, stateful.schedulers),
+            (functools.partial(folders.numbered, "scheduler"), stateful.schedulers),
             (folders.custom_object, stateful.custom_objects),
         ):
             self._states.update({name(at): obj.state_dict() for at, obj in enumerate(objects)})
@@ -281,7 +278,7 @@ class CheckpointWriter:
             state, tensors = split_state(self.stateful.optimizers[at], state, names)
             if tensors:
                 self._write_shards(folders.optimizer_shards(at), "optimizer", tensors)
-        whole, name = gather_tree(state, keep=self.leads), folders.optimizer(at)
+        whole, name = gather_tree(state, keep=self.leads), folders.numbered("optimizer", at)
         if self.leads:
             self.digests[name] = folders.write_object(self.stage / name, whole)
 
@@ -311,7 +308,7 @@ class CheckpointWriter:
 
     def _warn_of_types(self) -> None:
         """Warn now of types that `load_state` would refuse later."""
-        for name in [*self.objects, *(folders.optimizer(at) for at in range(len(self.optimizers)))]:
+        for name in [*self.objects, *(folders.numbered("optimizer", at) for at in range(len(self.optimizers)))]:
             found = unsafe_types(self.stage / name)
             if found:
                 warn_user(

@@ -73,7 +73,10 @@ def gather_outcomes(doing: str, step: Callable[[], T]) -> list[T]:
     except Exception as error:  # raised below, once the other ranks know of it
         failure = error
     message = None if failure is None else f"{type(failure).__name__}: {failure}"
-    by_rank = _exchange((outcome, message))
+    by_rank: list[Any] = [(outcome, message)]
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        by_rank *= dist.get_world_size()
+        dist.all_gather_object(by_rank, (outcome, message))
     if failure is not None:
         raise failure
     for rank, (_, trouble) in enumerate(by_rank):
@@ -99,11 +102,3 @@ def writes_here(*, on_each_node: bool = False) -> bool:
     if on_each_node:
         return int(os.environ.get("LOCAL_RANK", "0")) == 0
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-
-
-def _exchange(mine: Any) -> list[Any]:
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return [mine]
-    by_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, mine)
-    return by_rank

@@ -192,7 +192,7 @@ class DataLoaderDispatcher(PreparedLoader):
         while not is_last:
             try:
                 (parts, counts, samples), is_last = next(rounds, NOTHING)
-                parcels = [] if where is None else wire.pack_batches(parts[1:], where)
+                parcels = [] if where is None else [wire.pack(part, where) for part in parts[1:]]
             except Exception as error:
                 if where is not None:
                     wire.send_error(error, where)
@@ -209,9 +209,9 @@ class DataLoaderDispatcher(PreparedLoader):
         if not start:  # a resumed loop has drawn its seed already
             self._draw_seed()
         while (message := wire.receive(where)) is not None:
-            position = Position(start.epoch, message.samples)
-            yield Delivery(message.batch, message.round, message.is_last, position)
-            if message.is_last:
+            batch, counts, is_last, samples = message
+            yield Delivery(batch, counts, is_last, Position(start.epoch, samples))
+            if is_last:
                 return
 
     @property

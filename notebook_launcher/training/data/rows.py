@@ -394,30 +394,12 @@ def ready_rows(batch: Any) -> int:
     return len(batch) if is_list_of_samples(batch) else count_rows(batch)
 
 
-def counted_ready(batch: Any) -> CountedBatch:
-    """Return a batch that the data set made ready with its rows."""
-    if is_list_of_samples(batch):
-        return CountedBatch(batch, len(batch), can_be_cut=False)
-    rows = find_rows(batch)
-    return counted(batch) if rows is None else CountedBatch(batch, rows, True, find_row_lists(batch, rows).paths)
-
-
-class ReadyCount:
-    """A `collate_fn` for batches that the data set makes ready."""
-
-    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
-        self._collate_fn = collate_fn
-
-    def __call__(self, ready: Any) -> CountedBatch:
-        """Convert the batch."""
-        return counted_ready(self._collate_fn(ready))
-
-
 class CountingCollate:
-    """A `collate_fn` that counts the samples that it gets."""
+    """A `collate_fn` that counts the samples that it gets, or that the batches have which the data set makes ready."""
 
-    def __init__(self, collate_fn: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], *, is_ready: bool) -> None:
         self._collate_fn = collate_fn
+        self._is_ready = is_ready
 
     @classmethod
     def around(cls, collate_fn: Any, *, is_ready: bool) -> Any:
@@ -427,12 +409,15 @@ class CountingCollate:
             collate_fn: Torch's own stays, because each of its samples is a row.
             is_ready: True if the data set makes the batches ready (`batch_size=None`).
         """
-        if is_ready:
-            return ReadyCount(collate_fn)
-        return collate_fn if collate_fn is default_collate else cls(collate_fn)
+        return collate_fn if collate_fn is default_collate and not is_ready else cls(collate_fn, is_ready=is_ready)
 
-    def __call__(self, samples: Sequence[Any]) -> CountedBatch:
-        """Collate the samples."""
+    def __call__(self, samples: Any) -> CountedBatch:
+        """Collate the samples, or convert the ready batch."""
         batch = self._collate_fn(samples)
-        lists = find_row_lists(batch, len(samples), samples)
-        return CountedBatch(batch, len(samples), can_be_cut=lists.fits, lists=lists.paths)
+        if not self._is_ready:
+            lists = find_row_lists(batch, len(samples), samples)
+            return CountedBatch(batch, len(samples), can_be_cut=lists.fits, lists=lists.paths)
+        if is_list_of_samples(batch):
+            return CountedBatch(batch, len(batch), can_be_cut=False)
+        rows = find_rows(batch)
+        return counted(batch) if rows is None else CountedBatch(batch, rows, True, find_row_lists(batch, rows).paths)

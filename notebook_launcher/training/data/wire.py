@@ -25,16 +25,6 @@ if TYPE_CHECKING:
 BATCH, END, ERROR = range(3)
 
 
-class ReceivedBatch(NamedTuple):
-    """A batch as a rank receives it."""
-
-    batch: Any
-    round: Round
-    is_last: bool
-    samples: int
-    """Samples of the epoch that all ranks have had, with this batch."""
-
-
 class BatchParcel(NamedTuple):
     """A batch on its way, in bytes."""
 
@@ -43,14 +33,14 @@ class BatchParcel(NamedTuple):
     tensors: list[torch.Tensor]
 
 
-def pack_batches(parts: Sequence[Any], device: torch.device) -> list[BatchParcel]:
-    """Return the parcels of the other ranks' batches.
-
-    Args:
-        parts: One for each rank but the first.
-        device: Device for their tensors, if the group cannot send from the one that they are on.
-    """
-    return [_pack(part, sending_device(device)) for part in parts]
+def pack(batch: Any, device: torch.device) -> BatchParcel:
+    """Return the parcel of another rank's batch; its tensors are on `device`, if the group can send from there."""
+    where = sending_device(device)
+    file = io.BytesIO()
+    pickler = _TensorPickler(file, where)
+    pickler.dump(batch)
+    objects = torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(where)
+    return BatchParcel(objects, [_as_bytes(tensor) for tensor in pickler.tensors])
 
 
 def send(parcels: Sequence[BatchParcel], drawn: Round, *, is_last: bool, samples: int, device: torch.device) -> None:
@@ -86,8 +76,10 @@ def send_error(error: Exception, device: torch.device) -> None:
     dist.broadcast(parcel, src=0)
 
 
-def receive(device: torch.device) -> ReceivedBatch | None:
+def receive(device: torch.device) -> tuple[Any, Round, bool, int] | None:
     """Return this rank's part of the next round; None at the end of the data.
+
+    Beside the part: the round, True if it is the last, and the samples of the epoch with it.
 
     Raises:
         Exception: Error that the data set raised on rank 0.
@@ -103,7 +95,7 @@ def receive(device: torch.device) -> ReceivedBatch | None:
         raise pickle.loads(_receive_bytes(size, where, lambda wire: dist.broadcast(wire, src=0)))
     parcel = _receive_bytes(size, where, lambda wire: _exchange([dist.P2POp(dist.irecv, wire, 0)]))
     rows, real, weights = (tuple(table[at * num_processes : (at + 1) * num_processes]) for at in range(3))
-    return ReceivedBatch(_unpack(parcel, where), Round(rows, real, weights), bool(is_last), samples)
+    return _unpack(parcel, where), Round(rows, real, weights), bool(is_last), samples
 
 
 def _announce(kind: int, numbers: list[int], drawn: Round | None, sizes: list[int], device: torch.device) -> None:
@@ -140,14 +132,6 @@ class _TensorUnpickler(pickle.Unpickler):
         shape, dtype = pid
         self.tensors.append(torch.empty(shape, dtype=dtype, device=self._device))
         return self.tensors[-1]
-
-
-def _pack(batch: Any, device: torch.device) -> BatchParcel:
-    file = io.BytesIO()
-    pickler = _TensorPickler(file, device)
-    pickler.dump(batch)
-    objects = torch.frombuffer(file.getbuffer(), dtype=torch.uint8).to(device)
-    return BatchParcel(objects, [_as_bytes(tensor) for tensor in pickler.tensors])
 
 
 def _receive_bytes(size: int, device: torch.device, receive_into: Callable[[torch.Tensor], Any]) -> bytearray:

@@ -150,7 +150,11 @@ class DeepSpeedPlugin:
             raise ValueError(f"zero_stage={self.zero_stage!r} is unknown. It can be 0, 1, 2 or 3.")
         self.zero_stage = stage
         for name in ("offload_optimizer_device", "offload_param_device"):
-            _check_device(name, getattr(self, name))
+            device = getattr(self, name)
+            if device == "nvme":
+                raise ValueError(f"{name}='nvme': {NO_NVME}")
+            if device not in DEVICES:
+                raise ValueError(unknown(name, device, DEVICES))
         if self.offload_param_device == "cpu" and stage != 3:
             raise ValueError(
                 f"offload_param_device='cpu' needs zero_stage=3, not {stage}: other stages keep whole parameters. Use "
@@ -237,13 +241,6 @@ def _whole(value: Any) -> Any:
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _check_device(name: str, device: Any) -> None:
-    if device == "nvme":
-        raise ValueError(f"{name}='nvme': {NO_NVME}")
-    if device not in DEVICES:
-        raise ValueError(unknown(name, device, DEVICES))
 
 
 def _write(config: dict[str, Any], key: str, value: Any) -> None:

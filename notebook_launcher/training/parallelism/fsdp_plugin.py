@@ -12,8 +12,6 @@ from notebook_launcher.wording import read_bool, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import torch
-
 PREFIX = "FSDP_"
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """FSDP1's strategies; FSDP1 numbers them from 1."""
@@ -254,9 +252,9 @@ def _precision_policy(value: Any) -> Any:
         raise ValueError(
             f"mixed_precision_policy has no {', '.join(unknown) or 'known entries'}. It can have {', '.join(known)}."
         )
-    given = {name: _dtype(dtype, dtypes) for name, dtype in value.items() if name != "buffer_dtype"}
+    given = {
+        name: dtypes.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        for name, dtype in value.items()
+        if name != "buffer_dtype"
+    }
     return MixedPrecisionPolicy(**given)
-
-
-def _dtype(value: Any, dtypes: dict[str, torch.dtype]) -> Any:
-    return dtypes.get(value, value) if isinstance(value, str) else value

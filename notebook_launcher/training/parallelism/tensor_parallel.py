@@ -8,19 +8,18 @@ Layers that the plan does not name are whole on every rank of the group; they co
 from __future__ import annotations
 
 import fnmatch
-import random
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from notebook_launcher.training.parallelism.wrapping import return_own_tensors
+from notebook_launcher.training.random import capture_rng_states, restore_rng_states
 from notebook_launcher.training.spread_tensors import is_spread
 from notebook_launcher.wording import type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -80,22 +79,12 @@ def share_generators(group: Any) -> None:
 
     Each of them computes the layers that are not cut, so that dropout must drop the same elements.
     """
-    numpy = sys.modules.get("numpy")  # what has not been imported draws nothing
-    mine: list[Any] = [
-        random.getstate(),
-        torch.get_rng_state(),
-        None if numpy is None else numpy.random.get_state(),
-        None,
-    ]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        mine[3] = torch.cuda.get_rng_state()
-    dist.broadcast_object_list(mine, src=dist.get_global_rank(group, 0), group=group)
-    random.setstate(mine[0])
-    torch.set_rng_state(mine[1])
-    if numpy is not None and mine[2] is not None:
-        numpy.random.set_state(mine[2])
-    if mine[3] is not None:
-        torch.cuda.set_rng_state(mine[3])
+    states = [capture_rng_states()]
+    dist.broadcast_object_list(states, src=dist.get_global_rank(group, 0), group=group)
+    by_device = states[0].pop("torch_cuda_manual_seed", None)
+    if by_device is not None:
+        torch.cuda.set_rng_state(by_device[states[0]["torch_cuda_device"]])
+    restore_rng_states(states[0])
 
 
 def _plan_of(model: torch.nn.Module) -> Mapping[str, Any]:
@@ -119,16 +108,16 @@ def _expand(model: torch.nn.Module, plan: Mapping[str, Any]) -> dict[str, Any]:
                 f"tp_plan[{pattern!r}]={style!r}: this style is not supported. It can be "
                 f"{', '.join(map(repr, STYLES))}, or a ParallelStyle of torch.distributed.tensor.parallel."
             )
-        matched = [name for name in names if _matches(name, pattern)]
+        wanted = pattern.split(".")
+        matched = [
+            name
+            for name in names
+            if name.count(".") == pattern.count(".") and all(map(fnmatch.fnmatchcase, name.split("."), wanted))
+        ]
         if not matched:
             raise ValueError(f"tp_plan[{pattern!r}]: no module of {type(model).__name__} has such a name.")
         found.update(dict.fromkeys(matched, style))
     return found
-
-
-def _matches(name: str, pattern: str) -> bool:
-    mine, wanted = name.split("."), pattern.split(".")
-    return len(mine) == len(wanted) and all(map(fnmatch.fnmatchcase, mine, wanted))
 
 
 def _check_heads(model: torch.nn.Module, chosen: Mapping[str, Any], size: int) -> None:
@@ -182,18 +171,13 @@ def _make_style(style: str) -> Any:
     return RowwiseParallel(input_layouts=Replicate())
 
 
-def _places(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Place]]:
-    for module in model.modules():
-        for name, parameter in module._parameters.items():  # noqa: SLF001 - `named_parameters` leaves duplicates out
-            if parameter is not None:
-                yield parameter, (module, name)
-
-
 def _tied_places(model: torch.nn.Module) -> list[list[Place]]:
     """Return the places of each parameter that several modules share."""
     found: dict[int, list[Place]] = {}
-    for parameter, place in _places(model):
-        found.setdefault(id(parameter), []).append(place)
+    for module in model.modules():
+        for name, parameter in module._parameters.items():  # noqa: SLF001 - `named_parameters` leaves duplicates out
+            if parameter is not None:
+                found.setdefault(id(parameter), []).append((module, name))
     return [places for places in found.values() if len(places) > 1]
 
 

@@ -126,7 +126,9 @@ class UnitOrder:
                     "which gathers parameters from all ranks: they would wait for each other forever. Make each of "
                     "these calls on every rank, in the same order, not inside `if accelerator.is_main_process`."
                 )
-            self._mark_steps(context)
+            while self._num_steps < self._count_steps():
+                self._num_steps += 1
+                self._mark(context, STEP, lambda: "has made an optimizer step")
             self._mark(context, _code(unit, is_reduction=False), lambda: f"gathers {unit.describe()}")
         unshard(*args, **kwargs)
 
@@ -154,12 +156,6 @@ class UnitOrder:
         if self._call_id != context.call_id:  # The last call may have failed after a step on some ranks alone.
             self._call_id, self._num_steps = context.call_id, self._count_steps()
         return context
-
-    def _mark_steps(self, context: RankContext) -> None:
-        """Mark the optimizer steps since the last gather."""
-        while self._num_steps < self._count_steps():
-            self._num_steps += 1
-            self._mark(context, STEP, lambda: "has made an optimizer step")
 
     @property
     def _first_part(self) -> int:

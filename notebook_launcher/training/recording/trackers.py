@@ -160,21 +160,14 @@ class Trackers:
         for named in self.log_with:
             if named.main_process_only and not self._is_main:
                 continue
-            tracker = self._make(named, project_name, (init_kwargs or {}).get(named.name, {}))
+            tracker: Any = named
+            if isinstance(named, type):
+                place = [self._logging_dir] if named.requires_logging_directory else []
+                tracker = tracker(project_name, *place, **(init_kwargs or {}).get(named.name, {}))
             tracker.start()
             self.trackers.append(tracker)
             if config is not None:
                 tracker.store_init_configuration(config)
-
-    def _make(
-        self, named: type[GeneralTracker] | GeneralTracker, project_name: str, arguments: Mapping[str, Any]
-    ) -> GeneralTracker:
-        if isinstance(named, GeneralTracker):
-            return named
-        make: Any = named
-        place = [self._logging_dir] if named.requires_logging_directory else []
-        tracker: GeneralTracker = make(project_name, *place, **arguments)
-        return tracker
 
     def get_tracker(self, name: str, *, unwrap: bool = False) -> Any:
         """Return the tracker of this name, or with `unwrap` the object that it writes with.
