@@ -397,7 +397,7 @@ def ready_rows(batch: Any) -> int:
 class CountingCollate:
     """A `collate_fn` that counts the samples that it gets, or that the batches have which the data set makes ready."""
 
-    def __init__(self, collate_fn: Callable[[Any], Any], *, is_ready: bool) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], *, is_ready: bool = False) -> None:
         self._collate_fn = collate_fn
         self._is_ready = is_ready
 

@@ -252,7 +252,7 @@ def _precision_policy(value: Any) -> Any:
         raise ValueError(
             f"mixed_precision_policy has no {', '.join(unknown) or 'known entries'}. It can have {', '.join(known)}."
         )
-    given = {
+    given: dict[str, Any] = {
         name: dtypes.get(dtype, dtype) if isinstance(dtype, str) else dtype
         for name, dtype in value.items()
         if name != "buffer_dtype"
