@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import gc
+import operator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -109,6 +110,16 @@ def _setting(name: str, doc: str, check: Callable[[Any], Any] | None = None) -> 
         part.settings = dataclasses.replace(part.settings, **{name: checked})
 
     return property(show, change, doc=doc)
+
+
+def _shown(path: str, doc: str = "", *, settable: bool = False) -> Any:
+    """Return a property that shows an attribute of one of the parts, and sets it if `settable`."""
+    part, _, name = path.rpartition(".")
+
+    def change(accelerator: Accelerator, value: Any) -> None:
+        setattr(operator.attrgetter(part)(accelerator), name, value)
+
+    return property(operator.attrgetter(path), change if settable else None, doc=doc or None)
 
 
 class Accelerator:
@@ -324,68 +335,48 @@ class Accelerator:
 
     # Settings.
 
-    @property
-    def mixed_precision(self) -> str:
-        """Precision of the forward pass: `"no"`, `"fp16"` or `"bf16"`."""
-        return self.state.mixed_precision
-
-    @property
-    def is_fsdp2(self) -> bool:
-        """True if prepared models are sharded; models that `fully_shard` was applied to beforehand do not count."""
-        return self._layout.shards
+    mixed_precision: str = _shown(
+        "state.mixed_precision", 'Precision of the forward pass: `"no"`, `"fp16"` or `"bf16"`.'
+    )
+    is_fsdp2: bool = _shown(
+        "_layout.shards",
+        "True if prepared models are sharded; models that `fully_shard` was applied to beforehand do not count.",
+    )
 
     @property
     def parallelism_config(self) -> ParallelismConfig | None:
         """The sizes of the mesh of ranks; None where every rank has the whole model."""
         return None if self._layout.mesh is None else self._layout.sizes
 
-    @property
-    def torch_device_mesh(self) -> DeviceMesh | None:
-        """The mesh of ranks, its outermost dimension first; None where every rank has the whole model."""
-        return self._layout.mesh
-
-    @property
-    def is_composable_parallelism_enabled(self) -> bool:
-        """True if prepared models are sharded."""
-        return self.is_fsdp2
+    torch_device_mesh: DeviceMesh | None = _shown(
+        "_layout.mesh", "The mesh of ranks, its outermost dimension first; None where every rank has the whole model."
+    )
+    is_composable_parallelism_enabled: bool = _shown("_layout.shards", "True if prepared models are sharded.")
 
     @property
     def native_amp(self) -> bool:
         """True if the forward computes in half precision."""
         return precision.forward_precision(self.mixed_precision, self.scaler) != "no"
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The scaler of fp16 losses; None in other precisions."""
-        return self._micro_batches.scaler
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches per update; a new value holds from the next window on."""
-        return int(self.gradient_state.num_steps)
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, steps: int) -> None:
-        self.gradient_state.num_steps = steps
-
-    @property
-    def sync_gradients(self) -> bool:
-        """True if the current micro-batch is the last of its window, so that optimizers step."""
-        return bool(self.gradient_state.sync_gradients)
-
-    @sync_gradients.setter
-    def sync_gradients(self, sync: bool) -> None:
-        self.gradient_state.sync_gradients = sync
-
-    @property
-    def max_grad_norm(self) -> float | None:
-        """The norm that gradients are clipped to before each update."""
-        return self._updates.max_grad_norm
-
-    @property
-    def last_grad_norm(self) -> torch.Tensor | None:
-        """The total norm of the gradients before they were last clipped."""
-        return self._updates.last_grad_norm
+    scaler: torch.amp.GradScaler | None = _shown(
+        "_micro_batches.scaler", "The scaler of fp16 losses; None in other precisions."
+    )
+    gradient_accumulation_steps: int = _shown(
+        "gradient_state.num_steps",
+        "Micro-batches per update; a new value holds from the next window on.",
+        settable=True,
+    )
+    sync_gradients: bool = _shown(
+        "gradient_state.sync_gradients",
+        "True if the current micro-batch is the last of its window, so that optimizers step.",
+        settable=True,
+    )
+    max_grad_norm: float | None = _shown(
+        "_updates.max_grad_norm", "The norm that gradients are clipped to before each update."
+    )
+    last_grad_norm: torch.Tensor | None = _shown(
+        "_updates.last_grad_norm", "The total norm of the gradients before they were last clipped."
+    )
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -422,40 +413,22 @@ class Accelerator:
         "step_scheduler_with_optimizer", "False: each `step()` of a scheduler advances it."
     )
 
-    @property
-    def split_batches(self) -> bool:
-        """True if each rank gets a slice of every batch."""
-        return self.dataloader_config.split_batches
-
-    @property
-    def dispatch_batches(self) -> bool | None:
-        """True if rank 0 reads for all ranks; None: for iterable data sets."""
-        return self.dataloader_config.dispatch_batches
-
-    @property
-    def even_batches(self) -> bool:
-        """True if the last round is filled with samples from the start of the epoch."""
-        return self.dataloader_config.even_batches
-
-    @even_batches.setter
-    def even_batches(self, even_batches: bool) -> None:
-        self.dataloader_config.even_batches = even_batches
-
-    @property
-    def use_seedable_sampler(self) -> bool:
-        """True if the order of samples depends on seed and epoch alone."""
-        return self.dataloader_config.use_seedable_sampler
-
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """The setting as given."""
-        return self.dataloader_config.use_stateful_dataloader
-
-    @property
-    def non_blocking(self) -> bool:
-        """True if batches are copied to the GPU beside the computation."""
-        return self.dataloader_config.non_blocking
-
+    split_batches: bool = _shown("dataloader_config.split_batches", "True if each rank gets a slice of every batch.")
+    dispatch_batches: bool | None = _shown(
+        "dataloader_config.dispatch_batches", "True if rank 0 reads for all ranks; None: for iterable data sets."
+    )
+    even_batches: bool = _shown(
+        "dataloader_config.even_batches",
+        "True if the last round is filled with samples from the start of the epoch.",
+        settable=True,
+    )
+    use_seedable_sampler: bool = _shown(
+        "dataloader_config.use_seedable_sampler", "True if the order of samples depends on seed and epoch alone."
+    )
+    use_stateful_dataloader: bool = _shown("dataloader_config.use_stateful_dataloader", "The setting as given.")
+    non_blocking: bool = _shown(
+        "dataloader_config.non_blocking", "True if batches are copied to the GPU beside the computation."
+    )
     # Preparing.
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -690,60 +663,26 @@ class Accelerator:
 
     # Processes.
 
-    @property
-    def distributed_type(self) -> DistributedType:
-        """The way in which processes work together: `NO`, `MULTI_CPU` or `MULTI_GPU`."""
-        return self.state.distributed_type
-
-    @property
-    def num_processes(self) -> int:
-        """Number of processes that train together."""
-        return self.state.num_processes
-
-    @property
-    def process_index(self) -> int:
-        """This process's rank."""
-        return self.state.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """This process's rank on its machine."""
-        return self.state.local_process_index
-
-    @property
-    def device(self) -> torch.device:
-        """The device that this process computes on."""
-        return self.state.device
-
-    @property
-    def is_main_process(self) -> bool:
-        """True on rank 0."""
-        return self.state.is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """True on the first rank of each machine."""
-        return self.state.is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        """True on the last rank."""
-        return self.state.is_last_process
-
-    @property
-    def use_distributed(self) -> bool:
-        """True if more than one process trains."""
-        return self.state.num_processes > 1
+    distributed_type: DistributedType = _shown(
+        "state.distributed_type", "The way in which processes work together: `NO`, `MULTI_CPU` or `MULTI_GPU`."
+    )
+    num_processes: int = _shown("state.num_processes", "Number of processes that train together.")
+    process_index: int = _shown("state.process_index", "This process's rank.")
+    local_process_index: int = _shown("state.local_process_index", "This process's rank on its machine.")
+    device: torch.device = _shown("state.device", "The device that this process computes on.")
+    is_main_process: bool = _shown("state.is_main_process", "True on rank 0.")
+    is_local_main_process: bool = _shown("state.is_local_main_process", "True on the first rank of each machine.")
+    is_last_process: bool = _shown("state.is_last_process", "True on the last rank.")
+    use_distributed: bool = _shown("state.use_distributed", "True if more than one process trains.")
 
     @property
     def multi_device(self) -> bool:
         """True if several processes have a GPU each."""
         return self.use_distributed and self.device.type != "cpu"
 
-    @property
-    def data_parallel_rank(self) -> int:
-        """This rank's number among the ranks that read different data."""
-        return self._layout.data_rank
+    data_parallel_rank: int = _shown(
+        "_layout.data_rank", "This rank's number among the ranks that read different data."
+    )
 
     @property
     def data_parallel_shard_rank(self) -> int:
@@ -852,36 +791,18 @@ class Accelerator:
 
     # Checkpoints.
 
-    @property
-    def project_configuration(self) -> ProjectConfiguration:
-        """Folder and naming of checkpoints and logs."""
-        return self._checkpointer.project
-
-    @project_configuration.setter
-    def project_configuration(self, project: ProjectConfiguration) -> None:
-        self._checkpointer.project = project
-
-    @property
-    def project_dir(self) -> str | None:
-        """The folder of the project."""
-        directory: str | None = self.project_configuration.project_dir
-        return directory
-
-    @property
-    def logging_dir(self) -> str | None:
-        """The folder that trackers write to."""
-        directory: str | None = self.project_configuration.logging_dir
-        return directory
-
-    @property
-    def save_iteration(self) -> int:
-        """The number of the next automatically named checkpoint."""
-        return int(self.project_configuration.iteration)
-
-    @property
-    def should_save_model(self) -> bool:
-        """True on the rank of each machine that writes models, for code that writes them itself."""
-        return bool(self.state.is_local_main_process)
+    project_configuration: ProjectConfiguration = _shown(
+        "_checkpointer.project", "Folder and naming of checkpoints and logs.", settable=True
+    )
+    project_dir: str | None = _shown("project_configuration.project_dir", "The folder of the project.")
+    logging_dir: str | None = _shown("project_configuration.logging_dir", "The folder that trackers write to.")
+    save_iteration: int = _shown(
+        "project_configuration.iteration", "The number of the next automatically named checkpoint."
+    )
+    should_save_model: bool = _shown(
+        "state.is_local_main_process",
+        "True on the rank of each machine that writes models, for code that writes them itself.",
+    )
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Write an object to a file, once, and whole or not at all."""
@@ -992,15 +913,8 @@ class Accelerator:
 
     # Metrics and profiles.
 
-    @property
-    def trackers(self) -> list[Any]:
-        """The trackers that `init_trackers` started."""
-        return self._trackers.trackers
-
-    @property
-    def log_with(self) -> list[Any]:
-        """The classes and instances that `log_with` named."""
-        return self._trackers.log_with
+    trackers: list[Any] = _shown("_trackers.trackers", "The trackers that `init_trackers` started.")
+    log_with: list[Any] = _shown("_trackers.log_with", "The classes and instances that `log_with` named.")
 
     def init_trackers(
         self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
@@ -1086,25 +1000,11 @@ class Accelerator:
 
     # Accelerate's names for the lists, which ported code reads.
 
-    @property
-    def _models(self) -> list[Any]:
-        return self._prepared.models
-
-    @property
-    def _optimizers(self) -> list[Any]:
-        return self._prepared.optimizers
-
-    @property
-    def _schedulers(self) -> list[Any]:
-        return self._prepared.schedulers
-
-    @property
-    def _dataloaders(self) -> list[Any]:
-        return self._prepared.loaders
-
-    @property
-    def _custom_objects(self) -> list[Any]:
-        return self._prepared.custom_objects
+    _models: list[Any] = _shown("_prepared.models")
+    _optimizers: list[Any] = _shown("_prepared.optimizers")
+    _schedulers: list[Any] = _shown("_prepared.schedulers")
+    _dataloaders: list[Any] = _shown("_prepared.loaders")
+    _custom_objects: list[Any] = _shown("_prepared.custom_objects")
 
     def __repr__(self) -> str:
         return (

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from notebook_launcher import notebook_launch
 from notebook_launcher.training.accumulation.members import parameter_groups
 from tests.support.toy_training import full_gradient, make_data, make_model, sessions_fixture, shards_on_cpus
 
@@ -186,9 +185,9 @@ def test_gradients_that_are_averaged_by_hand_are_used(ranks, way):
 
 
 @pytest.mark.parametrize("way", WAYS_TO_SET[:-1])
-def test_gradients_of_one_rank_that_are_set_by_hand_are_refused(way):
+def test_gradients_of_one_rank_that_are_set_by_hand_are_refused(ranks, way):
     with pytest.raises(RuntimeError, match=r"gradients of Sequential differ between the ranks.*accelerator.reduce\("):
-        notebook_launch(set_gradients, 2, args=(way, False), output="none")
+        ranks.run(2, set_gradients, way, False)
 
 
 def no_sync_around_the_forward():
@@ -269,9 +268,9 @@ def test_attributes_and_methods_of_a_prepared_model_are_reached_on_any_number_of
     (frozen_late, r"gradients of Sequential were not synchronised.*did not reach 0.weight, 0.bias\. Pass Accelerator"),
     (leaf_by_hand, r"gradients of a leaf tensor were not synchronised.*Call accelerator.backward\(loss\)"),
 ])  # fmt: skip
-def test_misuse_that_makes_ranks_diverge_is_refused(mistake, message):
+def test_misuse_that_makes_ranks_diverge_is_refused(ranks, mistake, message):
     with pytest.raises(RuntimeError, match=message):
-        notebook_launch(mistake, 2, output="none")
+        ranks.run(2, mistake)
 
 
 def test_no_sync_around_backward_only_warns(ranks):

@@ -267,21 +267,24 @@ def search(where: str, culprits: set[int]) -> Any:
     return sizes, result == undisturbed, result[0]
 
 
-@pytest.mark.parametrize("where", ["in forward", "in backward", "before a barrier", "at the end", "model kept"])
-@pytest.mark.parametrize("culprits", [{0}, {0, 1}], ids=repr)
-def test_ranks_try_again_together(where, culprits):
-    results = notebook_launch(search, 2, args=(where, culprits), output="none", timeout=30)
-    assert list(results) == [([4, 3], True, 3)] * 2
+@pytest.mark.parametrize(
+    ("where", "culprits", "num_ranks"),
+    [
+        ("in forward", {0}, 2),
+        ("in backward", {0}, 2),
+        ("before a barrier", {0}, 2),
+        ("at the end", {0, 1}, 2),
+        ("model kept", {0}, 2),
+        ("in backward", {0, 2}, 3),
+        ("at the end", {1}, 3),
+    ],
+)
+def test_ranks_try_again_together(where, culprits, num_ranks):
+    results = notebook_launch(search, num_ranks, args=(where, culprits), output="none", timeout=30)
+    assert list(results) == [([4, 3], True, 3)] * num_ranks
 
 
-@pytest.mark.parametrize("where", ["in forward", "in backward", "at the end"])
-@pytest.mark.parametrize("culprits", [{1}, {0, 2}], ids=repr)
-def test_three_ranks_try_again_together(where, culprits):
-    results = notebook_launch(search, 3, args=(where, culprits), output="none", timeout=30)
-    assert list(results) == [([4, 3], True, 3)] * 3
-
-
-def test_ranks_that_need_several_attempts_end_with_one_size():
+def test_ranks_end_with_one_size_or_raise_together():
     def work():
         sizes = []
 
@@ -293,17 +296,14 @@ def test_ranks_that_need_several_attempts_end_with_one_size():
             dist.barrier()
             return size
 
-        return train(), train(), sizes
+        found = [train(), train(), sizes]
+        of_rank_0 = find_executable_batch_size(fits_up_to(5, memory=[]), 16, lambda: 5 - dist.get_rank())
+        found.append(of_rank_0()[0])
+        with pytest.raises(RuntimeError, match="reached zero"):
+            find_executable_batch_size(fits_up_to(0, memory=[]), 2)()
+        return found
 
-    assert list(notebook_launch(work, 2, output="none", timeout=30)) == [(10, 10, [16, 14, 12, 10, 10])] * 2
-
-
-def test_size_of_rank_0_counts():
-    def work():
-        train = find_executable_batch_size(fits_up_to(5, memory=[]), 16, lambda: 5 - dist.get_rank())
-        return train()[0]
-
-    assert list(notebook_launch(work, 2, output="none", timeout=30)) == [5, 5]
+    assert list(notebook_launch(work, 2, output="none", timeout=30)) == [[10, 10, [16, 14, 12, 10, 10], 5]] * 2
 
 
 def test_another_error_of_a_rank_ends_the_run():
@@ -335,14 +335,6 @@ def test_rank_that_fails_lets_those_that_have_finished_return():
             return str(error)[:7]
 
     assert list(notebook_launch(work, 2, output="none", timeout=30)) == [128, "invalid"]
-
-
-def test_all_ranks_raise_when_no_batch_size_fits():
-    def work():
-        with pytest.raises(RuntimeError, match="reached zero"):
-            find_executable_batch_size(fits_up_to(0, memory=[]), 2)()
-
-    notebook_launch(work, 2, output="none", timeout=30)
 
 
 def test_model_made_outside_is_refused_afterwards():

@@ -269,7 +269,7 @@ class MicroBatches:
                 clock.end_watched()
         except BaseException:
             if window is not None:
-                window.break_off()
+                window.is_broken = True
             raise
 
     def _compute_without_weight(self, loss: torch.Tensor, gradient: torch.Tensor, kwargs: dict[str, Any]) -> None:

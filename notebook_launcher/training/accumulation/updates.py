@@ -123,7 +123,7 @@ class Updates:
             self._checks.forget_step()
         self.steps_made += 1
         if block is not None:
-            block.window.note_step()
+            block.window.has_stepped = True
         self._note_step()
         return outcome, skipped
 
@@ -170,7 +170,7 @@ class Updates:
         others = [other for other in self._gradient_state.windows.values() if other is not window]
         if any(other.num_gathered and other.holds(members) for other in others):
             return
-        window.join(members)
+        window.joined += members
         if self._gradient_state.sync_gradients:
             # The window has ended, and has corrected the models that it knew.
             self._weighing.correct_joined(window, members)

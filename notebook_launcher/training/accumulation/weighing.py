@@ -210,7 +210,7 @@ class Weighing:
         """Count the backward in its block and window, and return the factor of its loss."""
         window = block.window
         if self._rules.nominal_divisor:
-            window.count_backward()
+            window.num_gathered += 1
             block.num_backwards += 1
             return 1.0 / self._gradient_state.num_steps
         weights, gradients, full_size = window.weights, window.gradients, window.full_size
@@ -248,7 +248,7 @@ class Weighing:
         window.weights.settle(kind, unit)
         if block.num_backwards == 0:
             window.weights.add(mine, total)
-        window.count_backward()
+        window.num_gathered += 1
         block.num_backwards += 1
 
     def _check_gradients(self, block: MicroBatchBlock) -> None:

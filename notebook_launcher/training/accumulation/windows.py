@@ -153,10 +153,7 @@ def _probes(window: Window, members: Members, optimizers: Iterable[torch.optim.O
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Window:
-    """The micro-batches that one set of models has gathered since its last update.
-
-    Other modules read the fields; only the methods here write them. `Weights` and `Gradients` are written by their own.
-    """
+    """The micro-batches that one set of models has gathered since its last update."""
 
     members: tuple[Member, ...] = ()
     """Members whose gradients the window gathers; empty for the one window that everything shares."""
@@ -187,10 +184,6 @@ class Window:
     def key(self) -> frozenset[int]:
         """The ids of the members, by which `GradientState` finds the window."""
         return frozenset(map(id, self.members))
-
-    def renew_ids(self) -> None:
-        """Read the ids of parameters again: in another process they belong to other objects."""
-        self.trained = None
 
     def reset(self) -> None:
         """Forget the micro-batches; members stay."""
@@ -232,27 +225,6 @@ class Window:
         if not is_exhausted:
             self.num_begun -= 1
         return not is_exhausted
-
-    def break_off(self) -> None:
-        """Note that a micro-batch has failed half way, so that its gradients are of no use."""
-        self.is_broken = True
-
-    def drop(self) -> None:
-        """Forget the micro-batches, also of a broken window."""
-        self.reset()
-        self.is_broken = False
-
-    def count_backward(self) -> None:
-        """Count a backward of a micro-batch."""
-        self.num_gathered += 1
-
-    def note_step(self) -> None:
-        """Note that an optimizer has made its update."""
-        self.has_stepped = True
-
-    def join(self, members: Iterable[Member]) -> None:
-        """Add members that `accumulate` was not given and that an optimizer updates with the window's."""
-        self.joined += members
 
     @property
     def knows_its_weight(self) -> bool:
@@ -367,10 +339,6 @@ class LoopNotes:
         """Return True if gradients are switched off, or all prepared models are in evaluation mode."""
         is_off = bool(self.models) and not any(model.training for model in self.models)
         return is_off or not torch.is_grad_enabled()
-
-    def forget_left_out(self) -> None:
-        """Forget the batch that was left out last: all ranks have left out the same."""
-        self.left_out = None
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -510,7 +478,8 @@ class GradientState:
                 and (other is window or other.shares_parameters(window))
             ):
                 abandoned.append(Abandoned(other, other.full_size, other.num_begun))
-                other.drop()
+                other.reset()
+                other.is_broken = False
         return abandoned
 
     def _check_alone(self, window: Window) -> None:
@@ -545,7 +514,7 @@ class GradientState:
         elif block.is_put_off or self.lacks_end(block):
             return window.extend(is_exhausted=self.end_of_dataloader and self.plugin.sync_with_dataloader)
         elif failed and self.sync_gradients:
-            window.break_off()
+            window.is_broken = True
         elif self.sync_gradients:
             window.reset()
         return True
@@ -596,7 +565,7 @@ class GradientState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         for window in self.windows.values():
-            window.renew_ids()
+            window.trained = None  # In another process the ids belong to other objects.
         self.windows = {window.key: window for window in self.windows.values()}
         self.active_loaders.belong_to(self)
 

@@ -483,7 +483,7 @@ class LeftOut:
         found = self._bulletin.read(self, self._topic)
         others = [rank for rank in range(self._num_processes) if found.get(rank) != held]
         if not others:
-            self._gradient_state.loops.forget_left_out()
+            self._gradient_state.loops.left_out = None  # All ranks have left out the same.
             return
         left_out = self._gradient_state.loops.left_out
         how = "no block of accumulate() began for a batch of the loader, by `continue` for instance."

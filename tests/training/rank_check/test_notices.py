@@ -32,26 +32,19 @@ class Shuffled:
         return iter(batches)
 
 
-@pytest.mark.parametrize(("differs", "trains"), [(True, True), (True, False), (False, True)])
-def test_samplers_that_draw_other_orders_get_a_notice(
-    capfd: pytest.CaptureFixture[str], *, differs: bool, trains: bool
-) -> None:
-    def work() -> None:
-        accelerator = Accelerator(cpu=True)
-        model = torch.nn.Linear(1, 1)
-        data: Any = torch.arange(16.0)[:, None]
-        sampler: Any = Shuffled(accelerator.process_index if differs else 7)
-        loader = DataLoader(data, batch_sampler=sampler)
-        model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
-        for _ in range(2):
-            for numbers in loader:
-                if trains:
-                    accelerator.backward(model(numbers).mean())
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-    notebook_launch(work, 2)
-    assert capfd.readouterr().out.count("the sampler draws another order on rank 1 than on rank 0") == differs
+def draw_in_orders(*, differs: bool, trains: bool) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    data: Any = torch.arange(16.0)[:, None]
+    sampler: Any = Shuffled(accelerator.process_index if differs else 7)
+    loader = DataLoader(data, batch_sampler=sampler)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    for _ in range(2):
+        for numbers in loader:
+            if trains:
+                accelerator.backward(model(numbers).mean())
+                optimizer.step()
+                optimizer.zero_grad()
 
 
 class Share(IterableDataset[int]):
@@ -64,22 +57,14 @@ class Share(IterableDataset[int]):
         return iter(range(self.place[0], 8, self.place[1]))
 
 
-@pytest.mark.parametrize("dispatch_batches", [None, False])
-@pytest.mark.parametrize("differs", [True, False])
-def test_streams_that_differ_between_ranks_get_a_notice(
-    capfd: pytest.CaptureFixture[str], *, differs: bool, dispatch_batches: bool | None
-) -> None:
-    def work() -> None:
+def read_streams(*, differs: bool) -> None:
+    for dispatch_batches in (None, False):
         loaders = DataLoaderConfiguration(dispatch_batches=dispatch_batches)
         accelerator = Accelerator(cpu=True, dataloader_config=loaders)
         loader = accelerator.prepare(DataLoader(Share(accelerator.process_index, differs=differs), batch_size=2))
         for _ in range(2):
             for numbers in loader:
                 accelerator.gather_for_metrics(numbers)
-
-    notebook_launch(work, 2)
-    shown = "the data set differs between ranks: place is [0, 2] on rank 0 and [1, 2] on rank 1"
-    assert capfd.readouterr().out.count(shown) == differs
 
 
 class Random(IterableDataset[int]):
@@ -89,20 +74,40 @@ class Random(IterableDataset[int]):
         return iter(random.sample(range(16), 16))
 
 
-def test_a_random_stream_that_every_rank_reads_gets_a_notice(capfd: pytest.CaptureFixture[str]) -> None:
-    def work(dispatch_batches: bool | None) -> set[int]:
-        loaders = DataLoaderConfiguration(dispatch_batches=dispatch_batches)
-        accelerator = Accelerator(cpu=True, dataloader_config=loaders)
-        random.seed(accelerator.process_index)
-        loader = accelerator.prepare(DataLoader(Random(), batch_size=2))
-        return {int(number) for numbers in loader for number in accelerator.gather_for_metrics(numbers)}
+def read_at_random(dispatch_batches: bool | None) -> set[int]:
+    loaders = DataLoaderConfiguration(dispatch_batches=dispatch_batches)
+    accelerator = Accelerator(cpu=True, dataloader_config=loaders)
+    random.seed(accelerator.process_index)
+    loader = accelerator.prepare(DataLoader(Random(), batch_size=2))
+    return {int(number) for numbers in loader for number in accelerator.gather_for_metrics(numbers)}
 
-    shown = "the stream gives other samples on rank 1 than on rank 0"
-    for dispatch_batches in (None, True):
-        assert list(notebook_launch(work, 2, args=(dispatch_batches,))) == [set(range(16))] * 2
-        assert shown not in capfd.readouterr().out
-    notebook_launch(work, 2, args=(False,))
-    assert capfd.readouterr().out.count(shown) == 1
+
+ORDER = "the sampler draws another order on rank 1 than on rank 0"
+PLACE = "the data set differs between ranks: place is [0, 2] on rank 0 and [1, 2] on rank 1"
+SAMPLES = "the stream gives other samples on rank 1 than on rank 0"
+
+
+def test_samplers_and_streams_that_differ_get_a_notice(capfd: pytest.CaptureFixture[str]) -> None:
+    def differ() -> None:
+        draw_in_orders(differs=True, trains=True)
+        draw_in_orders(differs=True, trains=False)
+        read_streams(differs=True)
+        read_at_random(dispatch_batches=False)
+
+    notebook_launch(differ, 2)
+    shown = capfd.readouterr().out
+    assert [shown.count(text) for text in (ORDER, PLACE, SAMPLES)] == [2, 2, 2]  # A share is other samples, too.
+
+
+def test_samplers_and_streams_that_are_the_same_get_none(capfd: pytest.CaptureFixture[str]) -> None:
+    def agree() -> list[set[int]]:
+        draw_in_orders(differs=False, trains=True)
+        read_streams(differs=False)
+        return [read_at_random(dispatch_batches) for dispatch_batches in (None, True)]
+
+    assert list(notebook_launch(agree, 2)) == [[set(range(16))] * 2] * 2
+    shown = capfd.readouterr().out
+    assert [shown.count(text) for text in (ORDER, PLACE, SAMPLES)] == [0, 0, 0]
 
 
 def test_shares_that_are_shared_out_again_get_a_notice(capfd: pytest.CaptureFixture[str]) -> None:
@@ -141,52 +146,53 @@ def test_weights_that_differ_by_rounding_give_one_notice(capfd: pytest.CaptureFi
 
 SAME = "all 2 ranks gave the model the same inputs"
 
-LOADERS = {"forgotten": (2, 1), "prepared": (2, 0), "alone": (1, 0)}
-"""The number of ranks, and that of notices."""
-
-
-@pytest.mark.parametrize("case", LOADERS)
-def test_loader_that_was_not_prepared_gives_one_notice(case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        training = Training()
-        data = torch.utils.data.TensorDataset(*make_data(1))  # so that all ranks' batches are equal if it is prepared
-        loader = torch.utils.data.DataLoader(data, 1)
-        loader = training.accelerator.prepare(loader) if case == "prepared" else loader
-        for _ in range(9):
-            for inputs, targets in loader:
-                training.accelerator.backward(torch.nn.functional.mse_loss(training.model(inputs), targets))
-                training.optimizer.step()
-                training.optimizer.zero_grad()
-
-    num_processes, count = LOADERS[case]
-    assert launched(train, capfd, num_processes).count(SAME) == count
-
-
 OUTSIDE = "the weights that SGD updates differ between the ranks: neither the optimizer nor its model was prepared"
 
-SIDES = {"forgotten": 1, "own DDP": 0, "prepared": 0}
-"""The number of notices."""
+
+def read_a_loader(*, prepared: bool) -> None:
+    training = Training()
+    data = torch.utils.data.TensorDataset(*make_data(1))  # so that all ranks' batches are equal if it is prepared
+    loader = torch.utils.data.DataLoader(data, 1)
+    loader = training.accelerator.prepare(loader) if prepared else loader
+    for _ in range(9):
+        for inputs, targets in loader:
+            training.accelerator.backward(torch.nn.functional.mse_loss(training.model(inputs), targets))
+            training.optimizer.step()
+            training.optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("case", SIDES)
-def test_second_model_and_optimizer_that_were_not_prepared_give_one_notice(
-    case: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def train() -> None:
-        training = Training()
-        other: Any = torch.nn.Linear(3, 1)
-        if case == "own DDP":
-            other = torch.nn.parallel.DistributedDataParallel(other)
-        optimizer: Any = torch.optim.SGD(other.parameters(), lr=0.1)
-        if case == "prepared":
-            other, optimizer = training.accelerator.prepare(other, optimizer)
-        for number in range(9):
-            other(torch.full((1, 3), 1.0 + number + training.rank)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            training.step()
+def train_another_model(how: str) -> None:
+    training = Training()
+    other: Any = torch.nn.Linear(3, 1)
+    if how == "own DDP":
+        other = torch.nn.parallel.DistributedDataParallel(other)
+    optimizer: Any = torch.optim.SGD(other.parameters(), lr=0.1)
+    if how == "prepared":
+        other, optimizer = training.accelerator.prepare(other, optimizer)
+    for number in range(9):
+        other(torch.full((1, 3), 1.0 + number + training.rank)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        training.step()
 
-    assert launched(train, capfd).count(OUTSIDE) == SIDES[case]
+
+def test_loader_or_model_that_was_not_prepared_gives_one_notice(capfd: pytest.CaptureFixture[str]) -> None:
+    def forget() -> None:
+        read_a_loader(prepared=False)
+        train_another_model("forgotten")
+
+    shown = launched(forget, capfd)
+    assert [shown.count(text) for text in (SAME, OUTSIDE)] == [1, 1]
+
+
+def test_loader_and_models_that_were_prepared_give_none(capfd: pytest.CaptureFixture[str]) -> None:
+    def remember() -> None:
+        read_a_loader(prepared=True)
+        train_another_model("own DDP")
+        train_another_model("prepared")
+
+    shown = launched(remember, capfd) + launched(lambda: read_a_loader(prepared=False), capfd, 1)
+    assert [shown.count(text) for text in (SAME, OUTSIDE)] == [0, 0]
 
 
 # Switches.

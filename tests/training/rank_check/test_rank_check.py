@@ -191,33 +191,6 @@ def test_accelerator_that_is_collected_during_a_step_does_not_disturb_it(ranks: 
     assert list(ranks.run(2, step)) == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("way", ["autograd.grad", "averaged", "backward"])
-def test_gradients_that_no_backward_has_synchronised_are_an_error(ranks: Sessions, way: str) -> None:
-    def train() -> float:
-        accelerator = Accelerator(cpu=True)
-        model = torch.nn.Linear(1, 1, bias=False)
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for step in range(3):
-            loss = model(torch.full((1, 1), float(accelerator.process_index + step))).mean()
-            if way == "backward":
-                loss.backward()
-            else:
-                (gradient,) = torch.autograd.grad(loss, list(model.parameters()))
-                averaged = way == "averaged"
-                weight = next(model.parameters())
-                weight.grad = accelerator.reduce(gradient, "mean") if averaged else gradient
-            optimizer.step()
-            optimizer.zero_grad()
-        return float(next(model.parameters()))
-
-    if way == "autograd.grad":
-        with pytest.raises(RuntimeError, match=r"gradients of Linear differ between the ranks.*Call acceler"):
-            ranks.run(2, train)
-    else:
-        first, second = ranks.run(2, train)
-        assert first == second
-
-
 # What may differ.
 
 

@@ -62,7 +62,7 @@ def train(num_updates: int, *, checkpoint: str | None = None, loops: bool = True
                 return accelerator.unwrap_model(model).weight.detach()
 
 
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
+@pytest.mark.parametrize("num_processes", [1, 2])
 def test_training_resumes_from_the_update_that_was_saved(tmp_path, monkeypatch, num_processes):
     monkeypatch.chdir(tmp_path)
     run = launch(train, num_processes, args=(NUM_UPDATES,), output="none")
@@ -138,17 +138,7 @@ def test_stop_after_the_step_waits_for_it(tmp_path):
     assert run.stop() == "ask"
 
 
-@pytest.mark.parametrize("num_processes", [2, 3])
-def test_ranks_that_wait_for_each_other_stop_after_the_step(num_processes):
-    run = launch(train, num_processes, args=(10**9,), output="none")
-    until(functools.partial(has_reported, run), run)
-    assert run.stop(after_step=True) == "ask"
-    assert {rank.state for rank in run.ranks} == {"stopped"}
-    assert run.snapshot().failures == ()
-
-
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-@pytest.mark.parametrize("loops", ["prepared", "reporting"])
+@pytest.mark.parametrize(("num_processes", "loops"), [(2, "prepared"), (3, "prepared"), (3, "reporting")])
 def test_all_ranks_stop_after_the_same_update(tmp_path, num_processes, loops):
     def loop() -> None:
         accelerator = Accelerator(gradient_accumulation_steps=2)
@@ -182,11 +172,12 @@ def test_all_ranks_stop_after_the_same_update(tmp_path, num_processes, loops):
             (tmp_path / f"{rank}").write_text(f"{type(error).__name__} after {num_updates} updates: {weight!r}")
             raise
 
-    for _ in range(5):
+    for _ in range(2):
         run = launch(loop, num_processes, output="none")
         until(functools.partial(has_reported, run), run)
         assert run.stop(after_step=True) == "ask"
         assert {rank.state for rank in run.ranks} == {"stopped"}
+        assert run.snapshot().failures == ()
         ends = {path.read_text() for path in tmp_path.iterdir()}
         assert len(ends) == 1, ends
         assert ends.pop().startswith("RunStopped after ")
@@ -282,8 +273,7 @@ class SlowMemory:
         return getattr(self.memory, name)
 
 
-@pytest.mark.parametrize("presses", [1, 2])
-def test_rank_may_stop_before_the_caller_of_stop_continues(presses):
+def test_rank_may_stop_before_the_caller_of_stop_continues():
     def loop() -> None:
         for number in track(range(10**9)):
             if number < 20:  # A rank that always reports would wait for the thread, which is held up, to read.
@@ -294,7 +284,7 @@ def test_rank_may_stop_before_the_caller_of_stop_continues(presses):
     attempt: Any = data_of(run).attempt
     tree = attempt.tree
     tree.board.memory = SlowMemory(tree.board.memory)
-    for _ in range(presses):
+    for _ in range(2):
         run.stop(after_step=True, wait=False)
     run.wait()
     assert run.stop() == "ask"  # What it came to; the run is over.

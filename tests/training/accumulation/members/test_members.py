@@ -1,4 +1,4 @@
-"""The protocol of members: each kind switches, is switched off and describes itself, and one file decides when."""
+"""Members that a window switches off, by their kind and by `sync_each_batch`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from notebook_launcher import notebook_launch
 from notebook_launcher.training.accumulation.members import (
     LeafTensor,
-    Member,
-    PlainModel,
-    ShardedModel,
-    StrayParameters,
-    SwitchOff,
     SyncedModel,
-    ends_window,
     member_of,
     switch_back,
     switch_off,
-    without_sync,
 )
 
 
@@ -43,37 +36,7 @@ class FakeSharded(torch.nn.Linear):
 
 
 def make_members() -> dict[str, Any]:
-    optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)
-    return {
-        "plain": member_of(torch.nn.Linear(2, 1)),
-        "sharded": member_of(FakeSharded()),
-        "leaf": LeafTensor(torch.ones(2, requires_grad=True)),
-        "stray": StrayParameters(optimizer),
-    }
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "when", "text"),
-    [
-        ("plain", PlainModel, SwitchOff.NEVER, "Linear"),
-        ("sharded", ShardedModel, SwitchOff.IF_ASKED, "FakeSharded"),
-        ("leaf", LeafTensor, SwitchOff.ALWAYS, "a leaf tensor"),
-        ("stray", StrayParameters, SwitchOff.NEVER, "parameters of SGD"),
-    ],
-)
-def test_member_has_the_kind_switch_and_name_of_what_it_wraps(name, kind, when, text):
-    member = make_members()[name]
-    assert type(member) is kind
-    assert member.switch_off is when
-    assert member.describe() == text
-
-
-@pytest.mark.parametrize("name", ["plain", "sharded", "leaf", "stray"])
-def test_set_sync_returns_the_state_before(name):
-    member: Member = make_members()[name]
-    assert member.set_sync(False)
-    assert member.set_sync(True) == (name != "leaf"), "of the others torch does not tell the state, or there is none"
-    assert member.set_sync(True)
+    return {"sharded": member_of(FakeSharded()), "leaf": LeafTensor(torch.ones(2, requires_grad=True))}
 
 
 @pytest.mark.parametrize(
@@ -85,24 +48,6 @@ def test_switching_off_follows_sync_each_batch_and_switching_back_restores_it(sy
     assert (members["leaf"].syncs, members["sharded"].module.switch) == (leaf, sharded)
     switch_back(switched_off)
     assert (members["leaf"].syncs, members["sharded"].module.switch) == (True, True)
-
-
-def test_without_sync_switches_every_member_off_and_restores_nested_states():
-    members = make_members()
-    with without_sync(members.values()):
-        with without_sync([members["leaf"]]):
-            assert not members["leaf"].syncs
-        assert not members["leaf"].syncs
-        assert not members["sharded"].module.switch
-    assert members["leaf"].syncs
-    assert members["sharded"].module.switch
-
-
-@pytest.mark.parametrize(
-    ("num_batches", "at_end", "expected"), [(1, False, False), (4, False, True), (1, True, True), (4, True, True)]
-)
-def test_window_ends_when_full_or_at_the_end_of_its_loader(num_batches, at_end, expected):
-    assert ends_window(num_batches, 4, is_last=at_end) is expected
 
 
 def test_prepared_model_is_switched_off_and_a_model_that_the_user_wrapped_is_not():

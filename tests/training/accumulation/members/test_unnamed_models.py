@@ -69,30 +69,25 @@ def means(num_ranks: int, num_samples: int) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
+ORDERS = ["backward, step, clear", "clear, backward, step", "at the end"]
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("trained", ["a model", "a tensor"])
-@pytest.mark.parametrize("order", ["backward, step, clear", "clear, backward, step", "at the end"])
-@pytest.mark.parametrize("num_samples", [8, 7, 6, 13])
-@pytest.mark.parametrize("weighs", [False, True])
+@pytest.mark.parametrize("shares", [False, True])
 def test_unnamed_model_has_the_gradient_of_the_whole_window(
-    ranks: Sessions, num_ranks: int, trained: str, order: str, num_samples: int, *, weighs: bool
+    ranks: Sessions, num_ranks: int, trained: str, *, shares: bool
 ) -> None:
-    expected = [(mean, mean, mean * 2**0.5) for mean in means(num_ranks, num_samples)]
-    for found in ranks.run(num_ranks, lambda: train(trained, order, num_samples, weighs=weighs)):
-        assert found == [pytest.approx(numbers, abs=1e-9) for numbers in expected]
+    """Also if it shares its optimizer with the named one."""
+    cases = list(itertools.product(ORDERS, [8, 7, 6, 13], [False, True]))
 
+    def train_all() -> list[list[tuple[float, float, float]]]:
+        return [train(trained, order, number, weighs=weighs, shares=shares) for order, number, weighs in cases]
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("trained", ["a model", "a tensor"])
-@pytest.mark.parametrize("order", ["backward, step, clear", "clear, backward, step", "at the end"])
-@pytest.mark.parametrize("weighs", [False, True])
-def test_model_that_shares_its_optimizer_with_the_named_one_has_the_same_gradient(
-    ranks: Sessions, num_ranks: int, trained: str, order: str, *, weighs: bool
-) -> None:
-    for num_samples in (7, 13):
-        expected = [(mean, mean, mean * 2**0.5) for mean in means(num_ranks, num_samples)]
-        for found in ranks.run(num_ranks, lambda: train(trained, order, num_samples, weighs=weighs, shares=True)):  # noqa: B023
-            assert found == [pytest.approx(numbers, abs=1e-9) for numbers in expected]
+    for results in ranks.run(num_ranks, train_all):
+        for case, found in zip(cases, results, strict=True):
+            expected = [(mean, mean, mean * 2**0.5) for mean in means(num_ranks, case[1])]
+            assert found == [pytest.approx(numbers, abs=1e-9) for numbers in expected], case
 
 
 def test_gradients_that_no_step_uses_may_be_cleared_inside_a_window() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import notebook_launcher
 from notebook_launcher import GradientAccumulationPlugin
 from notebook_launcher.training.accumulation.windows import Window
 from tests.support.toy_training import full_gradient, make_model
@@ -446,25 +443,6 @@ def test_reset_window_is_as_new():
         setattr(window, name, [7] if name == "joined" else 7)
     window.reset()
     assert [getattr(window, name) for name in names] == [getattr(new, name) for name in names]
-
-
-def _names_a_window(node: ast.expr) -> bool:
-    """Return True for `window`, `other`, `self.window` and the like, as windows are named there."""
-    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-    return name.lstrip("_") in ("window", "other", "current")
-
-
-def test_no_other_module_writes_the_fields_of_a_window():
-    fields = {field.name for field in dataclasses.fields(Window)}
-    training = Path(notebook_launcher.__file__).parent / "training"
-    written = {
-        f"{path.name}:{node.lineno}"
-        for path in training.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in fields
-        if _names_a_window(node.value)
-    }
-    assert written == set()
 
 
 def test_copy_of_a_state_hears_of_the_loops_over_the_copies_of_its_loaders():
