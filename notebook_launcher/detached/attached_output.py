@@ -34,15 +34,7 @@ PATIENCE = 0.5
 
 
 class AttachedOutput:
-    """Shows the journal of a run's host. Create it in the thread whose cell gets the output.
-
-    Args:
-        folder: The run's folder.
-        config: The run's options.
-        since: Age in seconds of the oldest output that is shown; None: all output.
-        displays: Takes rich output that a cell on ranks shows at its end.
-        socket_name: Name of the host's socket in the folder.
-    """
+    """Shows the journal of a run's host. Create it in the thread whose cell gets the output."""
 
     def __init__(
         self,
@@ -177,8 +169,6 @@ class AttachedQuestions:
 
     Several clients may ask the same question at once. The first answer counts, and the other prompts end.
 
-    Args:
-        send: Sends an answer to the host.
     """
 
     def __init__(self, send: Callable[[AnswerQuestion], object]) -> None:

@@ -306,13 +306,7 @@ class AttachedCall(AttachedRun):
 
 
 class AttachedDebugger:
-    """The debugger that is open in a session's host.
-
-    Args:
-        folder: The session's folder.
-        config: The session's options.
-        request: Sends a request to the host, and returns its value.
-    """
+    """The debugger that is open in a session's host."""
 
     def __init__(self, folder: Path, config: LaunchConfig, request: Callable[[object], Any]) -> None:
         self._request = request

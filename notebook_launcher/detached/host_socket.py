@@ -118,10 +118,6 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 class HostConnection:
     """A client's connection to a host; for one thread, which closes it.
 
-    Args:
-        folder: The folder of the run or session.
-        socket_name: Name of the host's socket in it.
-
     Raises:
         HostSilentError: A host is there, and does not answer.
         OSError: No host is there; what `greet` raises is raised, too.

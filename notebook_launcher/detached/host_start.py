@@ -95,10 +95,6 @@ def hand_over(order: HostOrder | SessionOrder, *fds: int, call: travel.FunctionC
 
     An interrupt before the host is up gives the run up. Later the run goes on, and the interrupt's text gives its id.
 
-    Args:
-        order: The run or session that the host conducts.
-        fds: Descriptors beside the order.
-        call: The call of a run, for the fork server to prepare for; None for a session.
     """
     ours, theirs = channel_pair()
     errors = -1

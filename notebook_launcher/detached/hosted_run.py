@@ -267,13 +267,7 @@ def _describe(key: int, question: Question) -> PendingQuestion:
 
 
 class HostedDebugger:
-    """One debugger in one rank, in a thread of the host until a client leaves it.
-
-    Args:
-        ranks: The session's ranks, of which none runs a call.
-        data: The run data of the call that failed.
-        rank: The rank to look into.
-    """
+    """One debugger in one rank, in a thread of the host until a client leaves it."""
 
     def __init__(self, ranks: Ranks, data: RunData, rank: int) -> None:
         self.rank = rank

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 class Board:
-    """Requests to the ranks of one tree, and their state, in memory that both map.
-
-    Args:
-        memory: The memory; ranks of this machine map it too.
-    """
+    """Requests to the ranks of one tree, and their state, in memory that both map."""
 
     def __init__(self, memory: Any) -> None:
         self.memory: MutableSequence[Any] = memory

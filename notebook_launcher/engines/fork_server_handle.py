@@ -290,12 +290,7 @@ def _is_interactive() -> bool:
 
 
 class _ReapedPipe:
-    """The pipe by which the server tells that it has forked a supervisor, and by its end that it has reaped it.
-
-    Args:
-        fd: The end to read from, which the caller closes.
-        server: The server.
-    """
+    """The pipe by which the server tells that it has forked a supervisor, and by its end that it has reaped it."""
 
     def __init__(self, fd: int, server: ForkServer) -> None:
         os.set_blocking(fd, False)

@@ -54,11 +54,7 @@ class KernelImports:
         self._reloaded: frozenset[str] = frozenset()
 
     def news(self, environ: Mapping[str, str]) -> messages.Imports | None:
-        """Return what was imported since the last call; None if nothing was.
-
-        Args:
-            environ: The environment in which the fork server is to import.
-        """
+        """Return what was imported since the last call; None if nothing was."""
         if len(sys.modules) == self._count:
             return None
         self._count = len(sys.modules)

@@ -308,12 +308,7 @@ class ProcessTree:
         return {rank: pulse for rank, pulse in read.items() if pulse is not None}
 
     def close(self, deadline: Callable[[], float] | None = None) -> None:
-        """Kill the remaining processes, wait until they are reaped, and close every descriptor; idempotent.
-
-        Args:
-            deadline: Returns the time at which a supervisor that has not ended is killed; called again and again.
-                None: CLOSE_PATIENCE seconds from now.
-        """
+        """Kill the remaining processes, wait until they are reaped, and close every descriptor, as `Tree.close`."""
         if self._supervisor is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(messages.Close())
@@ -451,12 +446,7 @@ BUDGET = 0.5
 
 
 class StackFiles:
-    """The files of stacks of a process tree's ranks (`RankStacks` of one machine).
-
-    Args:
-        pipes: The kernel's ends of each rank, which the tree replaces when it starts a rank again.
-        signal: Sends a signal to ranks.
-    """
+    """The files of stacks of a process tree's ranks (`RankStacks` of one machine)."""
 
     def __init__(self, pipes: Mapping[int, RankPipes], signal: Callable[[tuple[int, ...], int], None]) -> None:
         self._pipes = pipes

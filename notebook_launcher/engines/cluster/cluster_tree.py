@@ -247,12 +247,7 @@ class ClusterTree:
         return {rank: Pulse(*self._pulses[rank]) for rank in ranks if rank in self._pulses}
 
     def close(self, deadline: Callable[[], float] | None = None) -> None:
-        """Kill the remaining processes, wait until they are reaped, and give the nodes back; idempotent.
-
-        Args:
-            deadline: Returns the time at which nodes that have not answered are lost; called again and again. None:
-                CLOSE_PATIENCE seconds from now.
-        """
+        """Kill the remaining processes, wait until they are reaped, and give the nodes back, as `Tree.close`."""
         if self._is_closed:
             return
         for node in self._nodes:
@@ -332,11 +327,7 @@ class NodeStacks:
 
 
 class RelayedMemory:
-    """The board's memory in a tree of several nodes, as the kernel writes and reads it.
-
-    Args:
-        nodes: The nodes; rank 0 is on the first.
-    """
+    """The board's memory in a tree of several nodes, as the kernel writes and reads it."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes

@@ -55,9 +55,6 @@ class Connection(Protocol):
 class CommandConnection:
     """A command that runs an agent, with the link as its standard input and output.
 
-    Args:
-        command: The command line.
-
     Raises:
         OSError: The command cannot start.
     """

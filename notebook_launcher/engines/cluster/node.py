@@ -37,13 +37,7 @@ GREETING_LINES = 1000
 
 
 class Node:
-    """One agent. Records to it are queued, so that a network that hangs does not delay the kernel.
-
-    Args:
-        number: The node's number among the nodes of the engine.
-        connection: The way to the agent, which this node ends.
-        receiver: Reads what the agent sends, in its thread.
-    """
+    """One agent. Records to it are queued, so that a network that hangs does not delay the kernel."""
 
     def __init__(self, number: int, connection: Connection, receiver: Receiver) -> None:
         self.number = number

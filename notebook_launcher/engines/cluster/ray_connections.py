@@ -212,13 +212,7 @@ def _unreachable(address: str, reason: str) -> str:
 
 
 class RayConnection:
-    """The way through the driver to one agent.
-
-    Args:
-        driver: The driver.
-        number: The connection's number there.
-        request: The node, the resources to ask for, and the runtime environment.
-    """
+    """The way through the driver to one agent."""
 
     def __init__(self, driver: RayDriver, number: int, request: dict[str, Any]) -> None:
         self._driver, self._number, self._request = driver, number, request
