@@ -14,15 +14,12 @@ import torch.distributed as dist
 
 from notebook_launcher import (
     ConfigError,
-    RankFailedError,
     Ray,
     Session,
-    launch,
     notebook_launch,
-    verify_accumulation,
 )
 from notebook_launcher.engines.cluster.ray_connections import RayDrivers
-from tests.engines.calls import all_up, kill_rank, sum_up, wait_for_rank_0
+from tests.engines.calls import all_up, sum_up, wait_for_rank_0
 from tests.support.leaks import MARK
 from tests.support.ray_clusters import ray_cluster
 from tests.support.waiting import until
@@ -97,44 +94,28 @@ def test_launch_that_needs_more_has_new_agents_and_idle_ones_end(address: str) -
         until(lambda: not psutil.pid_exists(first[0]))
 
 
-def test_output_names_rank_and_error_is_the_original(engine: Ray) -> None:
+def test_session_has_output_errors_stacks_stops_and_large_values_of_all_nodes(engine: Ray) -> None:
     def fail_on_node_1() -> None:
         print("hello from", os.environ["RANK"])
         if os.environ["RANK"] == "3":
             raise ZeroDivisionError("only here")
         dist.all_reduce(torch.ones(1))
 
-    run = launch(fail_on_node_1, 4, engine=engine, **QUIET)
-    error = run.exception(60)
-    assert isinstance(error, ZeroDivisionError)
-    assert error.rank == 3  # type: ignore[attr-defined]
-    assert "hello from 2" in run.logs(2)
-
-
-def test_killed_rank_is_named_and_the_next_launch_works(engine: Ray) -> None:
-    with pytest.raises(RankFailedError, match=r"rank 2 of 4 \(.+\) was killed by SIGKILL"):
-        notebook_launch(kill_rank, 4, args=(2,), engine=engine, **QUIET)
-    assert list(notebook_launch(sum_up, 4, engine=engine, **QUIET)) == [4.0] * 4
-
-
-def test_stop_and_stacks_work_across_nodes(engine: Ray) -> None:
-    run = launch(wait_for_rank_0, 4, engine=engine, **QUIET)
-    until(lambda: all_up(run), run)
-    until(lambda: [stack.rank for stack in run.stacks() if stack.waiting_in] == [1, 2, 3], run)
-    assert run.stop() == "interrupt"
-
-
-def test_session_keeps_its_ranks_and_moves_large_values(engine: Ray) -> None:
     with Session(4, engine=engine, **QUIET) as session:
         first = list(session.run(os.getpid))
+        run = session.launch(fail_on_node_1)
+        error = run.exception(60)
+        assert isinstance(error, ZeroDivisionError)
+        assert error.rank == 3  # type: ignore[attr-defined]
+        assert "hello from 2" in run.logs(2)
         data = torch.arange(2 << 20)
         assert session.run(lambda: int(data.sum()))[3] == int(data.sum())
         assert torch.equal(session.run(lambda: data + 1 if os.environ["RANK"] == "3" else None)[3], data + 1)
         assert list(session.run(os.getpid)) == first
-
-
-def test_accumulation_is_exact(engine: Ray) -> None:
-    assert verify_accumulation((4,), (2,), engine=engine, threads_per_process=1, devices="cpu")
+        run = session.launch(wait_for_rank_0)
+        until(lambda: all_up(run), run)
+        until(lambda: [stack.rank for stack in run.stacks() if stack.waiting_in] == [1, 2, 3], run)
+        assert run.stop() == "interrupt"
 
 
 PROGRAM = """
