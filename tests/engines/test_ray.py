@@ -102,12 +102,12 @@ def test_session_has_output_errors_stacks_stops_and_large_values_of_all_nodes(en
         dist.all_reduce(torch.ones(1))
 
     with Session(4, engine=engine, **QUIET) as session:
-        first = list(session.run(os.getpid))
         run = session.launch(fail_on_node_1)
         error = run.exception(60)
         assert isinstance(error, ZeroDivisionError)
         assert error.rank == 3  # type: ignore[attr-defined]
         assert "hello from 2" in run.logs(2)
+        first = list(session.run(os.getpid))
         data = torch.arange(2 << 20)
         assert session.run(lambda: int(data.sum()))[3] == int(data.sum())
         assert torch.equal(session.run(lambda: data + 1 if os.environ["RANK"] == "3" else None)[3], data + 1)
