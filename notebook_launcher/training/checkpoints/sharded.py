@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from notebook_launcher.training.accumulation.members import parameters_of
 from notebook_launcher.training.checkpoints.folders import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 def has_spread(tree: Any) -> bool:
     """Return True if a tensor anywhere in nested dicts and lists is spread over ranks."""
-    return any(is_spread(leaf) for leaf in leaves(tree))
+    return any(map(is_spread, tree_leaves(tree)))
 
 
 def gather_tree(tree: Any, *, keep: bool) -> Any:
@@ -42,26 +43,12 @@ def gather_tree(tree: Any, *, keep: bool) -> Any:
         tree: Of a state dict. Without spread tensors it comes back as it is, and no rank waits for another.
         keep: True if this rank wants the whole tensors; the others get None in their place.
     """
-    if is_spread(tree):
-        whole = whole_tensor(tree)
+
+    def gather(tensor: Any) -> Any:
+        whole = whole_tensor(tensor)
         return whole.cpu() if keep else None
-    if not has_spread(tree):
-        return tree
-    if isinstance(tree, dict):
-        return {name: gather_tree(value, keep=keep) for name, value in tree.items()}
-    return type(tree)(gather_tree(value, keep=keep) for value in tree)
 
-
-def leaves(tree: Any) -> Iterable[Any]:
-    """Yield what nested dicts, lists and tuples hold, in their order."""
-    if isinstance(tree, dict):
-        for value in tree.values():
-            yield from leaves(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from leaves(value)
-    else:
-        yield tree
+    return tree_map_only(is_spread, gather, tree) if has_spread(tree) else tree
 
 
 def share_out(tensors: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +226,7 @@ def choose_sharded(
         process: This process among its peers; rank 0 chooses the layout of a large model.
         on_each_node: True if each machine has a folder of its own.
     """
-    spread = [leaf for state in states for leaf in leaves(state) if is_spread(leaf)]
+    spread = [leaf for leaf in tree_leaves(list(states)) if is_spread(leaf)]
     if state_dict_type is not None:
         return state_dict_type == SHARDED and bool(spread)
     total = sum(tensor.numel() * tensor.element_size() for tensor in spread)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from notebook_launcher.training import operations
 from notebook_launcher.training.operations.checking import (
-    Agreed,
     DistributedOperationException,
     Pickled,
     agree,
@@ -76,7 +75,11 @@ def _gather(data: Any, counts: Round | None, loader: Any, *, as_objects: bool) -
     marked = _mark(data, () if counts is None else counts.rows, loader)
     leaves = list(find_leaves(marked))
     results: dict[int, Any] = gather_agreed(
-        agree("gather_for_metrics", leaves, row_form), lambda each: _counting_rows(each, counts)
+        agree("gather_for_metrics", leaves, row_form),
+        # One without dimensions is no sample's.
+        lambda each: [
+            abs(rows) for rows in _counting(each.lengths if each.tensor.ndim else [-1] * len(each.lengths), counts)
+        ],
     )
     objects = [(at, path, leaf.part) for at, (path, leaf) in enumerate(leaves) if isinstance(leaf, Pickled)]
     if objects:
@@ -241,12 +244,6 @@ def _is_list_of_parts(by_rank: list[Any], counts: Round, loader: Any) -> bool:
 def _num_items(value: Any) -> int:
     has_rows = isinstance(value, list) or _has_rows(value) or (isinstance(value, torch.Tensor) and value.ndim)
     return len(value) if has_rows else -1
-
-
-def _counting_rows(each: Agreed, counts: Round | None) -> list[int]:
-    """Return how many rows of a tensor count of each rank's; one without dimensions is no sample's."""
-    lengths = each.lengths if each.tensor.ndim else [-1] * len(each.lengths)
-    return [abs(length) for length in _counting(lengths, counts)]
 
 
 def _counting(lengths: list[int], counts: Round | None) -> Sequence[int]:

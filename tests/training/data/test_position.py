@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import random
 from typing import Any
@@ -250,19 +249,6 @@ def simple(length: int = 10, **options: Any) -> Any:
     return prepare_data_loader(DataLoader(data, batch_size=2), **options)
 
 
-def test_position_counts_the_current_batch_as_consumed():
-    loader = simple()
-    for batch in loader:
-        state = loader.state_dict()
-        other = simple()
-        other.load_state_dict(state)
-        is_last = batch[-1] == 9
-        match = r"last batch of epoch 0, so this.* has no batches\. .* iterate skip_first_batches\(loader, 0\)"
-        with pytest.warns(UserWarning, match=match) if is_last else contextlib.nullcontext():
-            assert [sample for rest in other for sample in rest.tolist()] == list(range(batch[-1] + 1, 10))
-        assert other.iteration == 1
-
-
 def test_loader_resumes_where_a_loop_was_left():
     loader = simple()
     for batch in loader:
@@ -274,15 +260,6 @@ def test_loader_resumes_where_a_loop_was_left():
     assert [batch.tolist() for batch in other] == [[6, 7], [8, 9]]
     # Here, the next loop begins anew.
     assert [batch.tolist() for batch in loader][0] == [0, 1]  # noqa: RUF015
-
-
-def test_position_between_epochs_is_the_next_epoch():
-    loader = simple()
-    list(loader)
-    other = simple()
-    other.load_state_dict(loader.state_dict())
-    assert other.iteration == 1
-    assert len(list(other)) == 5
 
 
 def test_another_epoch_forgets_the_position():
@@ -417,11 +394,3 @@ def test_loader_that_always_skips_resumes(kind):
 def test_state_of_another_kind_is_refused():
     with pytest.raises(ValueError, match=r"a state without 'epoch'\. .* and this has \['_num_yielded'\]"):
         simple().load_state_dict({"_num_yielded": 3})
-
-
-def test_workers_must_be_as_many_as_there_were():
-    loader = make("read by all", 1)
-    loader.load_state_dict({**loader.state_dict(), "samples": 8, "streams": [4, 4]})
-    with pytest.raises(ValueError, match=r"where 2 streams .* num_workers=0 there are 1.* Set num_workers=2"):
-        list(loader)
-    assert loader.active_loaders.loaders == []

@@ -269,13 +269,6 @@ def test_weights_that_layers_share_stay_shared_and_styles_of_torch_are_taken(ran
     assert ranks.run(4, share) == [(True, (1, 4))] * 4
 
 
-@pytest.mark.parametrize("size", ["cp_size", "sp_size"])
-def test_context_and_sequence_parallelism_are_refused_by_name(size):
-    sizes: dict[str, Any] = {size: 2}
-    with pytest.raises(ValueError, match=rf"ParallelismConfig\({size}=2\): .* not supported: .*dp_shard_size"):
-        ParallelismConfig(**sizes)
-
-
 @pytest.mark.slow
 def test_model_of_transformers_brings_its_plan(ranks):
     def train(sizes: tuple[int, int, int] | None, *, tied: bool) -> list[torch.Tensor]:

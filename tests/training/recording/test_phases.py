@@ -216,7 +216,10 @@ def loop_of_known_length() -> None:
     for step in range(40):
         for _ in track(range(3), description="inside"):
             pass
-        report(total_steps=80, **({} if step else {"loss": 1.0}))
+        if step:
+            report(total_steps=80)
+        else:
+            report(loss=1.0, total_steps=80)
 
 
 def test_reported_number_of_steps_tells_what_part_of_the_run_is_done() -> None:

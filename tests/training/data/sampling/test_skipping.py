@@ -117,9 +117,3 @@ def test_seedable_sampler_that_replaces_another_keeps_its_epoch():
     once = [batch.tolist() for batch in loader]
     sampler.set_epoch(4)
     assert [index for batch in once for index in batch] == list(sampler)
-
-
-@pytest.mark.parametrize("number", [-1, 1.5, True])
-def test_skip_rejects_non_integer_batch_count(number):
-    with pytest.raises(ValueError, match="num_batches="):
-        skip_first_batches(make("map"), number)
