@@ -1,27 +1,9 @@
 // The table of kept runs: filter, sort, select; deleting, editing and comparing are requests to Python.
 
 import { showComparison } from "./monitor/comparison.js";
-import { h } from "./monitor/elements.js";
+import { h, make, show } from "./monitor/elements.js";
 
-/**
- * @typedef {{
- *   id: string, name: string, kind: string, tags: string[], notes: string, when: string, started: number, state: string,
- *   time: string, seconds: number, ranks: number, disk: string, bytes: number, metrics: string,
- *   arguments?: Record<string, string>,
- * }} RunRow
- */
-/** @typedef {keyof RunRow} Key */
-/**
- * A widget's model, as far as this page uses it.
- * @typedef {{
- *   get(name: string): any,
- *   on(event: string, listener: (message?: any) => void): void,
- *   off(event: string, listener: (message?: any) => void): void,
- *   send(message: object): unknown,
- * }} RunsModel
- */
-
-/** Columns: what is shown, and what is sorted by. @type {[title: string, shown: string, sorted: string][]} */
+/** Columns: the title, the name of what is shown in an item of the trait `rows`, and of what is sorted by. */
 const COLUMNS = [
   ["name", "name", "name"],
   ["tags", "tags", "tags"],
@@ -37,63 +19,40 @@ const NUMBERS = new Set(["seconds", "ranks", "bytes"]);
 const ARGUMENT = "argument ";
 const LONG = 20; // characters from which on a text may wrap
 
-/** Return what a row has in a column, or under `argument NAME` the argument of that name. @param {RunRow} row @param {string} key */
-const valueOf = (row, key) => (key.startsWith(ARGUMENT) ? (row.arguments?.[key.slice(ARGUMENT.length)] ?? "") : (row[/** @type {Key} */ (key)] ?? ""));
+/** Return what a row has in a column, or under `argument NAME` the argument of that name. */
+const valueOf = (row, key) => (key.startsWith(ARGUMENT) ? row.arguments?.[key.slice(ARGUMENT.length)] : row[key]) ?? "";
 
-/** @param {string} text @param {() => void} onclick */
-const button = (text, onclick) => h("button", { type: "button", onclick }, text);
-
-/** @param {RunRow} row */
-const wordsOf = (row) =>
+const textOf = (row) =>
   [row.id, row.name, row.kind, row.tags.join(" "), row.state, row.metrics, row.notes].join(" ").toLowerCase();
 
+const button = (text, onclick, attributes = {}) => h("button", { type: "button", ...attributes, onclick }, text);
+
 class RunsView {
-  /** @type {Set<string>} */
   #selected = new Set();
-  /** @type {string} */
   #sortedBy = "started";
   #isDescending = true;
+  /** What the form asks for: "delete", "edit" or nothing. */
+  #asks = "";
   #endComparison = () => {};
   #model;
 
-  /** @param {RunsModel} model @param {HTMLElement} parent */
   constructor(model, parent) {
     this.#model = model;
-    this.filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter runs", oninput: () => this.paint() });
-    this.tag = h("select", { "aria-label": "Tag", onchange: () => this.paint() });
-    this.actions = h("span", { class: "nbr-actions" });
-    this.caption = h("div", { class: "nbr-caption", role: "status" });
-    this.form = h("div", { class: "nbr-form" });
-    this.head = h("tr");
-    this.body = h("tbody");
-    this.compared = h("div");
-    const table = h("table", { "aria-label": "Runs" }, h("thead", {}, this.head), this.body);
-    this.root = h(
-      "div",
-      { class: "nbr-runs" },
-      h("div", { class: "nbr-bar" }, this.filter, this.tag, this.actions),
-      this.form,
-      h("div", { class: "nbr-scroll", tabindex: "0", role: "region", "aria-label": "Table of runs" }, table),
-      this.caption,
-      this.compared,
-    );
+    this.filter = make("input", { type: "search", placeholder: "Filter", "aria-label": "Filter runs", oninput: () => this.paint() });
+    this.tag = make("select", { "aria-label": "Tag", onchange: () => this.paint() });
+    this.compared = make("div");
+    this.root = make("div", { class: "nbr-runs" });
     parent.append(this.root);
     this.paint();
     this.paintComparison();
   }
 
-  /** @returns {RunRow[]} */
-  get rows() {
-    return this.#model.get("rows") ?? [];
-  }
-
   /** Rows that the filters leave, in order. */
-  get #shown() {
+  #shown(rows) {
     const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     const [key, sign] = [this.#sortedBy, this.#isDescending ? -1 : 1];
-    const fits = (/** @type {RunRow} */ row) =>
-      words.every((word) => wordsOf(row).includes(word)) && (!this.tag.value || row.tags.includes(this.tag.value));
-    return this.rows.filter(fits).sort((a, b) => {
+    const fits = (row) => words.every((word) => textOf(row).includes(word)) && (!this.tag.value || row.tags.includes(this.tag.value));
+    return rows.filter(fits).sort((a, b) => {
       const [left, right] = [valueOf(a, key), valueOf(b, key)];
       if (left !== "" && right !== "" && !Number.isNaN(Number(left)) && !Number.isNaN(Number(right)))
         return sign * (Number(left) - Number(right));
@@ -101,128 +60,102 @@ class RunsView {
     });
   }
 
-  #chosen() {
-    return this.rows.filter(({ id }) => this.#selected.has(id));
-  }
-
   paint() {
-    const known = new Set(this.rows.map(({ id }) => id));
-    for (const id of this.#selected) if (!known.has(id)) this.#selected.delete(id);
-    this.#paintTags();
-    const shown = this.#shown;
-    const all = h("input", { type: "checkbox", "aria-label": "Select all shown runs" });
-    all.checked = shown.length > 0 && shown.every(({ id }) => this.#selected.has(id));
-    all.addEventListener("change", () => {
-      for (const { id } of shown) this.#select(id, all.checked);
-      this.paint();
-    });
-    this.head.replaceChildren(h("th", {}, all), ...this.#columns.map((column) => this.#heading(column)));
-    this.body.replaceChildren(...shown.map((row) => this.#row(row)));
-    const bytes = this.#model.get("answer");
-    const count = shown.length === this.rows.length ? "" : `${shown.length} shown of `;
-    this.caption.textContent = [`${count}${this.#model.get("caption")}`, bytes].filter(Boolean).join(" · ");
-    this.#paintActions();
-  }
-
-  #paintTags() {
-    const tags = [...new Set(this.rows.flatMap((row) => row.tags))].sort();
-    const chosen = tags.includes(this.tag.value) ? this.tag.value : "";
-    this.tag.replaceChildren(
-      h("option", { value: "" }, "all tags"),
-      ...tags.map((tag) => h("option", { value: tag }, tag)),
-    );
-    this.tag.value = chosen;
-    this.tag.hidden = !tags.length;
-  }
-
-  /** The columns, with those of arguments that differ behind the tags. @returns {typeof COLUMNS} */
-  get #columns() {
-    /** @type {string[]} */
+    const rows = this.#model.get("rows") ?? [];
+    const tags = [...new Set(rows.flatMap((row) => row.tags))].sort();
+    const tag = tags.includes(this.tag.value) ? this.tag.value : "";
+    show(this.tag, h("option", { value: "" }, "all tags"), tags.map((value) => h("option", { key: value, value }, value)));
+    this.tag.value = tag;
     const names = this.#model.get("arguments") ?? [];
-    return [...COLUMNS.slice(0, 2), ...names.map((name) => /** @type {typeof COLUMNS[number]} */ ([name, ARGUMENT + name, ARGUMENT + name])), ...COLUMNS.slice(2)];
+    const columns = [...COLUMNS.slice(0, 2), ...names.map((name) => [name, ARGUMENT + name, ARGUMENT + name]), ...COLUMNS.slice(2)];
+    const shown = this.#shown(rows);
+    const chosen = rows.filter(({ id }) => this.#selected.has(id));
+    const count = shown.length === rows.length ? "" : `${shown.length} shown of `;
+    const caption = [`${count}${this.#model.get("caption")}`, this.#model.get("answer")].filter(Boolean).join(" · ");
+    const all = { "aria-label": "Select all shown runs", checked: shown.length > 0 && shown.every(({ id }) => this.#selected.has(id)) };
+    const heads = [h("th", {}, this.#box(all, shown)), columns.map((column) => this.#heading(column))];
+    const table = h("table", { "aria-label": "Runs" }, h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, shown.map((row) => this.#row(row, columns))));
+    show(
+      this.root,
+      h("div", { class: "nbr-bar" }, this.filter, tags.length > 0 && this.tag, h("span", { class: "nbr-actions" }, chosen.length > 0 && this.#actions(chosen))),
+      h("div", { class: "nbr-form" }, chosen.length > 0 && this.#form(chosen)),
+      h("div", { class: "nbr-scroll", tabindex: "0", role: "region", "aria-label": "Table of runs" }, table),
+      h("div", { class: "nbr-caption", role: "status" }, caption),
+      this.compared,
+    );
   }
 
-  /** @param {[title: string, shown: string, sorted: string]} column */
+  /** A box that selects these rows. */
+  #box(attributes, rows) {
+    const onchange = ({ target }) => {
+      for (const { id } of rows) this.#selected[target.checked ? "add" : "delete"](id);
+      this.#ask("");
+    };
+    return h("input", { type: "checkbox", ...attributes, onchange });
+  }
+
   #heading([title, , key]) {
     const isSorted = key === this.#sortedBy;
-    const sort = button(title + (isSorted ? (this.#isDescending ? " ↓" : " ↑") : ""), () => {
+    const onclick = () => {
       this.#isDescending = isSorted ? !this.#isDescending : NUMBERS.has(key) || key === "started";
       this.#sortedBy = key;
       this.paint();
-    });
-    const order = isSorted ? (this.#isDescending ? "descending" : "ascending") : "none";
-    return h("th", { "aria-sort": order, ...(NUMBERS.has(key) ? { class: "nbr-number" } : {}) }, sort);
+    };
+    const [sign, order] = !isSorted ? ["", "none"] : this.#isDescending ? [" ↓", "descending"] : [" ↑", "ascending"];
+    return h("th", { key, "aria-sort": order, class: NUMBERS.has(key) && "nbr-number" }, button(title + sign, onclick));
   }
 
-  /** @param {RunRow} row */
-  #row(row) {
-    const box = h("input", { type: "checkbox", "aria-label": `Select ${row.name}` });
-    box.checked = this.#selected.has(row.id);
-    box.addEventListener("change", () => {
-      this.#select(row.id, box.checked);
-      this.paint();
-    });
-    const cells = this.#columns.map(([, shown, key]) => {
+  #row(row, columns) {
+    const cell = ([, shown, key]) => {
       const value = valueOf(row, shown);
       const kind = shown === "name" && row.kind ? ` (${row.kind})` : "";
       const text = Array.isArray(value) ? value.join(", ") : `${value}${kind}`;
-      const look = NUMBERS.has(key) ? "nbr-number" : text.length > LONG ? "nbr-long" : "";
-      return h("td", { title: shown === "name" ? row.id : text, class: look }, text);
-    });
-    return h("tr", {}, h("td", {}, box), ...cells);
-  }
-
-  /** @param {string} id @param {boolean} isSelected */
-  #select(id, isSelected) {
-    if (isSelected) this.#selected.add(id);
-    else this.#selected.delete(id);
-    this.form.replaceChildren();
-  }
-
-  #paintActions() {
-    const chosen = this.#chosen();
-    const ids = chosen.map(({ id }) => id);
-    const actions = [
-      button("Compare", () => this.#model.send({ type: "compare", ids })),
-      button("Edit", () => this.#askForEdits(chosen[0])),
-      button("Delete", () => this.#askToDelete(chosen)),
-    ];
-    actions[1].disabled = chosen.length !== 1;
-    actions[1].title = actions[1].disabled ? "Select one run to edit it" : "";
-    this.actions.replaceChildren(...(chosen.length ? actions : []));
-  }
-
-  /** @param {RunRow[]} chosen */
-  #askToDelete(chosen) {
-    const bytes = chosen.reduce((sum, { bytes }) => sum + bytes, 0);
-    const size = bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
-    const ids = chosen.map(({ id }) => id);
-    const runs = chosen.length === 1 ? "this run" : `these ${chosen.length} runs`;
-    const close = () => this.form.replaceChildren();
-    const yes = button(`Delete ${chosen.length}`, () => {
-      this.#model.send({ type: "delete", ids });
-      close();
-    });
-    const question = `Delete ${runs} from the disk (${size})? It cannot be undone.`;
-    this.form.replaceChildren(h("span", { role: "alert" }, question), yes, button("Keep", close));
-    yes.focus();
-  }
-
-  /** @param {RunRow} row */
-  #askForEdits(row) {
-    const field = (/** @type {string} */ label, /** @type {string} */ value) => {
-      const input = h("input", { type: "text", value });
-      return { input, element: h("label", {}, label, input) };
+      const look = NUMBERS.has(key) ? "nbr-number" : text.length > LONG && "nbr-long";
+      return h("td", { key, title: shown === "name" ? row.id : text, class: look }, text);
     };
-    const [name, tags, notes] = [field("name", row.name), field("tags", row.tags.join(", ")), field("notes", row.notes)];
-    const close = () => this.form.replaceChildren();
-    const save = button("Save", () => {
-      const edits = { name: name.input.value, tags: tags.input.value, notes: notes.input.value };
-      this.#model.send({ type: "edit", ids: [row.id], ...edits });
-      close();
-    });
-    this.form.replaceChildren(name.element, tags.element, notes.element, save, button("Cancel", close));
-    name.input.focus();
+    const box = this.#box({ "aria-label": `Select ${row.name}`, checked: this.#selected.has(row.id) }, [row]);
+    return h("tr", { key: row.id }, h("td", {}, box), columns.map(cell));
+  }
+
+  #actions(chosen) {
+    const ids = chosen.map(({ id }) => id);
+    const disabled = chosen.length !== 1;
+    return [
+      button("Compare", () => this.#model.send({ type: "compare", ids })),
+      button("Edit", () => this.#ask("edit"), { disabled, title: disabled && "Select one run to edit it" }),
+      button("Delete", () => this.#ask("delete")),
+    ];
+  }
+
+  /** Ask the user, or end the form, and set the focus to what it begins with. */
+  #ask(what) {
+    this.#asks = what;
+    this.paint();
+    this.root.querySelector(".nbr-form :is(input, button)")?.focus();
+  }
+
+  #form(chosen) {
+    const ids = chosen.map(({ id }) => id);
+    const send = (message) => {
+      this.#model.send({ ...message, ids });
+      this.#ask("");
+    };
+    if (this.#asks === "delete") {
+      const bytes = chosen.reduce((sum, row) => sum + row.bytes, 0);
+      const size = bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+      const runs = chosen.length === 1 ? "this run" : `these ${chosen.length} runs`;
+      const question = `Delete ${runs} from the disk (${size})? It cannot be undone.`;
+      return [h("span", { role: "alert" }, question), button(`Delete ${chosen.length}`, () => send({ type: "delete" })), button("Keep", () => this.#ask(""))];
+    }
+    if (this.#asks !== "edit") return [];
+    const [{ id, name, tags, notes }] = chosen;
+    const fields = Object.entries({ name, tags: tags.join(", "), notes });
+    const save = () => {
+      const inputs = [...this.root.querySelectorAll(".nbr-form input")];
+      send({ type: "edit", ...Object.fromEntries(fields.map(([field], at) => [field, inputs[at].value])) });
+    };
+    const label = ([field, value]) => h("label", { key: `${id} ${field}` }, field, h("input", { type: "text", defaultValue: value }));
+    return [fields.map(label), button("Save", save), button("Cancel", () => this.#ask(""))];
   }
 
   /** Show the comparison in place of the one before. */
@@ -238,7 +171,6 @@ class RunsView {
   }
 }
 
-/** @param {{ model: RunsModel, el: HTMLElement }} context */
 function render({ model, el }) {
   const view = new RunsView(model, el);
   const [paint, compare] = [() => view.paint(), () => view.paintComparison()];

@@ -1,7 +1,5 @@
-import { h } from "./elements.js";
+import { make } from "./elements.js";
 import { HANDOVERS, MonitorView } from "./view.js";
-
-/** @import { Model } from "./wire" */
 
 /**
  * Covers the static picture of a run with the monitor for as long as the model lives.
@@ -9,13 +7,12 @@ import { HANDOVERS, MonitorView } from "./view.js";
  * The picture alone is saved in the notebook, so that a notebook without its kernel shows no missing widget.
  */
 export class Covering {
-  /** Views by the element that they cover. @type {Map<Element, { view: MonitorView, host: HTMLElement }>} */
+  /** Views by the element that they cover. */
   #covers = new Map();
   #model;
   #key;
   #observer = new MutationObserver((records) => this.#onChange(records));
 
-  /** @param {Model} model */
   constructor(model) {
     this.#model = model;
     this.#key = CSS.escape(model.get("key"));
@@ -23,7 +20,6 @@ export class Covering {
     this.#coverPictures(document.body);
   }
 
-  /** @param {MutationRecord[]} records */
   #onChange(records) {
     for (const [element, { view }] of this.#covers) {
       if (element.isConnected) continue;
@@ -34,7 +30,6 @@ export class Covering {
       for (const node of addedNodes) if (node instanceof Element) this.#coverPictures(node.parentElement ?? node);
   }
 
-  /** @param {Element} root */
   #coverPictures(root) {
     for (const element of root.querySelectorAll(`[data-nbl-explore="${this.#key}"]`))
       if (!this.#covers.has(element)) this.#cover(element);
@@ -42,19 +37,14 @@ export class Covering {
     this.#showKept(root, false);
   }
 
-  /**
-   * Show or hide the pictures that are kept in case the kernel dies: they are older than the monitor itself.
-   * @param {Element} root
-   * @param {boolean} isShown
-   */
+  /** Show or hide the pictures that are kept in case the kernel dies: they are older than the monitor itself. */
   #showKept(root, isShown) {
     for (const picture of root.querySelectorAll(`[data-nbl-kept="${this.#key}"]`))
       if (picture instanceof HTMLElement) picture.style.display = isShown ? "" : "none";
   }
 
-  /** @param {Element} element */
   #cover(element) {
-    const host = h("div", { "data-nbl-host": "" });
+    const host = make("div", { "data-nbl-host": true });
     host.hidden = true; // until there is a run to show
     element.append(host);
     const onKnown = () => {

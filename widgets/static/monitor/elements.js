@@ -1,11 +1,8 @@
+// Elements of the page. `h` describes one, `make` creates it, and `show` brings the children of one up to date.
+
 import { plainText } from "./text.js";
 
-/** @import { Done, StateLook } from "./wire" */
-
-/**
- * Paths in a box of 12. Each state has a shape of its own, so that no meaning is in its colour alone.
- * @type {Record<string, string>}
- */
+// Paths in a box of 12. Each state has a shape of its own, so that no meaning is in its colour alone.
 const SHAPES = {
   ring: "M6 1.5a4.5 4.5 0 1 0 0 9a4.5 4.5 0 1 0 0-9zm0 2a2.5 2.5 0 1 1 0 5a2.5 2.5 0 1 1 0-5z",
   disc: "M6 1.5a4.5 4.5 0 1 0 0 9a4.5 4.5 0 1 0 0-9z",
@@ -19,235 +16,188 @@ const SHAPES = {
 };
 
 const FOCUSABLE = new Set(["a", "button", "input", "select", "summary"]);
+const SVG = new Set(["svg", "path"]);
+const PROPERTIES = new Set(["checked", "defaultValue", "selectedIndex", "value"]);
+
+/** Attributes that elements were given last, and keys among their siblings. */
+const GIVEN = new WeakMap();
+const KEYS = new WeakMap();
 
 /**
- * Create an element. Attributes that are undefined are left out; a string among the children becomes a text node.
- * @template {keyof HTMLElementTagNameMap} Tag
- * @param {Tag} tag
- * @param {Record<string, string | undefined | ((event: any) => void)>} [attributes] listeners are named `onclick` etc.
- * @param {...(Node | string)} children
+ * Describe an element. A false or missing attribute is left out, and a false or missing child takes no place.
+ * A list among the children keeps its elements by their `key`, or by their positions.
  */
-export function h(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
+export const h = (tag, attributes = {}, ...children) => ({ tag, attributes, children });
+
+/** Create an element. */
+export function make(tag, attributes = {}, ...children) {
+  const element = SVG.has(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   // JupyterLab then leaves the keys to what has the focus: `b` in a list would insert a cell, two zeros restart the
   // kernel. Its shortcuts match the element with the focus itself, so the attribute at a parent comes too late.
   if (FOCUSABLE.has(tag) || attributes.tabindex) element.setAttribute("data-lm-suppress-shortcuts", "true");
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") element.addEventListener(name.slice(2), value);
-    else if (value !== undefined) element.setAttribute(name, value);
-  }
-  element.append(...children);
+  show(element, ...children);
+  give(element, attributes); // After the children, of which a list chooses one.
   return element;
 }
 
-// Setters that leave an element alone where nothing changes: the browser then has nothing to lay out or to read aloud.
-
-/** @param {Element} element @param {string} text */
-export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+/** Give an element attributes and listeners. What the user has opened, or typed over a `defaultValue`, stays. */
+function give(element, attributes) {
+  const before = GIVEN.get(element) ?? {};
+  GIVEN.set(element, attributes);
+  for (const name of Object.keys({ ...before, ...attributes })) {
+    const value = attributes[name];
+    if (PROPERTIES.has(name)) {
+      if (value !== undefined && String(element[name]) !== String(value)) element[name] = value;
+    } else if (name === "key" || value === before[name]) continue;
+    else if (name.startsWith("on")) {
+      if (!before[name]) element.addEventListener(name.slice(2), (event) => GIVEN.get(element)[name](event));
+    } else if (name === "style") element.style.cssText = value;
+    else if (value === undefined || value === null || value === false) element.removeAttribute(name);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
 }
 
-/** @param {Element} element @param {string} name @param {string} value */
-export function setAttribute(element, name, value) {
-  if (element.getAttribute(name) !== value) element.setAttribute(name, value);
+/** Make the children of an element those described. Elements that stay are updated; an unchanged one is not touched. */
+export function show(parent, ...children) {
+  const before = new Map([...parent.childNodes].map((node) => [KEYS.get(node), node]));
+  const wanted = keyed(children).map(([key, child]) => {
+    const node = nodeOf(child, before.get(key));
+    KEYS.set(node, key);
+    return node;
+  });
+  const kept = new Set(wanted);
+  for (const node of [...parent.childNodes]) if (!kept.has(node)) node.remove();
+  let next = parent.firstChild;
+  for (const node of wanted) {
+    if (node === next) next = next.nextSibling;
+    else parent.insertBefore(node, next);
+  }
 }
 
-/** @param {HTMLElement} element @param {boolean} hidden */
-export function setHidden(element, hidden) {
-  if (element.hidden !== hidden) element.hidden = hidden;
+/** Return the children that take a place, each with a key that no other one has. */
+function keyed(children, prefix = "") {
+  return children.flatMap((child, at) => {
+    if (Array.isArray(child)) return keyed(child, `${prefix}${at}.`);
+    if (child === undefined || child === null || child === false || child === "") return [];
+    return [[`${prefix}${child.attributes?.key ?? at}`, child]];
+  });
 }
 
-/** Show a text, or hide its element if the text is empty. @param {HTMLElement} element @param {string} text */
-export function showText(element, text) {
-  setText(element, text);
-  setHidden(element, !text);
+function nodeOf(child, before) {
+  if (child instanceof Node) return child;
+  if (typeof child === "object") {
+    const { tag, attributes, children } = child;
+    if (!(before instanceof Element && before.localName === tag && GIVEN.has(before))) return make(tag, attributes, ...children);
+    show(before, ...children);
+    give(before, attributes);
+    return before;
+  }
+  if (!(before instanceof Text)) return document.createTextNode(child);
+  if (before.data !== String(child)) before.data = child;
+  return before;
 }
 
-/** A table as ranks and the kernel give it: names of columns, and rows. @param {string[]} names @param {string[][]} rows @param {...Node} before */
-export function tableOf(names, rows, ...before) {
-  const head = h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, plainText(name))));
-  const body = rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, plainText(cell)))));
-  return h("table", {}, ...before, h("thead", {}, head), h("tbody", {}, ...body));
-}
+/** A table as ranks and the kernel give it: names of columns, and rows. */
+export const tableOf = (names, rows, ...before) =>
+  h(
+    "table",
+    {},
+    ...before,
+    h("thead", {}, h("tr", {}, ...names.map((name) => h("th", { scope: "col" }, plainText(name))))),
+    h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, plainText(cell)))))),
+  );
 
-/**
- * Create an icon. Words beside it say the same, so screen readers skip it.
- * @param {string} [path]
- */
-export function icon(path = "") {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const shape = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  svg.setAttribute("viewBox", "0 0 12 12");
-  svg.setAttribute("aria-hidden", "true");
-  shape.setAttribute("d", path);
-  svg.append(shape);
-  return { svg, shape };
-}
+/** An icon. Words beside it say the same, so screen readers skip it. */
+export const icon = (path = "") => h("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, h("path", { d: path }));
 
 /** A state: a coloured icon and its word. */
-export class StateLight {
-  constructor() {
-    const { svg, shape } = icon();
-    this.shape = shape;
-    this.word = h("span", { class: "nbl-state-word" });
-    this.element = h("span", { class: "nbl-state" }, svg, this.word);
-  }
-
-  /** @param {StateLook} state @param {string} [reason] */
-  show({ word, tone, shape }, reason = "") {
-    setAttribute(this.element, "data-tone", tone);
-    setAttribute(this.shape, "d", SHAPES[shape] ?? "");
-    setText(this.word, reason && reason !== word ? `${word}: ${reason}` : word);
-    setAttribute(this.element, "title", this.word.textContent);
-  }
+export function stateLight({ word, tone, shape }, reason = "") {
+  const text = reason && reason !== word ? `${word}: ${reason}` : word;
+  return h("span", { class: "nbl-state", "data-tone": tone, title: text }, icon(SHAPES[shape]), h("span", { class: "nbl-state-word" }, text));
 }
 
-/**
- * The children of an element, one for each key. A child whose key stays is kept and updated.
- * @template Key, Item
- * @template {{ element: Element, remove?: () => void }} View
- */
-export class KeyedList {
-  /** @type {Map<Key, View>} */
-  views = new Map();
-  #parent;
-  #make;
-  #update;
+export const field = (control, label, attributes = {}) => h("label", { class: "nbl-field", ...attributes }, control, h("span", {}, label));
 
-  /**
-   * @param {Element} parent
-   * @param {(item: Item, key: Key) => View} make
-   * @param {(view: View, item: Item, key: Key) => void} [update]
-   */
-  constructor(parent, make, update = () => {}) {
-    this.#parent = parent;
-    this.#make = make;
-    this.#update = update;
-  }
+/** A title that opens and closes what is below it. */
+export const fold = (title, attributes, ...content) => h("details", { class: "nbl-details", ...attributes }, h("summary", {}, title), ...content);
 
-  /**
-   * Show these items in this order.
-   * @param {[key: Key, item: Item][]} entries
-   */
-  show(entries) {
-    const wanted = new Set(entries.map(([key]) => key));
-    for (const [key, view] of this.views) {
-      if (wanted.has(key)) continue;
-      view.remove?.();
-      view.element.remove();
-      this.views.delete(key);
-    }
-    let next = this.#parent.firstElementChild;
-    for (const [key, item] of entries) {
-      const view = this.views.get(key) ?? this.#make(item, key);
-      this.views.set(key, view);
-      if (view.element === next) next = next.nextElementSibling;
-      else this.#parent.insertBefore(view.element, next);
-      this.#update(view, item, key);
-    }
-  }
+/** A progress bar. Without a total it shows stripes. */
+export function progressBar({ done, total }, text, { tone }, label) {
+  const now = Math.min(done ?? 0, total ?? 0);
+  const values = total ? { "aria-valuemin": 0, "aria-valuemax": total, "aria-valuenow": now } : {};
+  const attributes = { class: "nbl-bar", role: "progressbar", "aria-label": label, title: label, "aria-valuetext": text, ...values };
+  const width = total ? ((100 * now) / total).toFixed(2) : 100;
+  return h("div", { ...attributes, "data-endless": !total, "data-tone": tone }, h("div", { class: "nbl-bar-fill", style: `width: ${width}%` }));
 }
 
-/** @param {HTMLElement} control @param {string} label */
-export const field = (control, label) => h("label", { class: "nbl-field" }, control, h("span", {}, label));
-
-/** A row of tabs, of which one is selected. Arrow keys, Home and End move between them. @template {string | number} Key */
+/** A row of tabs, of which one is selected. Arrow keys, Home and End move between them. */
 export class TabBar {
-  /** @type {Key[]} */
+  element;
   #keys = [];
   #onSelect;
   #uid = `nbl-${Math.random().toString(36).slice(2)}`;
 
-  /** @param {string} label @param {Key} selected @param {() => void} onSelect called when the user has selected another tab */
   constructor(label, selected, onSelect) {
     this.selected = selected;
     this.#onSelect = onSelect;
-    const onkeydown = (/** @type {KeyboardEvent} */ event) => this.#onKey(event);
-    this.element = h("div", { class: "nbl-tabs", role: "tablist", "aria-label": label, onkeydown });
-    this.list = new KeyedList(this.element, (/** @type {string} */ _, /** @type {Key} */ key) => {
-      const attributes = { type: "button", class: "nbl-tab", role: "tab", id: this.idOf(key), "aria-controls": `${this.idOf(key)}-panel` };
-      return { element: h("button", { ...attributes, onclick: () => this.select(key) }) };
-    });
+    const onkeydown = (event) => this.#onKey(event);
+    this.element = make("div", { class: "nbl-tabs", role: "tablist", "aria-label": label, onkeydown });
   }
 
-  /** @param {Key} key */
   idOf(key) {
     return `${this.#uid}-${String(key).replaceAll(" ", "-")}`;
   }
 
-  /** Show these tabs; if the selected one is not among them, the first one is selected. @param {[key: Key, text: string][]} tabs */
+  /** Show these tabs, pairs of key and text; if the selected one is not among them, the first one is selected. */
   show(tabs) {
     this.#keys = tabs.map(([key]) => key);
     if (!this.#keys.includes(this.selected) && tabs.length) this.selected = tabs[0][0];
-    this.list.show(tabs);
-    for (const [key, text] of tabs) {
-      const tab = /** @type {Element} */ (this.list.views.get(key)?.element);
-      setText(tab, text);
-      setAttribute(tab, "aria-selected", String(key === this.selected));
-      setAttribute(tab, "tabindex", key === this.selected ? "0" : "-1");
-    }
+    const tab = ([key, text]) => {
+      const [id, isSelected] = [this.idOf(key), key === this.selected];
+      const state = { "aria-selected": String(isSelected), tabindex: isSelected ? "0" : "-1" };
+      const attributes = { key, id, type: "button", class: "nbl-tab", role: "tab", "aria-controls": `${id}-panel`, ...state };
+      return h("button", { ...attributes, onclick: () => this.select(key) }, text);
+    };
+    show(this.element, tabs.map(tab));
   }
 
-  /** @param {Key} key */
   select(key) {
     this.selected = key;
     this.#onSelect();
   }
 
-  /** @param {KeyboardEvent} event */
   #onKey(event) {
     const at = this.#keys.indexOf(this.selected);
-    /** @type {Record<string, number>} */
-    const targets = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: this.#keys.length - 1 };
-    const target = targets[event.key];
+    const target = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: this.#keys.length - 1 }[event.key];
     if (target === undefined) return;
     event.preventDefault();
     event.stopPropagation();
-    this.select(this.#keys[(target + this.#keys.length) % this.#keys.length]);
-    const tab = this.list.views.get(this.selected)?.element;
-    tab?.focus();
-    tab?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    this.select(this.#keys.at(target % this.#keys.length));
+    const tab = this.element.querySelector("[aria-selected=true]");
+    tab.focus();
+    tab.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 }
 
-/** A part of the page: heading, controls beside the heading, body. Hidden until it has something to show. */
+/** A part of the page: heading, controls beside the heading, body. */
 export class Section {
-  /** @param {string} title */
+  data;
+
   constructor(title) {
     this.title = title;
-    this.controls = h("div", { class: "nbl-controls" });
-    this.body = h("div", { class: "nbl-body" });
-    const heading = h(
-      "div",
-      { class: "nbl-heading" },
-      h("div", { class: "nbl-title", role: "heading", "aria-level": "3" }, title),
-      this.controls,
-    );
-    this.element = h("section", { class: "nbl-section", "aria-label": title }, heading, this.body);
+    this.controls = make("div", { class: "nbl-controls" });
+    this.body = make("div", { class: "nbl-body" });
+    const heading = h("div", { class: "nbl-title", role: "heading", "aria-level": "3" }, title);
+    this.element = make("section", { class: "nbl-section", "aria-label": title }, h("div", { class: "nbl-heading" }, heading, this.controls), this.body);
     this.element.hidden = true;
   }
-}
 
-/** A progress bar. Without a total it shows stripes. */
-export class ProgressBar {
-  #fill = h("div", { class: "nbl-bar-fill" });
-
-  /** @param {string} label */
-  constructor(label) {
-    this.element = h("div", { class: "nbl-bar", role: "progressbar", "aria-label": label }, this.#fill);
+  /** Paint again after a click of the user. */
+  refresh() {
+    if (this.data) this.paint(this.data);
   }
 
-  /** @param {Done} progress @param {string} text @param {StateLook} state */
-  show({ done, total }, text, { tone }) {
-    const share = total ? Math.min(1, (done ?? 0) / total) : null;
-    this.element.toggleAttribute("data-endless", share === null);
-    const width = `${share === null ? 100 : (100 * share).toFixed(2)}%`;
-    if (this.#fill.style.width !== width) this.#fill.style.width = width;
-    setAttribute(this.element, "data-tone", tone);
-    setAttribute(this.element, "aria-valuetext", text);
-    if (!total) return this.element.removeAttribute("aria-valuenow");
-    setAttribute(this.element, "aria-valuemin", "0");
-    setAttribute(this.element, "aria-valuemax", String(total));
-    return setAttribute(this.element, "aria-valuenow", String(Math.min(done ?? 0, total)));
+  paint(data) {
+    this.data = data;
   }
 }

@@ -7,19 +7,13 @@
 import { Covering } from "./covering.js";
 import { MonitorView } from "./view.js";
 
-/** @import { Model } from "./wire" */
-
-/**
- * Cover the pictures of the run. A model without a key has none.
- * @param {{ model: Model }} context
- */
+/** Cover the pictures of the run. A model without a key has none. */
 function initialize({ model }) {
   if (!model.get("key")) return undefined;
   const covering = new Covering(model);
   return () => covering.close();
 }
 
-/** @param {{ model: Model, el: HTMLElement }} context */
 function render({ model, el }) {
   el.dataset["nblLive"] = model.get("key"); // The style sheet of the kept picture looks for it.
   const view = new MonitorView(model, el);

@@ -1,110 +1,92 @@
 import { drawingOf } from "./drawing.js";
-import { h, Section, setHidden, showText, tableOf } from "./elements.js";
+import { h, make, Section, show, tableOf } from "./elements.js";
 import { plainText } from "./text.js";
 
-/** @import { RunData } from "./model.js" */
-/** @import { FindingItem, Measure, PageMessage, Topic } from "./wire" */
-
-/** @type {{ kind: Measure, label: string, unit: string, amount: string, max: string, title: string }[]} */
 const MEASURES = [
   {
-    ...{ kind: "sample", label: "Sample", unit: "seconds", amount: "5", max: "60" },
+    ...{ kind: "sample", label: "Sample", unit: "seconds", amount: 5, max: 60 },
     title: "Sample the stacks of all ranks, and show where their time goes",
   },
   {
-    ...{ kind: "profile", label: "Profile", unit: "updates", amount: "3", max: "100" },
+    ...{ kind: "profile", label: "Profile", unit: "updates", amount: 3, max: 100 },
     title: "Profile the next updates of rank 0 with torch.profiler",
   },
 ];
 
 /** Where the time goes, on request: sampled stacks of all ranks, and a profile of some updates. */
 export class Measurements extends Section {
-  /** @type {Topic[]} */
-  topics = ["run", "findings"];
+  #send;
+  /** By kind: the finding at the time of the last request, and what was asked for. */
+  #asked = new Map();
+  /** By kind: the finding that is shown, and its elements. */
+  #results = new Map();
 
-  /** @param {(message: PageMessage) => boolean} send returns false if the kernel cannot be reached */
+  /** @param {(message: object) => boolean} send returns false if the kernel cannot be reached */
   constructor(send) {
     super("Where the time goes");
-    this.parts = MEASURES.map((measure) => new Measurement(measure, send));
-    this.controls.append(...this.parts.map(({ form }) => form));
-    this.body.append(...this.parts.map(({ element }) => element));
+    this.#send = send;
   }
 
-  /** @param {RunData} data */
   has({ run, findings }) {
     return findings.size > 0 || (!run.is_over && Boolean(run.actions?.stop));
   }
 
-  /** @param {RunData} data */
   paint(data) {
-    setHidden(this.controls, Boolean(data.run.is_over));
-    for (const part of this.parts) part.paint(data);
+    super.paint(data);
+    this.controls.hidden = Boolean(data.run.is_over);
+    show(this.controls, MEASURES.map((measure) => this.#form(measure, data)));
+    show(this.body, MEASURES.map(({ kind }) => this.#result(kind, data)));
   }
-}
 
-class Measurement {
-  /** The finding that is shown. @type {FindingItem | undefined} */
-  #shown;
-  #isAsked = false;
-  #measure;
-  #send;
+  /** Return what is waited for, in words. */
+  #waitsFor(kind, { findings }) {
+    const asked = this.#asked.get(kind);
+    if (asked?.finding !== findings.get(kind)) this.#asked.delete(kind);
+    return this.#asked.get(kind)?.words;
+  }
 
-  /** @param {typeof MEASURES[number]} measure @param {(message: PageMessage) => boolean} send */
-  constructor(measure, send) {
-    this.#measure = measure;
-    this.#send = send;
-    const { label, unit, amount, max, kind } = measure;
-    const onsubmit = (/** @type {Event} */ event) => {
+  #form({ kind, label, unit, amount, max, title }, data) {
+    const { run, link, findings } = data;
+    const onsubmit = (event) => {
       event.preventDefault();
-      this.#ask();
+      const wanted = Number(event.currentTarget.querySelector("input").value);
+      if (this.#send({ type: kind, amount: wanted })) this.#asked.set(kind, { finding: findings.get(kind), words: `${label}: ${wanted} ${unit} …` });
+      this.refresh();
     };
-    const limits = { min: "1", max, step: "1", value: amount, required: "" };
-    this.input = h("input", { type: "number", "aria-label": `${label}: ${unit}`, ...limits });
-    this.button = h("button", { type: "submit", class: "nbl-button", "data-measure": kind }, label);
-    this.form = h("form", { class: "nbl-measure", onsubmit }, this.button, this.input, h("span", {}, unit));
-    this.note = h("div", { class: "nbl-setting-note", role: "status" });
-    this.result = h("div", { class: "nbl-finding" });
-    this.element = h("div", {}, this.note, this.result);
+    const disabled = Boolean(this.#waitsFor(kind, data)) || link !== "up" || !run.actions?.[kind];
+    const button = { type: "submit", class: "nbl-button", "data-measure": kind, disabled, title: (kind === "profile" && run.change_hint) || title };
+    return h(
+      "form",
+      { class: "nbl-measure", onsubmit },
+      h("button", button, label),
+      h("input", { type: "number", "aria-label": `${label}: ${unit}`, min: 1, max, step: 1, defaultValue: amount, required: true }),
+      h("span", {}, unit),
+    );
   }
 
-  #ask() {
-    const { kind, label, unit } = this.#measure;
-    const amount = Number(this.input.value);
-    if (!this.#send({ type: kind, amount })) return;
-    this.#isAsked = this.button.disabled = true;
-    showText(this.note, `${label}: ${amount} ${unit} …`);
-  }
-
-  /** @param {RunData} data */
-  paint({ run, link, findings }) {
-    const { kind, title } = this.#measure;
-    const finding = findings.get(kind);
-    if (finding !== this.#shown) {
-      [this.#shown, this.#isAsked] = [finding, false];
-      this.result.replaceChildren(...(finding ? contentOf(finding) : []));
-      showText(this.note, plainText(finding?.problem ?? ""));
-    }
-    if (run.is_over && this.#isAsked) showText(this.note, "");
-    this.button.disabled = this.#isAsked || link !== "up" || !run.actions?.[kind];
-    this.button.title = (kind === "profile" && run.change_hint) || title;
+  #result(kind, data) {
+    const finding = data.findings.get(kind);
+    if (finding !== this.#results.get(kind)?.finding) this.#results.set(kind, { finding, parts: finding ? partsOf(finding) : [] });
+    const note = this.#waitsFor(kind, data) ? !data.run.is_over && this.#waitsFor(kind, data) : plainText(finding?.problem);
+    return h(
+      "div",
+      {},
+      h("div", { class: "nbl-setting-note", role: "status", hidden: !note }, note),
+      h("div", { class: "nbl-finding" }, this.#results.get(kind)?.parts),
+    );
   }
 }
 
-/** @param {FindingItem} finding */
-function contentOf({ drawing, tables }) {
-  /** @type {Element[]} */
-  const parts = drawing ? [drawingOf(drawing)] : [];
-  return [...parts, ...tables.map(tableElement)];
-}
+const partsOf = ({ drawing, tables }) => [...(drawing ? [drawingOf(drawing)] : []), ...tables.map(tablePart)];
 
-/** @param {FindingItem["tables"][number]} table */
-function tableElement({ head, columns, rows, trace, trace_data: data, notes }) {
-  const table = tableOf(columns, rows, h("caption", {}, head));
-  const words = notes.map((note) => h("div", { class: "nbl-setting-note" }, plainText(note)));
+function tablePart({ head, columns, rows, trace, trace_data: data, notes }) {
   const viewer = { href: "https://ui.perfetto.dev", target: "_blank", rel: "noopener noreferrer" };
-  const download = trace.split("/").pop() ?? "";
-  const file = { href: `data:application/gzip;base64,${data}`, download };
-  const link = data ? [h("a", file, "Download the trace"), "; "] : [];
-  if (trace) words.push(h("div", {}, ...link, h("a", viewer, "Perfetto"), " opens it."));
-  return h("div", { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": head }, table, ...words);
+  const file = { href: `data:application/gzip;base64,${data}`, download: trace.split("/").pop() };
+  return make(
+    "div",
+    { class: "nbl-scroll", tabindex: "0", role: "region", "aria-label": head },
+    tableOf(columns, rows, h("caption", {}, head)),
+    notes.map((note) => h("div", { class: "nbl-setting-note" }, plainText(note))),
+    trace && h("div", {}, data && h("a", file, "Download the trace"), data && "; ", h("a", viewer, "Perfetto"), " opens it."),
+  );
 }

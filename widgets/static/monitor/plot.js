@@ -1,94 +1,85 @@
-import { faded, styleOf, Tooltip } from "./canvas.js";
+import { faded, lineSample, styleOf, Tooltip } from "./canvas.js";
 import { downloadPng } from "./downloads.js";
-import { h, icon, KeyedList, setAttribute, setHidden, setText } from "./elements.js";
+import { h, icon, make, show } from "./elements.js";
 import { formatPlace, formatSeconds, formatTick, formatValue } from "./units.js";
 import { uPlot } from "./uPlot.iife.min.js";
-
-/** @import { FrameLoop, Theme, TooltipRow } from "./canvas.js" */
-/** @import { CurveOptions } from "./curves.js" */
-/** @import { PlotData, Line } from "./model.js" */
-/** @import { AxisKind, Value } from "./wire" */
-
-/** @typedef {[low: number, high: number]} Extent */
-/** A line with its appearance. @typedef {Line & { ink: string, dash: number[] }} Drawn */
-/** What all plots of a grid share: options, and what one plot asks of the others and of the kernel.
- * @typedef {{
- *   options: CurveOptions,
- *   onPin?: () => void,
- *   onZoom?: (plot: Plot, extent: Extent | null) => void,
- *   onCursor?: (plot: Plot, place: number | null) => void,
- *   tooltipRows: () => number,
- * }} Grid */
 
 const PIN = "M3.5 1h5v1.2l-.9.6.3 2.4 1.6 1.5V8H6.6L6 11.4 5.4 8H2.5V6.7l1.6-1.5.3-2.4-.9-.6z";
 const LARGE = "M1.5 1.5h4v1.2H3.6l2 2-.9.9-2-2v1.9H1.5zM10.500 10.500h-4V9.300h1.900l-2-2 .9-.9 2 2V6.500h1.200z";
 const SHORTEST_DRAG = 4; // pixels; a shorter one is a click
+const AWAY = { left: -10, top: -10 }; // a cursor that shows nothing
 const REACH = 6; // pixels from a mark within which a pointer shows what was changed
 const LARGEST = 1e30; // uPlot has no ticks beyond it
 const SECONDS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
-const PARTS = [0.001, 0.01, 0.1].flatMap((power) => [1, 2, 5].map((factor) => Number((power * factor).toPrecision(1))));
+const PARTS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 const WHOLE = Array.from({ length: 16 }, (_, at) => [1, 2, 5].map((factor) => factor * 10 ** at)).flat();
 
+/** Plots by their keys, as far as they are shown. */
+export class Plots {
+  #plots = new Map();
+  #frames;
+  #grid;
+
+  /**
+   * @param {object} grid What all plots share: `options`, `tooltipRows()`, and what one asks of the others and of the
+   * kernel: `onPin()`, `onZoom(plot, extent)`, `onCursor(plot, place)`.
+   */
+  constructor(frames, grid) {
+    [this.#frames, this.#grid] = [frames, grid];
+  }
+
+  /** Show these plots and no others. Return their elements. */
+  update(items) {
+    const keys = new Set(items.map(({ key }) => key));
+    for (const [key, plot] of this.#plots) {
+      if (keys.has(key)) continue;
+      plot.remove();
+      this.#plots.delete(key);
+    }
+    return items.map((item) => {
+      if (!this.#plots.has(item.key)) this.#plots.set(item.key, new Plot(item, this.#frames, this.#grid));
+      this.#plots.get(item.key).update(item);
+      return this.#plots.get(item.key).element;
+    });
+  }
+
+  each(call) {
+    this.#plots.forEach(call);
+  }
+}
+
 /** A plot of uPlot's with name, last values, and a part to read values from (hover, keys) and to zoom (drag, keys). */
-export class Plot {
+class Plot {
   isVisible = false;
   isStale = true;
   #size = { width: 0, height: 0 };
-  /** Places that the plot is zoomed to. @type {Extent | null} */
+  /** Places that the plot is zoomed to. */
   #zoom = null;
-  /** @type {any} */
+  #isLarge = false;
   #uplot = null;
   /** What `#uplot` was made for: it is made again where this differs. */
   #shape = "";
-  /** @type {Drawn[]} */
   #lines = [];
-  /** Positions in uPlot's data of the values of each line. @type {number[]} */
+  /** Positions in uPlot's data of the values of each line. */
   #columns = [];
-  /** Places of all lines. @type {Extent} */
+  /** Places of all lines. */
   #extent = [0, 1];
-  /** @type {Theme | undefined} */
   #theme;
   #isTold = false;
-  /** @type {PlotData} */
   #data;
-  /** @type {Grid} */
   #grid;
-  /** @type {FrameLoop} */
   #frames;
+  #caption = make("figcaption");
+  #parts = make("div", { class: "nbl-parts" });
+  #words = make("div", { class: "nbl-plot-words" });
 
-  /** @param {PlotData} data @param {FrameLoop} frames @param {Grid} grid */
   constructor(data, frames, grid) {
     [this.#data, this.#frames, this.#grid] = [data, frames, grid];
-    const { title } = data;
-    const attributes = { class: "nbl-canvas nbl-plot-canvas", tabindex: "0", role: "img" };
-    this.target = h("div", attributes);
-    this.target.addEventListener("keydown", (event) => this.#onKey(event));
-    this.target.addEventListener("blur", () => this.#leave());
-    this.latest = h("span", { class: "nbl-latest" });
-    const parts = h("div", { class: "nbl-parts" });
-    this.parts = new KeyedList(parts, () => new PartLabel(), (label, /** @type {Drawn} */ line) => label.show(line));
-    this.words = h("div", { class: "nbl-plot-words" });
-    const reset = { type: "button", class: "nbl-link", title: "Or double-click the plot", onclick: () => this.zoomTo(null) };
-    this.reset = h("button", reset, "Reset zoom");
-    this.reset.hidden = true;
-    const png = h(
-      "button",
-      {
-        ...{ type: "button", class: "nbl-link nbl-quiet-link", title: "Download this chart as a picture" },
-        "aria-label": `Download ${title} as PNG`,
-        onclick: () => this.#uplot && this.#theme && downloadPng(this.#uplot.ctx.canvas, title, this.#theme),
-      },
-      "PNG",
-    );
-    this.pin = iconButton(PIN, `Pin ${title}`, "Keep this metric first", () => this.#togglePin());
-    this.pin.hidden = !grid.onPin;
-    this.large = iconButton(LARGE, `Enlarge ${title}`, "Show this chart large", () => this.#toggleLarge());
-    const name = h("span", { class: "nbl-plot-name", title: data.names.join(", ") }, ...endsOf(title));
-    const frame = h("div", { class: "nbl-frame" }, this.target, this.words);
+    const keys = { onkeydown: (event) => this.#onKey(event), onblur: () => this.#uplot?.setCursor(AWAY) };
+    this.target = make("div", { class: "nbl-canvas nbl-plot-canvas", tabindex: "0", role: "img", ...keys });
+    const frame = make("div", { class: "nbl-frame" }, this.target, this.#words);
     this.tooltip = new Tooltip(frame);
-    const caption = h("figcaption", {}, this.pin, name, this.reset, this.latest, png, this.large);
-    this.element = h("figure", { class: "nbl-plot" }, caption, parts, frame);
-    this.update(data);
+    this.element = make("figure", { class: "nbl-plot" }, this.#caption, this.#parts, frame);
     frames.watch(this);
   }
 
@@ -105,37 +96,47 @@ export class Plot {
   #togglePin() {
     const { pinned } = this.#grid.options;
     if (!pinned.delete(this.#data.title)) pinned.add(this.#data.title);
-    this.#grid.onPin?.();
-    this.pin.focus(); // The plot moves to another place, and an element that moves loses the focus.
+    this.#grid.onPin();
+    this.#caption.querySelector("button").focus(); // The plot moves to another place, and an element that moves loses the focus.
   }
 
   #toggleLarge() {
-    const isLarge = this.element.toggleAttribute("data-large");
-    setAttribute(this.large, "aria-pressed", String(isLarge));
+    this.#isLarge = this.element.toggleAttribute("data-large");
+    this.update(this.#data);
     this.element.scrollIntoView({ block: "nearest" });
   }
 
-  /** @param {PlotData} data */
   update(data) {
+    if (data !== this.#data) this.invalidate();
     this.#data = data;
-    setAttribute(this.pin, "aria-pressed", String(this.#grid.options.pinned.has(data.title)));
-    setText(this.latest, data.latest);
-    setAttribute(this.latest, "title", data.latest);
+    const { title, names, latest, lines } = data;
+    const last = lines.length > 1 && !latest ? "several curves" : `last value ${latest}`;
     const keys = "Arrow keys read values, plus and minus zoom, Escape shows all.";
-    const last = data.lines.length > 1 && !data.latest ? "several curves" : `last value ${data.latest}`;
-    setAttribute(this.target, "aria-label", `${data.title}, ${last}. ${keys}`);
-    this.invalidate();
+    this.target.setAttribute("aria-label", `${title}, ${last}. ${keys}`);
+    const button = (content, attributes, onclick) => h("button", { type: "button", ...attributes, onclick }, content);
+    const iconButton = (path, label, words, isOn, onclick) =>
+      button(icon(path), { class: "nbl-pin", "aria-label": `${label} ${title}`, "aria-pressed": String(isOn), title: words }, onclick);
+    const png = { class: "nbl-link nbl-quiet-link", title: "Download this chart as a picture", "aria-label": `Download ${title} as PNG` };
+    const isPinned = this.#grid.options.pinned.has(title);
+    show(
+      this.#caption,
+      this.#grid.onPin && iconButton(PIN, "Pin", "Keep this metric first", isPinned, () => this.#togglePin()),
+      h("span", { class: "nbl-plot-name", title: names.join(", ") }, ...endsOf(title)),
+      this.#zoom && button("Reset zoom", { class: "nbl-link", title: "Or double-click the plot" }, () => this.zoomTo(null)),
+      h("span", { class: "nbl-latest", title: latest }, latest),
+      button("PNG", png, () => this.#uplot && downloadPng(this.#uplot.ctx.canvas, title, this.#theme)),
+      iconButton(LARGE, "Enlarge", "Show this chart large", this.#isLarge, () => this.#toggleLarge()),
+    );
   }
 
   // As the loop of frames needs it.
 
-  /** @param {{ width: number, height: number }} size */
   setSize({ width, height }) {
     this.isStale ||= width !== this.#size.width || height !== this.#size.height;
     this.#size = { width, height };
   }
 
-  /** Note whether the plot is in sight. Out of sight it has no canvas: those of 200 plots take 100 MB. @param {boolean} isVisible */
+  /** Note whether the plot is in sight. Out of sight it has no canvas: those of 200 plots take 100 MB. */
   setVisible(isVisible) {
     this.isVisible = isVisible;
     if (!isVisible) this.#drop();
@@ -147,7 +148,6 @@ export class Plot {
     this.tooltip.hide();
   }
 
-  /** @param {Theme} theme */
   paint(theme) {
     const { width, height } = this.#size;
     if (!width || !height) return;
@@ -155,12 +155,13 @@ export class Plot {
     const { options } = this.#grid;
     this.#lines = this.#linesIn(theme);
     const isNamed = this.#lines.length > 1 && this.#lines.every(({ latest }) => latest);
-    this.parts.show(isNamed ? this.#lines.map((line, at) => [at, line]) : []);
+    const part = ({ style, label, latest }) => h("span", {}, lineSample(style), h("span", {}, `${label} ${latest}`));
+    show(this.#parts, isNamed && this.#lines.map(part));
     const { data, columns, series, bands } = this.#uplotData();
     this.#columns = columns;
     const places = data[0];
-    const hasValue = data.slice(1).some((/** @type {Value[]} */ values) => values.some((value) => typeof value === "number"));
-    setText(this.words, hasValue ? "" : this.#whyEmpty());
+    const hasValue = data.slice(1).some((values) => values.some((value) => typeof value === "number"));
+    show(this.#words, !hasValue && this.#whyEmpty());
     if (places.length) this.#extent = [places[0], places[places.length - 1]];
     const shape = JSON.stringify([series, options.isLog, options.axis, theme.ink]);
     const cursor = this.#uplot?.cursor.left ?? -1;
@@ -186,7 +187,7 @@ export class Plot {
     return isFinite && !this.#lines.length ? "All ranks are hidden" : "No finite value";
   }
 
-  /** Return the lines to draw, the finer ones of a zoom if the kernel has sent them. @param {Theme} theme @returns {Drawn[]} */
+  /** Return the lines to draw, the finer ones of a zoom if the kernel has sent them. */
   #linesIn(theme) {
     const { lines, zoomed } = this.#data;
     const isFine = this.#zoom && zoomed && this.#zoom.every((place, at) => place === zoomed.range[at]);
@@ -202,15 +203,14 @@ export class Plot {
   #uplotData() {
     const { isLog } = this.#grid.options;
     const least = isLog ? 1 / LARGEST : -LARGEST;
-    const onAxis = (/** @type {Value} */ value) =>
+    const onAxis = (value) =>
       value === null || (isLog && value <= 0) ? null : Math.max(least, Math.min(LARGEST, value));
-    /** @type {{ ink: string, width: number, dash?: number[], hasDots: boolean }[]} */
     const series = [];
-    const [tables, columns, bands] = [/** @type {any[]} */ ([]), /** @type {number[]} */ ([]), /** @type {any[]} */ ([])];
+    const [tables, columns, bands] = [[], [], []];
     for (const { x, y, smooth, low, high, ink, dash } of this.#lines) {
       const table = [x];
-      const add = (/** @type {Value[]} */ values, color = "", width = 0, hasDots = false, dashes = dash) => {
-        table.push(/** @type {any} */ (values.map(onAxis)));
+      const add = (values, color = "", width = 0, hasDots = false, dashes = dash) => {
+        table.push(values.map(onAxis));
         series.push({ ink: color, width, dash: dashes, hasDots });
       };
       if (low && high) {
@@ -227,12 +227,11 @@ export class Plot {
     return { data: tables.length ? uPlot.join(tables) : [[]], columns, series, bands };
   }
 
-  /** @param {{ ink: string, width: number, dash?: number[], hasDots: boolean }[]} series @param {any[]} bands @param {Theme} theme @param {{ min: number, max: number }} places */
   #uplotOptions(series, bands, theme, places) {
     const { axis, isLog, leastSpan } = this.#grid.options;
     const [quiet, font] = [faded(theme.ink, 0.62), `11px ${theme.font}`];
     const incrs = axis === "time" ? [...PARTS, ...SECONDS] : axis === "step" ? WHOLE : undefined;
-    const widthOf = (/** @type {any} */ u, /** @type {string[] | null} */ texts) => {
+    const widthOf = (u, texts) => {
       u.ctx.font = u.axes[1].font[0];
       return 8 + Math.ceil(Math.max(0, ...(texts ?? []).map((text) => u.ctx.measureText(text ?? "").width)) / devicePixelRatio);
     };
@@ -242,7 +241,7 @@ export class Plot {
       legend: { show: false },
       scales: {
         x: { time: false, ...places },
-        y: isLog ? { distr: 3 } : { range: (/** @type {any} */ u, /** @type {number} */ low, /** @type {number} */ high) => this.#valueRange(u, low, high, leastSpan) },
+        y: isLog ? { distr: 3 } : { range: (u, low, high) => this.#valueRange(u, low, high, leastSpan) },
       },
       series: [{}, ...series.map((one) => ({
         ...{ stroke: one.ink || "transparent", width: one.width, dash: one.dash?.length ? one.dash : undefined },
@@ -251,30 +250,29 @@ export class Plot {
       bands,
       axes: [
         { stroke: quiet, font, size: 20, gap: 4, space: 70, incrs, grid: { show: false }, ticks: { show: false },
-          values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((split) => this.#tick(axis, split)) },
+          values: (_, splits) => splits.map((split) => this.#tick(axis, split)) },
         { stroke: quiet, font, size: widthOf, gap: 5, space: 26, grid: { stroke: faded(theme.ink, 0.09), width: 1 }, ticks: { show: false },
-          values: (/** @type {any} */ _, /** @type {Value[]} */ splits) => splits.map((split) => (split === null ? "" : formatTick(split))) },
+          values: (_, splits) => splits.map((split) => (split === null ? "" : formatTick(split))) },
       ],
       cursor: {
         y: false,
-        points: { size: 6, fill: (/** @type {any} */ u, /** @type {number} */ at) => (this.#columns.includes(at) ? u.series[at]._stroke : "transparent"), width: 0 },
+        points: { size: 6, fill: (u, at) => (this.#columns.includes(at) ? u.series[at]._stroke : "transparent"), width: 0 },
         drag: { x: true, y: false, setScale: false },
         bind: { dblclick: () => () => this.zoomTo(null) },
       },
       hooks: {
-        draw: [(/** @type {any} */ u) => this.#drawMarks(u, theme)],
-        setCursor: [(/** @type {any} */ u) => this.#showValues(u)],
-        setSelect: [(/** @type {any} */ u) => this.#endDrag(u)],
+        draw: [(u) => this.#drawMarks(u, theme)],
+        setCursor: [(u) => this.#showValues(u)],
+        setSelect: [(u) => this.#endDrag(u)],
       },
     };
   }
 
-  /** @param {AxisKind} axis @param {number} place */
   #tick(axis, place) {
     return axis === "time" ? formatSeconds(place).replace(/ 00 (s|min)$/, "") : formatTick(place);
   }
 
-  /** Return the vertical axis. @param {any} u @param {number} low @param {number} high @param {number} leastSpan @returns {Extent} */
+  /** Return the vertical axis. */
   #valueRange(u, low, high, leastSpan) {
     if (this.#grid.options.hidesOutliers) {
       const inside = this.#columns.flatMap((at) => u.data[at].slice(u.series[0].idxs[0], u.series[0].idxs[1] + 1));
@@ -288,7 +286,7 @@ export class Plot {
     return [low - pad, high + pad];
   }
 
-  /** Draw a flag where settings were changed, and below the axis a tick for each value that is not finite. @param {any} u @param {Theme} theme */
+  /** Draw a flag where settings were changed, and below the axis a tick for each value that is not finite. */
   #drawMarks(u, theme) {
     const { ctx, bbox, scales: { x } } = u;
     const ratio = devicePixelRatio;
@@ -319,7 +317,6 @@ export class Plot {
 
   // Pointer and keys.
 
-  /** @param {any} u */
   #endDrag(u) {
     const { left, width } = u.select;
     if (!width) return;
@@ -327,13 +324,11 @@ export class Plot {
     if (width > SHORTEST_DRAG) this.zoomTo([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
   }
 
-  /** @param {KeyboardEvent} event */
   #onKey(event) {
     const u = this.#uplot;
     if (!u || event.ctrlKey || event.metaKey || event.altKey) return;
     const width = u.over.clientWidth;
     const at = u.cursor.left >= 0 ? u.cursor.left : width / 2;
-    /** @type {Record<string, () => void>} */
     const keys = {
       ArrowLeft: () => this.#read(Math.max(0, at - width / 40)),
       ArrowRight: () => this.#read(Math.min(width, at + width / 40)),
@@ -348,45 +343,37 @@ export class Plot {
     keys[event.key]();
   }
 
-  /** Show the values at a position, and have them read aloud. @param {number} left */
+  /** Show the values at a position, and have them read aloud. */
   #read(left) {
-    setAttribute(this.tooltip.element, "aria-live", "polite");
+    this.tooltip.element.setAttribute("aria-live", "polite");
     this.#uplot.setCursor({ left, top: 0 });
-    setAttribute(this.tooltip.element, "aria-live", "off");
+    this.tooltip.element.setAttribute("aria-live", "off");
   }
 
-  #leave() {
-    this.#uplot?.setCursor({ left: -10, top: -10 });
-  }
-
-  /** @param {number} center @param {number} factor of the places in sight */
   #scale(center, factor) {
     const { min, max } = this.#uplot.scales.x;
     const half = (factor * (max - min)) / 2;
     const [first, last] = this.#extent;
-    /** @type {Extent} */
     const zoom = [Math.max(first, center - half), Math.min(last, center + half)];
     if (zoom[1] - zoom[0] >= last - first) this.zoomTo(null);
     else if (zoom[1] > zoom[0]) this.zoomTo(zoom);
   }
 
-  /** @param {Extent | null} zoom @param {boolean} isTold true: another plot has asked for it */
   zoomTo(zoom, isTold = false) {
     this.#zoom = zoom;
-    setHidden(this.reset, !zoom);
+    this.update(this.#data);
     this.invalidate();
     if (!isTold) this.#grid.onZoom?.(this, zoom);
   }
 
-  /** Show the values at the place that the cursor of another plot has. @param {number | null} place */
+  /** Show the values at the place that the cursor of another plot has. */
   follow(place) {
     if (!this.#uplot) return;
     this.#isTold = true;
-    this.#uplot.setCursor(place === null ? { left: -10, top: -10 } : { left: this.#uplot.valToPos(place, "x"), top: 0 });
+    this.#uplot.setCursor(place === null ? AWAY : { left: this.#uplot.valToPos(place, "x"), top: 0 });
     this.#isTold = false;
   }
 
-  /** @param {any} u */
   #showValues(u) {
     const { left, idx } = u.cursor;
     const place = left >= 0 && idx !== null && idx !== undefined ? u.data[0][idx] : null;
@@ -394,7 +381,6 @@ export class Plot {
     if (place === null || !this.#lines.length) return this.tooltip.hide();
     const { marks, axis } = this.#grid.options;
     const near = marks.filter(([at]) => Math.abs(u.valToPos(at, "x") - left) <= REACH);
-    /** @type {TooltipRow[]} */
     const rows = near.slice(-4).map(([, words]) => ({ label: words, value: "" }));
     this.#lines.forEach(({ x, y, smooth, low, high, label, ink }) => {
       const at = x.lastIndexOf(place);
@@ -408,36 +394,16 @@ export class Plot {
   }
 }
 
-/** Name and last value of a line, beside a sample of it. */
-class PartLabel {
-  sample = h("i", {});
-  words = h("span", {});
-  element = h("span", {}, this.sample, this.words);
-
-  /** @param {Drawn} line */
-  show({ ink, dash, label, latest }) {
-    this.sample.style.borderTop = `2px ${dash.length ? "dashed" : "solid"} ${ink}`;
-    setText(this.words, `${label} ${latest}`);
-  }
-}
-
-/** @param {string} path @param {string} label @param {string} title @param {() => void} onclick */
-function iconButton(path, label, title, onclick) {
-  return h("button", { type: "button", class: "nbl-pin", "aria-label": label, "aria-pressed": "false", title, onclick }, icon(path).svg);
-}
-
-/** Return a long name as two parts: of the first one the end may be cut off, since names that belong together begin alike. @param {string} name */
+/** Return a long name as two parts: of the first one the end may be cut off, since names that belong together begin alike. */
 function endsOf(name) {
   if (name.length <= 24) return [name];
   return [h("span", {}, name.slice(0, -14)), h("span", {}, name.slice(-14))];
 }
 
-/** @param {Extent} extent @returns {Extent} */
-const widened = ([low, high]) => (high > low ? [low, high] : [low - 0.5, high + 0.5]);
+const widened = (extent) => (extent[1] > extent[0] ? extent : [extent[0] - 0.5, extent[0] + 0.5]);
 
-/** Return the positions of values that have no neighbour, which a line does not show. @param {any} u @param {number} at */
+/** Return the positions of values that have no neighbour, which a line does not show. */
 function lonely(u, at) {
-  /** @type {(Value | undefined)[]} */
   const values = u.data[at];
   const known = values.flatMap((value, position) => (value === undefined ? [] : [position]));
   return known.filter((position, number) => {

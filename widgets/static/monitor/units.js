@@ -1,21 +1,15 @@
-/** @import { AxisKind, Value } from "./wire" */
 
 // Numbers below the pointer and on axes; all other numbers come as words from the kernel.
 
-/**
- * Return true for a finite number.
- * @param {unknown} value
- * @returns {value is number}
- */
+/** Return true for a finite number. */
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** @param {number} count */
 export const formatRankCount = (count) => `${count} ${count === 1 ? "rank" : "ranks"}`;
 
-/** Return 1,234,567. @param {number} count */
+/** Return 1,234,567. */
 export const formatCount = (count) => Math.round(count).toLocaleString("en-US");
 
-/** Return 0.1234, 12.35, 1,235 or 1.235e-5. @param {Value | undefined} value */
+/** Return 0.1234, 12.35, 1,235 or 1.235e-5. */
 export function formatValue(value) {
   if (!isNumber(value)) return "not finite";
   const size = Math.abs(value);
@@ -23,42 +17,37 @@ export function formatValue(value) {
   return size >= 1000 ? formatCount(value) : String(Number(value.toPrecision(4)));
 }
 
-/** Return 0.25, 20k or 1e-5. @param {number} value */
+/** Return 0.25, 20k or 1e-5. */
 export function formatTick(value) {
   const size = Math.abs(value);
   if (value !== 0 && (size < 1e-3 || size >= 1e15)) return exponent(Number(value.toPrecision(6)));
-  const [unit, letter] = /** @type {[number, string][]} */ ([[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]).find(([least]) => size >= least * (least === 1e3 ? 10 : 1)) ?? [1, ""];
-  return `${Number((value / unit).toPrecision(6))}${letter}`;
+  const power = size < 1e4 ? 0 : Math.floor(Math.log10(size) / 3);
+  return `${Number((value / 1e3 ** power).toPrecision(6))}${["", "k", "M", "G", "T"][power]}`;
 }
 
-/** @param {number} value */
 const exponent = (value) => value.toExponential().replace("e+", "e");
 
-/** Return 490 µs, 35 ms, 4.2 s, 3 min 20 s or 1 h 02 min. @param {number} seconds */
+/** Return 490 µs, 35 ms, 4.2 s, 3 min 20 s or 1 h 02 min. */
 export function formatSeconds(seconds) {
   if (seconds && seconds < 1) {
     const milliseconds = Number((1e3 * seconds).toPrecision(3));
     return milliseconds < 1 ? `${Number((1e6 * seconds).toPrecision(3))} µs` : `${milliseconds} ms`;
   }
   if (seconds < 59.95) return `${Number(seconds.toPrecision(3))} s`;
-  const two = (/** @type {number} */ count) => String(count).padStart(2, "0");
+  const two = (count) => String(count).padStart(2, "0");
   const [whole, minutes] = [Math.round(seconds), Math.round(seconds / 60)];
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
   return `${formatCount(Math.floor(minutes / 60))} h ${two(minutes % 60)} min`;
 }
 
-/** Return step 1,200, 4.2 s or epoch 1.5. @param {AxisKind} axis @param {number} place */
+/** Return step 1,200, 4.2 s or epoch 1.5. */
 export function formatPlace(axis, place) {
   if (axis === "time") return formatSeconds(place);
   return axis === "step" ? `step ${formatCount(place)}` : `epoch ${formatValue(place)}`;
 }
 
-/**
- * Return `rank 2`, `ranks 0, 2` or `ranks 0-3, 7`, as `rank_list` does.
- * @param {number[]} ranks
- */
+/** Return `rank 2`, `ranks 0, 2` or `ranks 0-3, 7`, as `rank_list` does. */
 export function formatRanks(ranks) {
-  /** @type {number[][]} */
   const spans = [];
   for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
     const span = spans.at(-1);

@@ -1,6 +1,6 @@
-import { FrameLoop, readTheme, watchTheme } from "./canvas.js";
+import { FrameLoop, watchTheme } from "./canvas.js";
 import { CurveGrid, CurveOptions } from "./curves.js";
-import { h, setText } from "./elements.js";
+import { make, show } from "./elements.js";
 import { Header, Progress } from "./header.js";
 import { Logs } from "./logs.js";
 import { Measurements } from "./measuring.js";
@@ -13,32 +13,23 @@ import { Tabs } from "./tabs.js";
 import { Timeline } from "./timeline.js";
 import { Usage } from "./usage.js";
 
-/** @import { KernelListener, Model, PageMessage, Reset, Topic, Update } from "./wire" */
-
-/**
- * Part of the page. It is painted in the first frame after one of its topics changed.
- * @typedef {{ topics: Topic[], element: HTMLElement, paint(data: RunData, changed: Set<Topic>): void }} View
- */
-
 const PAGE_ID = Math.random().toString(36).slice(2); // differs after a reload
 const DEAD_STATUSES = new Set(["restarting", "autorestarting", "dead", "terminating"]);
 
-/**
- * Data and options of the last closed view of each model, by the model's key. The next view of the model takes them.
- * @type {Map<string, { data: RunData, options: CurveOptions }>}
- */
+/** Data and options of the last closed view of each model, by the model's key. The next view of the model takes them. */
 export const HANDOVERS = new Map();
 
 /** View of a monitor. Two views of one model share nothing. */
 export class MonitorView {
-  #unwatchTheme = () => {};
   #clock = 0;
   #model;
   #kernel;
   #onKnown;
   #key;
+  #unwatchTheme;
+  #announcement = make("div", { class: "nbl-unseen", role: "status", "aria-live": "polite" });
 
-  /** @param {Model} model @param {HTMLElement} parent @param {() => void} onKnown called when there is a run to show */
+  /** @param {() => void} onKnown called when there is a run to show */
   constructor(model, parent, onKnown = () => {}) {
     this.#model = model;
     this.#kernel = model.widget_manager?.kernel;
@@ -47,54 +38,29 @@ export class MonitorView {
     const { data, options } = HANDOVERS.get(this.#key) ?? {};
     HANDOVERS.delete(this.#key);
     this.data = data ?? new RunData(model.get("title") ?? "");
-    this.data.markAllChanged();
     this.options = options ?? new CurveOptions();
-    this.frames = new FrameLoop(
-      () => readTheme(this.root),
-      () => this.#paintViews(),
-    );
-    const announcement = h("div", { class: "nbl-unseen", role: "status", "aria-live": "polite" });
-    this.header = new Header(
-      (message) => this.#send(message),
-      (text) => setText(announcement, text),
-    );
-    const send = (/** @type {PageMessage} */ message) => this.#send(message);
-    const progress = new Progress();
-    const parts = new Tabs([
-      new RankTable(),
-      new Settings(send),
-      new Logs(),
-      new Timeline(this.frames),
-      new Pictures(),
-      new Usage(this.frames),
-      new Measurements(send),
-    ]);
-    /** @type {View[]} */
-    const below = [new Errors(), new Notices(), new CurveGrid(this.frames, this.options, send), parts];
-    /** @type {View[]} */
-    this.views = [this.header, progress, ...below];
-    const head = h("div", { class: "nbl-head" }, this.header.element, progress.element);
-    const attributes = {
-      class: "nbl-monitor",
-      role: "group",
-      "aria-label": "Monitor of a run",
-    };
-    this.root = h("div", attributes, announcement, head, ...below.map(({ element }) => element));
+    const send = (message) => this.#send(message);
+    this.root = make("div", { class: "nbl-monitor", role: "group", "aria-label": "Monitor of a run" });
+    this.frames = new FrameLoop(this.root, () => this.#paint());
+    this.header = new Header(send);
+    this.views = [
+      new Progress(),
+      new Errors(),
+      new Notices(),
+      new CurveGrid(this.frames, this.options, send),
+      new Tabs([new RankTable(), new Settings(send), new Logs(), new Timeline(), new Pictures(), new Usage(this.frames), new Measurements(send)]),
+    ];
+    const [progress, ...below] = this.views.map(({ element }) => element);
+    this.root.append(this.#announcement, make("div", { class: "nbl-head" }, this.header.element, progress), ...below);
     parent.append(this.root);
-    this.#listen();
+    model.on("msg:custom", this.#onMessage);
+    for (const event of ["comm:close", "comm_live_update"]) model.on(event, this.#onComm);
+    this.#kernel?.statusChanged?.connect(this.#onKernel);
+    this.#unwatchTheme = watchTheme(() => this.frames.invalidateAll());
     this.frames.request();
     this.#greet();
   }
 
-  #listen() {
-    this.#model.on("msg:custom", this.#onMessage);
-    this.#model.on("comm:close", this.#onComm);
-    this.#model.on("comm_live_update", this.#onComm);
-    this.#kernel?.statusChanged?.connect(this.#onKernel);
-    this.#unwatchTheme = watchTheme(() => this.#onTheme());
-  }
-
-  /** @param {Reset | Update | null | undefined} message */
   #onMessage = (message) => {
     if (message?.type !== "reset" && message?.type !== "update") return;
     this.data.receive(message);
@@ -108,20 +74,13 @@ export class MonitorView {
     this.#setLink(DEAD_STATUSES.has(this.#kernel?.status ?? "") ? "lost" : "silent");
   };
 
-  /** @type {KernelListener} */
   #onKernel = (_, status) => {
     if (DEAD_STATUSES.has(status)) this.#setLink("lost");
   };
 
-  #onTheme() {
-    this.data.changed.add("plotting");
-    this.frames.invalidateAll();
-  }
-
   /** @param {"silent" | "lost"} link */
   #setLink(link) {
-    if (link === "silent" && this.data.link === "lost") return;
-    this.data.setLink(link);
+    if (this.data.link !== "lost") this.data.link = link;
     this.#keepTime();
     this.frames.request();
   }
@@ -131,10 +90,7 @@ export class MonitorView {
     this.#send({ type: "hello", page: PAGE_ID });
   }
 
-  /**
-   * Send a message. Return false if the comm is known to be closed: sending then throws, or rejects later.
-   * @param {PageMessage} message
-   */
+  /** Send a message. Return false if the comm is known to be closed: sending then throws, or rejects later. */
   #send(message) {
     try {
       Promise.resolve(this.#model.send(message)).catch(() => this.#setLink("silent"));
@@ -147,25 +103,25 @@ export class MonitorView {
 
   /** Run the clock while the run is live, and only then. */
   #keepTime() {
-    if (this.data.isLive && !this.#clock) this.#clock = setInterval(() => this.#tick(), 1000);
-    if (this.data.isLive || !this.#clock) return;
-    clearInterval(this.#clock);
-    this.#clock = 0;
+    if (this.data.isLive) this.#clock ||= setInterval(() => this.#tick(), 1000);
+    else {
+      clearInterval(this.#clock);
+      this.#clock = 0;
+    }
   }
 
   #tick() {
-    this.header.tick(this.data);
+    this.header.paint(this.data);
     const silence = (performance.now() - this.data.lastMessageAt) / 1000;
     if (silence > this.data.legend.limits.silent_seconds) this.#setLink("silent");
   }
 
-  #paintViews() {
-    const { changed, isKnown } = this.data;
-    this.data.changed = new Set();
+  #paint() {
+    const { isKnown, run, state } = this.data;
     if (isKnown) this.#onKnown();
     // The other views have nothing to show before the first `reset`, and no legend to show it with.
-    for (const view of isKnown ? this.views : [this.header])
-      if (view.topics.some((topic) => changed.has(topic))) view.paint(this.data, changed);
+    for (const view of isKnown ? [this.header, ...this.views] : [this.header]) view.paint(this.data);
+    show(this.#announcement, run.name ? `${run.name}: ${state.word}` : state.word);
   }
 
   close() {
@@ -174,8 +130,7 @@ export class MonitorView {
     this.frames.close();
     clearInterval(this.#clock);
     this.#model.off("msg:custom", this.#onMessage);
-    this.#model.off("comm:close", this.#onComm);
-    this.#model.off("comm_live_update", this.#onComm);
+    for (const event of ["comm:close", "comm_live_update"]) this.#model.off(event, this.#onComm);
     this.#kernel?.statusChanged?.disconnect(this.#onKernel);
     this.root.remove();
   }
