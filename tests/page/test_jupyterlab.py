@@ -75,7 +75,13 @@ NOTEBOOKS = {
     ],
     "failing.ipynb": [TRAIN, PANEL.replace("train", "fail")],
     "typed.ipynb": [TRAIN, PANEL],
-    "kept.ipynb": [TRAIN, PANEL, "import os; os.kill(os.getpid(), 9)"],
+    "kept.ipynb": [
+        TRAIN,
+        PANEL,
+        "from notebook_launcher import compare, runs\nruns()",
+        "compare(runs()[0])",
+        "import os; os.kill(os.getpid(), 9)",
+    ],
     "again.ipynb": [TRAIN, PANEL, "panel.run"],
     "dying.ipynb": [
         TRAIN,
@@ -454,7 +460,7 @@ def test_monitor_shows_lost_when_the_kernel_is_restarted(lab):
 
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
-def test_reopened_notebook_or_dead_kernel_shows_the_panel_as_a_picture_with_its_code(lab):
+def test_reopened_notebook_or_dead_kernel_shows_pictures_of_the_panel_and_of_runs(lab):
     page = lab.open("kept.ipynb", height=1600)
     lab.run(page, 0)
     lab.run(page, 1)
@@ -485,10 +491,17 @@ def test_reopened_notebook_or_dead_kernel_shows_the_panel_as_a_picture_with_its_
         other.locator(".nbp-panel").wait_for()
         assert other.get_by_text("Last picture of the panel.").is_hidden()
         other.close()
-    lab.start(page, 2)
+    live = [page.locator(".nbr-runs"), page.locator("[aria-label='Runs side by side']")]
+    pictures = [lab.cell(page, at).locator("[class^='nbp-kept-']") for at in (2, 3)]
+    for at in (2, 3):
+        lab.run(page, at)
+        live[at - 2].wait_for()
+    assert not any(one.is_visible() for one in pictures)
+    lab.start(page, 4)
     page.get_by_role("button", name="Ok", exact=True).click()  # JupyterLab says that the kernel has died.
-    kept.wait_for()
-    assert panel.is_hidden()
+    for one in (kept, *pictures):
+        one.wait_for()
+    assert not any(one.is_visible() for one in (panel, *live))
 
 
 @lab_alone

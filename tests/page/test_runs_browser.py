@@ -65,7 +65,7 @@ def page(window: Page) -> Iterator[Page]:
     parts = {"css": (STATIC / "runs.css").read_text(encoding="utf-8"), "module": module, "traits": traits}
     window.goto("about:blank")
     window.set_content(HARNESS % {name: part.replace("</", "<\\/") for name, part in parts.items()})
-    window.wait_for_function("window.listening?.() === 4")
+    window.wait_for_function("window.listening?.() === 5")
     yield window
     assert window.evaluate("window.hacked") is None
     window.evaluate("window.cleanUp()")

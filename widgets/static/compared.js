@@ -1,5 +1,9 @@
 import { showComparison } from "./monitor/comparison.js";
+import { leaveToPicture } from "./monitor/kernel.js";
 
-const render = ({ model, el }) => showComparison(model, model.get("tables"), el);
+function render({ model, el }) {
+  const ends = [leaveToPicture(model, el), showComparison(model, model.get("tables"), el)];
+  return () => ends.forEach((end) => end());
+}
 
 export default { render };

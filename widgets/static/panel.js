@@ -4,9 +4,9 @@
 // page sends what was typed and clicked. Text goes into text nodes only.
 
 import { h, make, show } from "./monitor/elements.js";
+import { leaveToPicture } from "./monitor/kernel.js";
 
 const LOOK_EVERY = 1000; // milliseconds between two requests to look for changed names in the notebook
-const DEAD_STATUSES = new Set(["restarting", "autorestarting", "dead", "terminating"]); // of a kernel
 const COPIED = 1500; // milliseconds for which the button says so
 const MARKS = { error: "✕ ", warning: "Note: " };
 const TRAITS = ["form", "running", "opened", "folded"];
@@ -92,30 +92,19 @@ class Panel {
   /** By the key of a field: the time at which a value was sent last, and the value. */
   #typed = new Map();
   #model;
-  #el;
   #element;
-  #kernel;
+  #stay;
   #monitor;
 
   constructor(model, el, host) {
     this.#model = model;
-    this.#el = el;
-    this.#kernel = model.widget_manager?.kernel;
-    this.#kernel?.statusChanged?.connect(this.#onKernel);
-    model.on("comm:close", this.#onClose);
+    this.#stay = leaveToPicture(model, el);
     this.#monitor = new MonitorPlace(model, host);
     this.#element = make("div", { class: "nbp-panel", onpointerenter: this.#look, onfocusin: this.#look });
     el.append(this.#element);
     for (const name of TRAITS) model.on(`change:${name}`, this.#draw);
     this.#draw();
   }
-
-  /** Show the picture below instead: ipywidgets sets this class too, but anywidget cuts it off from the model. */
-  #onClose = () => this.#el.classList.add("jupyter-widgets-disconnected");
-
-  #onKernel = (_, status) => {
-    if (DEAD_STATUSES.has(status)) this.#onClose();
-  };
 
   /** Have Python look for names of the notebook that may have changed. */
   #look = () => {
@@ -272,8 +261,7 @@ class Panel {
 
   close() {
     for (const name of TRAITS) this.#model.off(`change:${name}`, this.#draw);
-    this.#kernel?.statusChanged?.disconnect(this.#onKernel);
-    this.#model.off("comm:close", this.#onClose);
+    this.#stay();
     this.#monitor.close();
   }
 }

@@ -2,6 +2,7 @@
 
 import { showComparison } from "./monitor/comparison.js";
 import { h, make, show } from "./monitor/elements.js";
+import { leaveToPicture } from "./monitor/kernel.js";
 
 /** Columns: the title, the name of what is shown in an item of the trait `rows`, and of what is sorted by. */
 const COLUMNS = [
@@ -173,12 +174,14 @@ class RunsView {
 
 function render({ model, el }) {
   const view = new RunsView(model, el);
+  const stay = leaveToPicture(model, el);
   const [paint, compare] = [() => view.paint(), () => view.paintComparison()];
   for (const name of ["rows", "caption", "answer"]) model.on(`change:${name}`, paint);
   model.on("change:compared", compare);
   return () => {
     for (const name of ["rows", "caption", "answer"]) model.off(`change:${name}`, paint);
     model.off("change:compared", compare);
+    stay();
     view.close();
   };
 }

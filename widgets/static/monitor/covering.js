@@ -12,10 +12,14 @@ export class Covering {
   #model;
   #key;
   #observer = new MutationObserver((records) => this.#onChange(records));
+  /** Rules that hide pictures: at first those that are older than the monitor itself, kept in case the kernel dies. */
+  #style;
 
   constructor(model) {
     this.#model = model;
     this.#key = CSS.escape(model.get("key"));
+    this.#style = make("style", {}, `[data-nbl-kept="${this.#key}"] { display: none }`);
+    document.head.append(this.#style);
     this.#observer.observe(document.body, { childList: true, subtree: true });
     this.#coverPictures(document.body);
   }
@@ -31,48 +35,30 @@ export class Covering {
   }
 
   #coverPictures(root) {
-    for (const element of root.querySelectorAll(`[data-nbl-explore="${this.#key}"]`))
-      if (!this.#covers.has(element)) this.#cover(element);
-    if (this.#covers.size) this.#updatePictures();
-    this.#showKept(root, false);
+    for (const element of root.querySelectorAll(`[data-nbl-explore="${this.#key}"]`)) {
+      if (this.#covers.has(element)) continue;
+      const host = make("div", { "data-nbl-host": true });
+      host.hidden = true;
+      element.append(host);
+      this.#covers.set(element, { host, view: new MonitorView(this.#model, host, () => this.#uncover(host)) });
+    }
   }
 
-  /** Show or hide the pictures that are kept in case the kernel dies: they are older than the monitor itself. */
-  #showKept(root, isShown) {
-    for (const picture of root.querySelectorAll(`[data-nbl-kept="${this.#key}"]`))
-      if (picture instanceof HTMLElement) picture.style.display = isShown ? "" : "none";
-  }
-
-  #cover(element) {
-    const host = make("div", { "data-nbl-host": true });
-    host.hidden = true; // until there is a run to show
-    element.append(host);
-    const onKnown = () => {
-      if (!host.hidden) return;
-      host.hidden = false;
-      this.#updatePictures();
-    };
-    this.#covers.set(element, { host, view: new MonitorView(this.#model, host, onKnown) });
-  }
-
-  /** Hide the pictures while a view covers them, and show them otherwise. */
-  #updatePictures() {
-    const covers = [...this.#covers];
-    const isCovered = covers.some(([, { host }]) => !host.hidden);
-    const pictures = covers.flatMap(([element, { host }]) => [...element.children].filter((child) => child !== host));
-    pictures.push(...document.querySelectorAll(`[data-nbl-cover="${this.#key}"]`));
-    for (const picture of pictures) if (picture instanceof HTMLElement) picture.style.display = isCovered ? "none" : "";
+  /** Show a view as soon as there is a run to show, and hide the pictures. */
+  #uncover(host) {
+    if (!host.hidden) return;
+    host.hidden = false;
+    const pictures = `[data-nbl-explore="${this.#key}"] > :not([data-nbl-host]), [data-nbl-cover="${this.#key}"]`;
+    this.#style.append(`${pictures} { display: none !important }`);
   }
 
   close() {
     this.#observer.disconnect();
-    this.#showKept(document.body, true);
+    this.#style.remove();
     for (const { host, view } of this.#covers.values()) {
       view.close();
-      host.hidden = true;
+      host.remove();
     }
-    this.#updatePictures();
-    for (const { host } of this.#covers.values()) host.remove();
     this.#covers.clear();
     HANDOVERS.delete(this.#model.get("key"));
   }

@@ -2,6 +2,7 @@ import { FrameLoop, watchTheme } from "./canvas.js";
 import { CurveGrid, CurveOptions } from "./curves.js";
 import { make, show } from "./elements.js";
 import { Header, Progress } from "./header.js";
+import { DEAD_STATUSES, watchKernel } from "./kernel.js";
 import { Logs } from "./logs.js";
 import { Measurements } from "./measuring.js";
 import { Errors, Notices } from "./messages.js";
@@ -14,7 +15,6 @@ import { Timeline } from "./timeline.js";
 import { Usage } from "./usage.js";
 
 const PAGE_ID = Math.random().toString(36).slice(2); // differs after a reload
-const DEAD_STATUSES = new Set(["restarting", "autorestarting", "dead", "terminating"]);
 
 /** Data and options of the last closed view of each model, by the model's key. The next view of the model takes them. */
 export const HANDOVERS = new Map();
@@ -23,16 +23,15 @@ export const HANDOVERS = new Map();
 export class MonitorView {
   #clock = 0;
   #model;
-  #kernel;
   #onKnown;
   #key;
   #unwatchTheme;
+  #unwatchKernel;
   #announcement = make("div", { class: "nbl-unseen", role: "status", "aria-live": "polite" });
 
   /** @param {() => void} onKnown called when there is a run to show */
   constructor(model, parent, onKnown = () => {}) {
     this.#model = model;
-    this.#kernel = model.widget_manager?.kernel;
     this.#onKnown = onKnown;
     this.#key = model.get("key");
     const { data, options } = HANDOVERS.get(this.#key) ?? {};
@@ -55,7 +54,7 @@ export class MonitorView {
     parent.append(this.root);
     model.on("msg:custom", this.#onMessage);
     for (const event of ["comm:close", "comm_live_update"]) model.on(event, this.#onComm);
-    this.#kernel?.statusChanged?.connect(this.#onKernel);
+    this.#unwatchKernel = watchKernel(model, () => this.#setLink("lost"));
     this.#unwatchTheme = watchTheme(() => this.frames.invalidateAll());
     this.frames.request();
     this.#greet();
@@ -71,11 +70,7 @@ export class MonitorView {
   /** The comm was closed or opened again. A kernel that is only out of reach answers the hello. */
   #onComm = () => {
     this.#greet();
-    this.#setLink(DEAD_STATUSES.has(this.#kernel?.status ?? "") ? "lost" : "silent");
-  };
-
-  #onKernel = (_, status) => {
-    if (DEAD_STATUSES.has(status)) this.#setLink("lost");
+    this.#setLink(DEAD_STATUSES.has(this.#model.widget_manager?.kernel?.status) ? "lost" : "silent");
   };
 
   /** @param {"silent" | "lost"} link */
@@ -131,7 +126,7 @@ export class MonitorView {
     clearInterval(this.#clock);
     this.#model.off("msg:custom", this.#onMessage);
     for (const event of ["comm:close", "comm_live_update"]) this.#model.off(event, this.#onComm);
-    this.#kernel?.statusChanged?.disconnect(this.#onKernel);
+    this.#unwatchKernel();
     this.root.remove();
   }
 }
