@@ -461,7 +461,7 @@ def test_monitor_shows_lost_when_the_kernel_is_restarted(lab):
 @lab_alone
 @pytest.mark.leaks("the server, its kernel and the browser serve several tests")
 def test_reopened_notebook_or_dead_kernel_shows_pictures_of_the_panel_and_of_runs(lab):
-    page = lab.open("kept.ipynb", height=1600)
+    page = lab.open("kept.ipynb", height=2600)
     lab.run(page, 0)
     lab.run(page, 1)
     panel, kept = page.locator(".nbp-panel"), page.get_by_text("Last picture of the panel.")
