@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.facade import LazyNames
 
 if TYPE_CHECKING:
-    from notebook_launcher.archive.opening import open_run as open_run
+    from notebook_launcher.archive.listing import open_run as open_run
     from notebook_launcher.archive.recorded import RecordedRun as RecordedRun
     from notebook_launcher.config import LaunchConfig as LaunchConfig
     from notebook_launcher.detached.attached_run import AttachedRun as AttachedRun

@@ -1,14 +1,16 @@
-"""A list of runs that have left a folder, with its table, as `runs()` returns it."""
+"""The runs that have left a folder: `runs()` returns a list of them, with its table, and `open_run(...)` one."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import difflib
 import itertools
 import numbers
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from notebook_launcher.archive.recorded import RecordedRun
@@ -21,7 +23,9 @@ from notebook_launcher.history.run_folders import is_hosted, is_session, is_stop
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording import (
     bounded,
+    did_you_mean,
     escape,
+    first_few,
     format_bytes,
     format_metrics,
     format_seconds,
@@ -33,7 +37,6 @@ from notebook_launcher.wording import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
     from notebook_launcher.history.schema import RunKind, RunSnapshot
 
@@ -276,6 +279,65 @@ def _launched(run: RecordedRun) -> float:
     """Return the time of a run's launch, of which alone the summary is read."""
     started = (read_json(run.folder, run_folders.SUMMARY) or {}).get("started")
     return started if isinstance(started, float) else run.listed().started
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `open_run(...)`: a run by its id, the beginning of its id, or `"last"`.
+
+
+LAST = "last"
+"""The word for the latest run."""
+
+
+def open_run(run: str | os.PathLike[str], folder: str | os.PathLike[str] = "auto") -> RecordedRun:
+    """Return a run that has left a folder.
+
+    Args:
+        run: The run's id, the beginning of its id, the path of its folder, or `"last"` for the latest run.
+        folder: The folder that holds the runs' folders. `"auto"`: see `LaunchConfig.runs_folder`.
+
+    Raises:
+        LookupError: There is no such run, the beginning fits several runs, or `folder` is `"auto"` and recording of
+            runs is off.
+        ConfigError: `run` or `folder` is neither text nor a path.
+    """
+    if not isinstance(run, str | os.PathLike):
+        msg = f"run={run!r} is {type_of(run)}. Pass a run's id, as runs() shows it, or the path of its folder."
+        raise ConfigError(msg)
+    if isinstance(run, os.PathLike) or os.sep in run:
+        return RecordedRun(Path(run).expanduser().absolute())
+    home = require_home(folder)
+    ids = run_folders.list_ids(home)
+    found = [name for name in ids if name == run] or [name for name in ids if run and name.startswith(run)]
+    if not found and run == LAST and (every := stored_runs(home)):
+        return every[0]
+    if len(found) == 1:
+        return RecordedRun(home / found[0])
+    # Of runs of one second the ids do not show which is the latest.
+    in_order = ids if found else [stored.id for stored in stored_runs(home)]
+    raise for_caller(LookupError(_why_not_one(run, home, in_order, found)))
+
+
+def _why_not_one(run: str, home: Path, ids: list[str], found: list[str]) -> str:
+    if found:
+        return f"{len(found)} runs in {home} begin with {run!r}: {first_few(found)}. Type more of the id."
+    if not ids:
+        return (
+            f"there is no run {run!r}: no run has left a folder in {home}. A launch of more than a second leaves one, "
+            "and runs(folder) lists another folder."
+        )
+    hint = did_you_mean(run, ids) or _near_name(run, ids) or f"The latest is {ids[0]}."
+    lists = f"runs(), in a terminal `notebook-launcher runs`, lists all {len(ids)}."
+    return f"there is no run {run!r} in {home}. {hint} {lists}"
+
+
+def _near_name(run: str, ids: list[str]) -> str:
+    """Return the latest run of each function whose name is close to the text, as a question; empty if none is."""
+    latest: dict[str, str] = {}
+    for run_id in ids:
+        latest.setdefault(run_folders.name_in(run_id), run_id)
+    close = difflib.get_close_matches(run, latest)
+    return f"Did you mean {' or '.join(latest[name] for name in close)}?" if close else ""
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def _chosen(options: argparse.Namespace) -> RunList:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.opening import open_run
+    from notebook_launcher.archive.listing import open_run
     from notebook_launcher.drawing.run_picture import plain_settings, static_text
     from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.history.curves import Curves
@@ -153,7 +153,7 @@ def _ranks(chosen: str | None, num_processes: int) -> range:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.opening import open_run
+    from notebook_launcher.archive.listing import open_run
     from notebook_launcher.widgets.runs.comparison import compare
 
     if len(options.runs) < 2:
@@ -166,7 +166,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _edit(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.opening import open_run
+    from notebook_launcher.archive.listing import open_run
 
     run = open_run(options.run, options.folder)
     tags = None if options.tags is None else words_of(options.tags)
@@ -176,8 +176,7 @@ def _edit(options: argparse.Namespace) -> int:
 
 
 def _delete(options: argparse.Namespace) -> int:
-    from notebook_launcher.archive.listing import RunList
-    from notebook_launcher.archive.opening import open_run
+    from notebook_launcher.archive.listing import RunList, open_run
     from notebook_launcher.detached.attaching import runs, stop_hosted
     from notebook_launcher.drawing.tables import terminal_width
     from notebook_launcher.wording import format_bytes

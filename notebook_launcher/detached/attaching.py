@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notebook_launcher.archive.listing import RunList, require_home, stored_runs
-from notebook_launcher.archive.opening import LAST, open_run
+from notebook_launcher.archive.listing import LAST, RunList, open_run, require_home, stored_runs
 from notebook_launcher.detached.attached_run import AttachedRun
 from notebook_launcher.detached.attached_session import AttachedSession
 from notebook_launcher.detached.host_socket import HostSilentError

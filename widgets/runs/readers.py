@@ -35,7 +35,7 @@ def read_run(run: Any, place: int) -> tuple[RunSnapshot, Curves, dict[str, str],
         LookupError: No run with this id has left a folder.
     """
     if isinstance(run, (str, os.PathLike)):
-        from notebook_launcher.archive.opening import open_run
+        from notebook_launcher.archive.listing import open_run
 
         run = open_run(run)
     if isinstance(run, Results):
