@@ -19,7 +19,9 @@ RELEASE := build/release
 HOSTED := .cache/hosted
 COLAB_PYTHON ?= $(or $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null),$(PYTHON))
 COLAB := notebook==6.5.7 ipykernel==6.17.1 ipython==7.34.0 ipywidgets==7.7.1
-RUNNERS := papermill==2.7.0 nbconvert==7.17.2 voila==0.5.13 marimo==0.25.2
+KAGGLE := ipykernel==6.17.1 ipython==7.34.0 ipywidgets==8.1.5 nbconvert==6.4.5 papermill==2.7.0 \
+	jupyter_server==2.12.5 jupyterlab matplotlib
+RUNNERS := papermill==2.7.0 nbconvert==7.17.2 voila==0.5.13
 VSCODE := @vscode/jupyter-ipywidgets8@1.0.9 requirejs@2.3.8
 PAGE := benchmarks/performance_page.py
 CORE := tests/foundations/test_config.py tests/settings/test_settings.py tests/travel \
@@ -36,7 +38,7 @@ gpu-check: $(VENV)/installed-test  ## try on GPUs what can only be tried there (
 	@$(BIN)/python -m notebook_launcher check
 	@$(BIN)/python -m pytest -q tests/gpu
 
-hosted-check: $(addprefix $(HOSTED)/,colab/installed runners/installed vscode/installed)  ## try the package with Colab's versions, VS Code's widgets, papermill, nbconvert, Voila and marimo
+hosted-check: $(addprefix $(HOSTED)/,colab/installed kaggle/installed runners/installed vscode/installed)  ## try the package with Colab's and Kaggle's versions, VS Code's widgets, papermill, nbconvert and Voila
 	@$(BIN)/python -m pytest -q tests/hosted
 
 test: lint $(TSC)  ## check everything and run the tests; SLOW=1, as in CI: with tutorials, documentation and JupyterLab
@@ -95,10 +97,10 @@ bench: $(VENV)/installed-bench  ## measure, side by side with other launchers, a
 house:  ## print the size of the package and of its tests
 	@$(PYTHON) tests/house.py
 
-$(HOSTED)/colab/installed $(HOSTED)/runners/installed: $(HOSTED)/%/installed: Makefile $(VENV)/installed-test
+$(addprefix $(HOSTED)/,$(addsuffix /installed,colab kaggle runners)): $(HOSTED)/%/installed: Makefile $(VENV)/installed-test
 	@echo "==> environment in $(@D) (torch is large: it takes minutes)"
-	@$(if $(filter colab,$*),$(COLAB_PYTHON),$(PYTHON)) -m venv $(@D)
-	@$(@D)/bin/pip install -q "$$(grep '^torch==' constraints.txt)" -e . $(if $(filter colab,$*),$(COLAB),$(RUNNERS))
+	@$(if $(filter runners,$*),$(PYTHON),$(COLAB_PYTHON)) -m venv $(@D)
+	@$(@D)/bin/pip install -q "$$(grep '^torch==' constraints.txt)" -e . $($(shell echo $* | tr a-z A-Z))
 	@touch $@
 
 $(HOSTED)/vscode/installed: Makefile

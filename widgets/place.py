@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import sys
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,11 @@ class PanelCell:
     def __init__(self) -> None:
         self.newest = ""
         """Cell that was run last."""
-        self.executions: dict[str, str] = {}
+        self.executions: dict[str, Any] = {}
 
     def add(self, message: Any) -> bool:
-        """Note the cell that a message executes. Return True if this execution had not been noted yet."""
-        cell, execution = _cell_of(message), message["header"]["msg_id"] if message else ""
+        """Note the cell that a message, or else marimo, executes. Return True if this execution is a new one."""
+        cell, execution = _execution_of(message) if message else _execution_in_marimo()
         if not cell or self.executions.get(cell) == execution:
             return False
         self.newest, self.executions[cell] = cell, execution
@@ -41,11 +42,18 @@ class PanelCell:
         return False
 
 
-def _cell_of(message: Any) -> str:
-    """Return the id of the cell that a message executes, else its code; empty if the message executes no cell."""
-    if not message:
-        return ""
-    return str(message.get("metadata", {}).get("cellId") or message.get("content", {}).get("code") or "")
+def _execution_of(message: Any) -> tuple[str, Any]:
+    """Return the id of a message's cell, else its code, and the execution; empty if it executes no cell."""
+    cell = message.get("metadata", {}).get("cellId") or message.get("content", {}).get("code") or ""
+    return str(cell), message["header"]["msg_id"]
+
+
+def _execution_in_marimo() -> tuple[str, Any]:
+    if (marimo := sys.modules.get("marimo._runtime.context")) is None or not marimo.runtime_context_installed():
+        return "", None
+    execution = marimo.get_context().execution_context
+    # Executions of one cell are equal; as long as one is held here, no other has its id.
+    return ("", None) if execution is None else (str(execution.cell_id), (id(execution), execution))
 
 
 def open_widgets() -> list[ipywidgets.Widget]:

@@ -67,11 +67,11 @@ def surroundings(folder: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def served_page(environment: str, folder: Path, *words: str, path: str = "") -> Iterator[Page]:
-    """Run a module that serves a folder, and open a page of it in a browser."""
+def served_page(python: str | Path, folder: Path, *words: str, path: str = "") -> Iterator[Page]:
+    """Run a module of an environment that serves a folder, and open a page of it in a browser."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://127.0.0.1:{(port := free.getsockname()[1])}/{path}"
-    command = [str(HOSTED / environment / "bin/python"), "-m", *words, f"--port={port}"]
+    command = [str(python), "-m", *words, f"--port={port}"]
     env = surroundings(folder)
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)

@@ -81,7 +81,7 @@ def test_notebook_6_draws_panel_and_monitor_pauses_and_keeps_a_picture(tmp_path)
     cells = [f"{TRAIN}\nConfigPanel(train, num_processes=2)", "notebook_launch(train, 2)"]
     write_notebook(tmp_path / "a.ipynb", cells)
     words = ("notebook", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--NotebookApp.token=")
-    with served_page("colab", tmp_path, *words, path="notebooks/a.ipynb") as page:
+    with served_page(PYTHON, tmp_path, *words, path="notebooks/a.ipynb") as page:
         page.wait_for_function("() => window.Jupyter?.notebook?.kernel?.is_connected()")
         page.evaluate("() => { Jupyter.notebook.execute_all_cells(); }")
         page.get_by_role("button", name="Launch").first.wait_for()

@@ -1,9 +1,8 @@
-"""Programs that run notebooks without an editor: papermill, nbconvert, Voila and `marimo run`."""
+"""Programs that run notebooks without an editor: papermill, nbconvert and Voila."""
 
 from __future__ import annotations
 
 import subprocess
-import textwrap
 
 import nbformat
 import pytest
@@ -35,41 +34,10 @@ def test_run_that_a_later_cell_waits_for_leaves_its_text_and_picture(program, tm
     assert any("<img" in output.get("data", {}).get("text/html", "") for output in outputs)
 
 
-MARIMO = """
-import marimo
-app = marimo.App()
-
-@app.cell
-def _():
-{train}
-    return (Monitor, launch, notebook_launch, train)
-
-@app.cell
-def _(notebook_launch, train):
-    notebook_launch(train, 2, kwargs={{"updates": 50}})
-    return
-
-@app.cell
-def _(Monitor, launch, train):
-    run = launch(train, 2, monitor=False)
-    Monitor(run)
-    return (run,)
-"""
-
-
 @needs_browser
 @pytest.mark.leaks("the server, its kernel and the browser are ended at the end")
 def test_page_of_voila_launches_from_the_panel_and_pauses(tmp_path):
     write_notebook(tmp_path / "a.ipynb", [TRAIN, "ConfigPanel(train, num_processes=2)"])
-    with served_page("runners", tmp_path, "voila", "a.ipynb", "--no-browser") as page:
+    with served_page(BIN / "python", tmp_path, "voila", "a.ipynb", "--no-browser") as page:
         page.get_by_role("button", name="Launch").first.click()
-        pause(page)
-
-
-@needs_browser
-@pytest.mark.leaks("the server and the browser are ended at the end")
-def test_page_of_marimo_shows_results_and_a_live_monitor_that_pauses(tmp_path):
-    (tmp_path / "a.py").write_text(MARIMO.format(train=textwrap.indent(TRAIN, "    ")))
-    with served_page("runners", tmp_path, "marimo", "run", "a.py", "--headless", "--no-token") as page:
-        page.get_by_text("Results of 2 ranks").first.wait_for()
         pause(page)
