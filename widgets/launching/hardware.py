@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from typing import TYPE_CHECKING, Any
@@ -108,17 +109,11 @@ def unfit_backends(machine: Machine, config: LaunchConfig) -> dict[str, str]:
 
 
 def sharding_hint(num_processes: int, shard: int, num_steps: int, num_bytes: int) -> str:
-    """Return what a launch with `shard` saves and costs, against one without.
+    """Return what a launch with `shard` saves and costs, against one without; 0 bytes of parameters: not known.
 
     The traffic follows from the algorithms: whole models are all-reduced once for each update; a shard gathers
     parameters twice and reduces gradients once in each micro-batch; replicas all-reduce their shards once for each
     update.
-
-    Args:
-        num_processes: The processes of the launch.
-        shard: Number of ranks that share a model out.
-        num_steps: Micro-batches for each update.
-        num_bytes: The bytes of the model's parameters; 0 if they are unknown.
     """
     if num_processes == 1:
         return "With one process, sharding has no effect"
@@ -148,23 +143,14 @@ def parameter_bytes(function: Any, arguments: Iterable[Any]) -> int:
 
     A model that the function makes is unknown before it runs; then this is 0.
     """
-    models = [value for value in arguments if _is_model(value)] or [
-        value for value in _variables_of(function) if _is_model(value)
-    ]
+    if (nn := sys.modules.get("torch.nn")) is None:
+        return 0  # Without torch in the kernel, no value is a model.
+    models = [value for value in arguments if isinstance(value, nn.Module)]
+    if not models:
+        # It may be no Python function, or a variable around it may have no value yet.
+        with contextlib.suppress(TypeError, ValueError):
+            names = inspect.getclosurevars(inspect.unwrap(function))
+            named = [*names.nonlocals.values(), *names.globals.values()]
+            models = [value for value in named if isinstance(value, nn.Module)]
     tensors = {id(tensor): tensor for model in models for tensor in model.parameters()}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def _is_model(value: Any) -> bool:
-    torch = sys.modules.get("torch")  # without torch in the kernel, no value is a model
-    module = getattr(getattr(torch, "nn", None), "Module", None)
-    return module is not None and isinstance(value, module)
-
-
-def _variables_of(function: Any) -> list[Any]:
-    """Return the values of the notebook's variables that a function names."""
-    try:
-        names = inspect.getclosurevars(inspect.unwrap(function))
-    except (TypeError, ValueError):  # it is not a Python function, or a variable around it has no value yet
-        return []
-    return [*names.nonlocals.values(), *names.globals.values()]

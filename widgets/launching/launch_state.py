@@ -150,27 +150,17 @@ class LaunchState(traitlets.HasTraits):
             finally:
                 self._field_put = ""
 
-    def put_typed(self, name: str, text: str) -> None:
-        """Set an option to a number that was typed; an empty text means the default."""
+    def put_typed(self, key: str, text: str) -> None:
+        """Set an option, or an argument as `arguments.<name>`, to what was typed; an empty text means the default."""
+        name = key.removeprefix("arguments.")
         with self.lock:
             try:
-                value = parameters.reads(name, text)
+                value = parameters.reads(key, text) if name == key else self.parameters[name].parse(text)
             except ValueError as error:
-                self.mistakes[name] = str(error)
+                self.mistakes[key] = str(error)
                 self.touch()
             else:
-                self.put(name, value)
-
-    def put_argument(self, name: str, text: str) -> None:
-        """Set an argument to a value that was typed; an empty text means `Parameter.empty`."""
-        with self.lock:
-            try:
-                value = self.parameters[name].parse(text)
-            except ValueError as error:
-                self.mistakes[f"arguments.{name}"] = str(error)
-                self.touch()
-            else:
-                self.set_argument(name, value)
+                (self.put if name == key else self.set_argument)(name, value)
 
     def set_argument(self, name: str, value: Any) -> None:
         """Set an argument. Its default and `MISSING` remove it from `arguments`."""
@@ -431,34 +421,26 @@ def _decode(parameter: Parameter, data: Any) -> Any:
 # Notes below the fields that decide how long a run lives, and from where it resumes after a failure.
 
 
-IDLENESS = "Stops the run after this time without output, reports or updates"
-BEGINNING = "The function starts from the beginning, unless it loads a checkpoint itself"
-RESUME = "accelerator.load_state() without a folder loads the newest checkpoint, or nothing if there is none yet"
-NO_RESTARTS = "No restarts are allowed yet: enter their number in Restarts after a failure"
-DETACHED = "The run continues when the kernel ends or restarts; attach() reconnects to the run"
-SIGNAL = "Sent by a cluster before it takes the machine: the run saves after its next update, and stops"
-AUTOMATIC = f"SIGTERM. {SIGNAL}"
-NO_SIGNAL = "Automatic: no signal; if restarts resume from a checkpoint, SIGTERM saves and stops the run"
-ONLY_DETACHED = 'Only for a run that outlives the kernel: tick "Outlive the kernel", too'
-
-
 def lifetime_hints(config: LaunchConfig) -> dict[str, str]:
     """Return the note below each of these fields, by the option's name."""
-    return {
-        "idle_timeout": IDLENESS,
-        "resume": _resume_hint(config),
-        "detached": DETACHED,
-        "preemption_signal": _signal_hint(config),
-    }
-
-
-def _resume_hint(config: LaunchConfig) -> str:
+    signal = "Sent by a cluster before it takes the machine: the run saves after its next update, and stops"
     if config.resume is None:
-        return BEGINNING
-    return RESUME if config.max_restarts or config.detached else NO_RESTARTS
-
-
-def _signal_hint(config: LaunchConfig) -> str:
-    if config.preemption_signal is not None:
-        return SIGNAL if config.detached else ONLY_DETACHED
-    return AUTOMATIC if config.detached and config.resume is not None else NO_SIGNAL
+        resume = "The function starts from the beginning, unless it loads a checkpoint itself"
+    elif config.max_restarts or config.detached:
+        resume = (
+            "accelerator.load_state() without a folder loads the newest checkpoint, or nothing if there is none yet"
+        )
+    else:
+        resume = "No restarts are allowed yet: enter their number in Restarts after a failure"
+    if config.preemption_signal is None and config.detached and config.resume is not None:
+        signal = f"SIGTERM. {signal}"
+    elif config.preemption_signal is None:
+        signal = "Automatic: no signal; if restarts resume from a checkpoint, SIGTERM saves and stops the run"
+    elif not config.detached:
+        signal = 'Only for a run that outlives the kernel: tick "Outlive the kernel", too'
+    return {
+        "idle_timeout": "Stops the run after this time without output, reports or updates",
+        "resume": resume,
+        "detached": "The run continues when the kernel ends or restarts; attach() reconnects to the run",
+        "preemption_signal": signal,
+    }

@@ -19,7 +19,8 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -304,8 +305,7 @@ def _kind(annotation: Any, default: Any) -> tuple[Kind, tuple[Any, ...]]:
     return ("literal" if takes_literals or is_one else "code"), ()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Containers as annotations describe them: whether a typed literal is one, and what to type instead.
+# Containers as annotations name them: whether a typed literal is one, and what to type instead.
 
 
 EXAMPLES: dict[Any, str] = {
@@ -317,17 +317,12 @@ EXAMPLES: dict[Any, str] = {
     Mapping: "{'a': 1}",
     Sequence: "[1, 2]",
 }
-"""An example of each container."""
 TYPES: dict[Any, tuple[type, ...]] = {frozenset: (set, frozenset), Mapping: (dict,), Sequence: (list, tuple)}
 """Types of the literals that stand for a container; for all others, the container itself."""
-PLAIN_TYPES: dict[Any, tuple[type, ...]] = {
-    int: (int,),
-    float: (int, float),
-    str: (str,),
-    bool: (bool,),
-    bytes: (bytes,),
-}
-"""Types of the literals that stand for an element; an element with another annotation is not checked."""
+
+
+def _kind_of(annotation: Any) -> Any:
+    return typing.get_origin(annotation) or annotation
 
 
 def is_container(annotation: Any) -> bool:
@@ -336,17 +331,9 @@ def is_container(annotation: Any) -> bool:
 
 
 def container_fits(annotation: Any, value: Any) -> bool:
-    """Return True if a literal is what the annotation says, as far as it names built-in types."""
-    if annotation is None or annotation is type(None):
-        return value is None
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return any(container_fits(member, value) for member in typing.get_args(annotation))
-    if is_container(annotation):
-        kind = _kind_of(annotation)
-        return isinstance(value, TYPES.get(kind, (kind,))) and _elements_fit(kind, typing.get_args(annotation), value)
-    if isinstance(annotation, type) and annotation in PLAIN_TYPES:
-        return type(value) in PLAIN_TYPES[annotation]
-    return True
+    """Return True if a literal is such a container; what is in it is not checked."""
+    kind = _kind_of(annotation)
+    return isinstance(value, TYPES.get(kind, (kind,)))
 
 
 def container_words(annotation: Any) -> str:
@@ -354,21 +341,6 @@ def container_words(annotation: Any) -> str:
     name = annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else repr(annotation)
     name = name.replace("collections.abc.", "").replace("typing.", "")
     return f"a literal of type {name}, such as {EXAMPLES[_kind_of(annotation)]}"
-
-
-def _kind_of(annotation: Any) -> Any:
-    return typing.get_origin(annotation) or annotation
-
-
-def _elements_fit(kind: Any, arguments: tuple[Any, ...], value: Any) -> bool:
-    if not arguments:
-        return True
-    if kind is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-        pairs = zip(arguments, value, strict=False)
-        return len(value) == len(arguments) and all(container_fits(of, each) for of, each in pairs)
-    if kind in (dict, Mapping):
-        return all(container_fits(of, each) for pair in value.items() for of, each in zip(arguments, pair, strict=True))
-    return all(container_fits(arguments[0], each) for each in value)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -412,38 +384,29 @@ def _number(text: str) -> int | float | None:
 # The arguments of the function that a panel launches.
 
 
-class Arguments(MutableMapping[str, Any]):
+class Arguments(UserDict[str, Any]):
     """The arguments of the function: a value for each name that was set. Others keep their defaults."""
 
     def __init__(self, check: Callable[[str], None], changed: Callable[[str | None], None]) -> None:
-        self._values: dict[str, Any] = {}
+        super().__init__()
         self._check = check
         self._changed = changed
 
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
     def __setitem__(self, name: str, value: Any) -> None:
         self._check(name)
-        self._values[name] = value
+        self.data[name] = value
         self._changed(name)
 
     def __delitem__(self, name: str) -> None:
-        del self._values[name]
+        del self.data[name]
         self._changed(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict(self._values))
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(self._values)
+        return iter(dict(self.data))  # A message of the page may change them meanwhile.
 
     def replace(self, values: Mapping[str, Any]) -> None:
         """Set all at once; raises `ConfigError` for a name that the function does not take."""
         for name in values:
             self._check(name)
-        self._values = dict(values)
+        self.data = dict(values)
         self._changed(None)

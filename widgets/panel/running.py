@@ -130,7 +130,7 @@ class RunArea(traitlets.HasTraits):
     def show_error(self, error: BaseException) -> None:
         """Show an error as a cell does, but without a traceback if the message alone helps."""
         is_plain = isinstance(error, (CallOrderError, ConfigError))
-        self.error = [[f"{type(error).__name__}: {error}", ""]] if is_plain else exception_pieces(error)
+        self.error = [[f"{type(error).__name__}: {error}" if is_plain else exception_text(error), ""]]
 
     def take_over(self, old: RunArea) -> None:
         """Take over the run of the area that this one replaces, also a run that is still starting."""
@@ -305,16 +305,14 @@ class RunArea(traitlets.HasTraits):
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# An exception as a cell shows it, as pieces of text with classes for their colours.
+# An exception as a cell shows it.
 
 
-SELECT = re.compile(r"\x1b\[([\d;]*)m")
-OTHER_CONTROLS = re.compile(r"\x1b\[[\d;?]*[A-Za-ln-z]|\x1b[^\[]|[\x00-\x08\x0b-\x1f]")
-COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+CONTROLS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x1b[^\[]|[\x00-\x08\x0b-\x1f]")
 
 
-def exception_pieces(error: BaseException) -> list[list[str]]:
-    """Return the traceback that the running shell would print; without a shell, Python's.
+def exception_text(error: BaseException) -> str:
+    """Return the traceback that the running shell would print, without colours; without a shell, Python's.
 
     Of a failed run, it has one line in place of the rank's traceback, which the monitor has.
     """
@@ -323,41 +321,12 @@ def exception_pieces(error: BaseException) -> list[list[str]]:
     first = failures[0] if isinstance(failures, tuple) and failures else None
     if isinstance(first, Failure) and first.traceback.strip():
         text = text.replace(first.traceback.rstrip(), first.summary)
-    return ansi_pieces(text.strip())
-
-
-def ansi_pieces(text: str) -> list[list[str]]:
-    """Return the text in pieces, each with its colours and bold as classes; other control sequences are dropped."""
-    pieces, classes = [], set[str]()
-    for at, piece in enumerate(SELECT.split(text)):
-        if at % 2:
-            classes = _select(classes, piece)
-            continue
-        if clean := OTHER_CONTROLS.sub("", piece):
-            pieces.append([clean, " ".join(sorted(classes))])
-    return pieces
-
-
-def _select(classes: set[str], codes: str) -> set[str]:
-    numbers = [int(code or 0) for code in codes.split(";")]
-    if numbers[0] == 38:  # a colour by number: the first 16 of 256 are the named ones
-        numbers = [30 + numbers[2] % 8] if len(numbers) > 2 and numbers[1] == 5 and numbers[2] < 16 else []
-    for number in numbers:
-        if number == 0:
-            classes = set()
-        elif number == 1:
-            classes = {*classes, "nbp-bold"}
-        elif number in range(30, 38) or number in range(90, 98):
-            others = {name for name in classes if not name.startswith("nbp-ansi-")}
-            classes = {*others, f"nbp-ansi-{COLOURS[number % 10]}"}
-    return classes
+    return CONTROLS.sub("", text).strip()
 
 
 def _text(error: BaseException) -> str:
     if isinstance(error.__cause__, RemoteTraceback):
-        return str(
-            error.__cause__
-        )  # The cause is complete; a cell would add only the frames that raised it in the kernel.
+        return str(error.__cause__)  # It is complete: a cell would add the frames that raised it in the kernel.
     if (render := getattr(error, "_render_traceback_", None)) is not None:
         return "\n".join(render())
     shell = running_shell()

@@ -227,7 +227,7 @@ class PanelView:
         state, is_option = self.state, field.parameter is None
         self._typed[field.key] = value
         if field.kind == "text":
-            (state.put_typed if is_option else state.put_argument)(field.name, str(value))
+            state.put_typed(field.key, str(value))
             return
         if field.kind == "devices":
             value = (
