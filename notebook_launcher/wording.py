@@ -16,10 +16,12 @@ import types
 import unicodedata
 from decimal import ROUND_HALF_UP, Context, Decimal
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+T = TypeVar("T")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -111,6 +113,22 @@ def bounded(text: str, whole: str, limit: int = MAX_SHOWN) -> str:
     if 0 <= (cut := end.find("\n")) < room // 6:
         end = end[cut + 1 :]
     return f"{start}\n... {len(text) - len(start) - len(end):,} characters left out here: {whole} ...\n{end}"
+
+
+def told(record: Any) -> str:
+    """Return the repr of a record of many fields: those that say something, in a length that fits below a cell."""
+    shown = ((field.name, getattr(record, field.name)) for field in dataclasses.fields(record) if field.repr)
+    words = ", ".join(f"{name}={value!r}" for name, value in shown if value not in (None, "", (), {}))
+    return bounded(f"{type(record).__name__}({words})", "dataclasses.asdict() has all")
+
+
+class Listed(tuple[T, ...]):
+    """A tuple whose repr fits below a cell."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return bounded(super().__repr__(), "index it to see one")
 
 
 def one_line(text: object, limit: int = 200) -> str:

@@ -17,7 +17,7 @@ from notebook_launcher.history.folder_files import belongs_to_another, load_json
 from notebook_launcher.history.run_files import read_log_order, read_pictures
 from notebook_launcher.history.schema import RankSnapshot, RunMetrics, RunReader, RunSnapshot
 from notebook_launcher.tracebacks import for_caller
-from notebook_launcher.wording import format_seconds, one_line, plural, recordable_variables
+from notebook_launcher.wording import Listed, format_seconds, one_line, plural, recordable_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -72,7 +72,7 @@ class FolderReader(RunReader):
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:
         """State of each rank."""
-        return self.snapshot().ranks
+        return Listed(self.snapshot().ranks)
 
     @property
     def phases(self) -> dict[int, RankPhases]:

@@ -11,7 +11,7 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from notebook_launcher.wording import NAME_LENGTH, bounded, clean, format_number, one_line, plural
+from notebook_launcher.wording import NAME_LENGTH, bounded, clean, format_number, one_line, plural, told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,13 +47,6 @@ RunState = Literal["starting", "running", "waiting", "paused", "stopping", "done
 `"lost"`: the kernel ended before the run did; only a run that was read from its folder has this state."""
 
 RankState = Literal["starting", "running", "waiting", "saving", "asking", "returned", "failed", "stopped", "unknown"]
-
-
-def _told(record: Any) -> str:
-    """Return the repr of a record of many fields: those that say something, in a length that fits below a cell."""
-    told = ((field.name, getattr(record, field.name)) for field in dataclasses.fields(record) if field.repr)
-    words = ", ".join(f"{name}={value!r}" for name, value in told if value not in (None, "", (), {}))
-    return bounded(f"{type(record).__name__}({words})", "dataclasses.asdict() has all")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +171,7 @@ class RankPhases:
         total = sum(self.seconds.values())
         return {phase: seconds / total if total else 0.0 for phase, seconds in self.seconds.items()}
 
-    __repr__ = _told
+    __repr__ = told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +189,7 @@ class RankUsage:
     gpu_utilization: tuple[float | None, ...] = ()
     """Part of the time in which its GPU worked, 0 to 1."""
 
-    __repr__ = _told
+    __repr__ = told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +240,7 @@ class RankSnapshot:
     returned: str = ""
     """Short form of the returned value; empty until the rank has returned."""
 
-    __repr__ = _told
+    __repr__ = told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +345,7 @@ class RunSnapshot:
         known = [rank.samples_per_second for rank in self.ranks if rank.samples_per_second is not None]
         return sum(known) / len(known) if known else None
 
-    __repr__ = _told
+    __repr__ = told
 
 
 class RunReader(Protocol):

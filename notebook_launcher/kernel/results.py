@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from notebook_launcher.errors import MissingResultError, ReturnValueError
 from notebook_launcher.tracebacks import for_caller
-from notebook_launcher.wording import bounded, format_metrics, one_line, plural, rank_list, shape_of
+from notebook_launcher.wording import Listed, bounded, format_metrics, one_line, plural, rank_list, shape_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,12 +100,12 @@ class Results(Sequence[Any]):
     @property
     def ranks(self) -> tuple[RankSummary, ...]:
         """A summary of each rank."""
-        return self._ranks
+        return Listed(self._ranks)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failure of each rank that failed, the culprit first; empty after a success."""
-        return self._failures
+        return Listed(self._failures)
 
     @property
     def seconds(self) -> float:

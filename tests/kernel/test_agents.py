@@ -39,6 +39,9 @@ VALUES = {
     "doctor()": "print(doctor()) shows all",
     "LaunchConfig(env={f'NAME_{i}': 'x' * 99 for i in range(99)})": "LaunchConfig(",
     "results": "Results of 2",
+    "run.ranks": "(RankSnapshot(",
+    "def fail(): raise ValueError('x' * 3000)\ntry: notebook_launch(fail, 2, output='none')\n"
+    "except ValueError as error: failures = error.failures\nfailures": "(Failure(",
 }
 
 

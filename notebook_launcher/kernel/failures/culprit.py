@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from notebook_launcher.kernel.display.output import error_line, format_report
 from notebook_launcher.kernel.inspection.hangs import collective_in, waits_in
 from notebook_launcher.kernel.inspection.stacks import crash_site
-from notebook_launcher.wording import name_rank, plural_verb, rank_list
+from notebook_launcher.wording import name_rank, plural_verb, rank_list, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -232,6 +232,8 @@ class Failure:
     """The rank's collective that did not match the other ranks' collectives (`check_collectives=True`)."""
     node: str = ""
     """The name of the rank's machine; empty if all ranks are on one."""
+
+    __repr__ = told
 
     @property
     def who(self) -> str:

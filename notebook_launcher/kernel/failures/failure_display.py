@@ -64,7 +64,7 @@ def attach_failures(error: BaseException, failures: tuple[Failure, ...], results
     """Add to the exception its rank, the failures, the results, and the text that notebooks show."""
     # No rank is to blame for a time-out or a stop.
     own = failures[0] if failures and not isinstance(error, (RunTimeoutError, RunStoppedError)) else None
-    for name, value in (("rank", own.rank if own else None), ("failures", failures), ("results", results)):
+    for name, value in (("rank", own.rank if own else None), ("failures", results.failures), ("results", results)):
         # A user's exception may have an attribute of that name, or refuse attributes.
         if getattr(error, name, None) in (None, ()):
             with contextlib.suppress(Exception):

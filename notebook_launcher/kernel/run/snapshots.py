@@ -12,6 +12,7 @@ from notebook_launcher.history.summaries import progress_line
 from notebook_launcher.kernel.display.output import one_line_of
 from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
 from notebook_launcher.kernel.plan import config_as_json
+from notebook_launcher.wording import Listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -238,7 +239,7 @@ class LiveRunReader(RunReader):
     @property
     def ranks(self) -> tuple[RankSnapshot, ...]:
         """Present state of each rank."""
-        return take_rank_snapshots(self._data)
+        return Listed(take_rank_snapshots(self._data))
 
     @property
     def metrics(self) -> RunMetrics:
