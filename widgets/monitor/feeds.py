@@ -1,16 +1,19 @@
-"""Timelines and logs in a monitor's messages, each of bounded size."""
+"""Timelines, logs and pictures in a monitor's messages, each of bounded size."""
 
 from __future__ import annotations
 
+import base64
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.drawing.legend import LIMITS
+from notebook_launcher.drawing.reported import TABLE, read_rows, without_formulas
 from notebook_launcher.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from notebook_launcher.history.schema import PhaseSpan, RankPhases, RunReader
+    from notebook_launcher.history.schema import PhaseSpan, RankPhases, RunPicture, RunReader
 
 Item = dict[str, Any]
 
@@ -24,6 +27,10 @@ NEW_PIECES = 500
 """Pieces of the ranks' output whose order an update knows; a piece ends where another rank's output begins."""
 FAR = 1 << 40
 """A position beyond the end of any log."""
+ALL_PICTURES, NEW_PICTURES = 4_000_000, 500_000
+"""Bytes of the pictures in the first message, and in an update; the newest of each name and rank is always sent."""
+MAX_ROWS = 50
+"""Rows of a table that the page shows; its CSV, to be downloaded, has all."""
 
 
 class LaneFeed:
@@ -111,3 +118,45 @@ class LogFeed:
 
     def _end(self, rank: int) -> int:
         return self._reader.logs_since(rank, FAR)[1]
+
+
+class ReportedPictureFeed:
+    """Images, histograms and tables of a run as items PICTURE."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self._reader = reader
+        self._position = 0
+
+    def everything(self) -> list[Item]:
+        """Return the newest pictures of each name and rank."""
+        pictures, self._position = self._reader.pictures_since(0)
+        return _picture_items(pictures, ALL_PICTURES)
+
+    def news(self) -> list[Item]:
+        """Return the pictures since the last message; of a flood, the newest."""
+        pictures, self._position = self._reader.pictures_since(self._position)
+        return _picture_items(pictures, NEW_PICTURES)
+
+
+def _picture_items(pictures: Sequence[RunPicture], room: int) -> list[Item]:
+    counts: defaultdict[tuple[str, int], int] = defaultdict(int)
+    kept = []
+    for picture in reversed(pictures):
+        key = (picture.name, picture.rank)
+        room -= len(picture.data)
+        if counts[key] == 0 or (room >= 0 and counts[key] < LIMITS.pictures):
+            counts[key] += 1
+            kept.append(picture)
+    return [_picture_item(picture) for picture in reversed(kept)]
+
+
+def _picture_item(picture: RunPicture) -> Item:
+    is_table = picture.mime == TABLE
+    data = without_formulas(picture.data) if is_table else picture.data
+    return {
+        "name": picture.name,
+        "rank": picture.rank,
+        "step": picture.step,
+        "rows": read_rows(picture, MAX_ROWS) if is_table else [],
+        "source": f"data:{picture.mime};base64,{base64.b64encode(data).decode()}",
+    }

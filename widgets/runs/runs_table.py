@@ -40,7 +40,7 @@ class RunsTable(anywidget.AnyWidget):
     _esm = join_modules(STATIC / "runs.js")
     _css = join_modules(STATIC / "runs.css") + monitor_css()
     rows: Any = traitlets.List().tag(sync=True)
-    """An item for each run; see `RunRow` in `static/runs.js`."""
+    """An item for each run, as `_row` makes it."""
     arguments: Any = traitlets.List().tag(sync=True)
     """Names of the arguments that differ between runs, each of which has a column."""
     caption = traitlets.Unicode().tag(sync=True)
