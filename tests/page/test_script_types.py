@@ -31,7 +31,7 @@ def test_scripts_of_the_widgets_have_no_type_errors():
 @needs_typescript
 def test_wrong_type_in_a_script_is_found(tmp_path):
     script = (STATIC / "monitor/text.js").read_text(encoding="utf-8")
-    (tmp_path / "text.js").write_text(f"{script}\nplainLine('').lenght;\n", encoding="utf-8")
+    (tmp_path / "text.js").write_text(f"{script}\nplainLin('');\n", encoding="utf-8")
     config = CONFIG.read_text(encoding="utf-8").replace("../../widgets/static/**/*", "*.js")
     (tmp_path / "tsconfig.json").write_text(config, encoding="utf-8")
-    assert "Property 'lenght' does not exist" in check(tmp_path)
+    assert "Cannot find name 'plainLin'" in check(tmp_path)

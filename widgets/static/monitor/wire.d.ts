@@ -1,5 +1,5 @@
 /**
- * Messages between Python and the page, as JSON, and what a front end gives a widget.
+ * Messages between Python and the page, as JSON.
  *
  * In `widgets/monitor/`, `feed.py` makes the messages of Python, `page_items.py` and `feeds.py` their items. A number
  * that is not finite is null. This file is for the type checker alone; the browser does not load it.
@@ -289,27 +289,4 @@ export interface Limits {
   shown_lines: number;
   notices: number;
   silent_seconds: number;
-}
-
-/** A widget's model, as far as the page uses it. */
-export interface Model {
-  get(name: string): string;
-  on(event: string, listener: (message: any) => void): void;
-  off(event: string, listener: (message: any) => void): void;
-  /** Throws or rejects when the comm is closed. */
-  send(message: PageMessage | { type: "look" }): unknown;
-  /** In JupyterLab only. */
-  widget_manager?: { kernel?: Kernel };
-}
-
-export interface Kernel {
-  status: string;
-  statusChanged?: KernelSignal;
-}
-
-export type KernelListener = (kernel: unknown, status: string) => void;
-
-export interface KernelSignal {
-  connect(listener: KernelListener): void;
-  disconnect(listener: KernelListener): void;
 }
