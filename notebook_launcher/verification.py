@@ -8,13 +8,12 @@ accumulation").
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.errors import ConfigError
 from notebook_launcher.kernel.session import Session
 from notebook_launcher.settings.option_checks import check_whole_number
-from notebook_launcher.wording import bounded, type_of
+from notebook_launcher.wording import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,14 +91,10 @@ def verify_accumulation(
     Raises:
         ConfigError: The numbers are not whole numbers, or no combination of them divides the 8 samples.
     """
-    for name, numbers in (
-        ("num_processes", num_processes),
-        ("gradient_accumulation_steps", gradient_accumulation_steps),
-    ):
-        if isinstance(numbers, str) or not isinstance(numbers, Iterable):
-            raise ConfigError(f"{name}={numbers!r} is {type_of(numbers)}. Pass a list of whole numbers: [1, 2, 4].")
-        for number in numbers:
-            check_whole_number(name, number, minimum=0)
+    for number in num_processes:
+        check_whole_number("num_processes", number, minimum=0)
+    for number in gradient_accumulation_steps:
+        check_whole_number("gradient_accumulation_steps", number, minimum=0)
     options = {"output": "none", **options}
     fitting = {
         processes: [steps for steps in gradient_accumulation_steps if _divides(processes * steps)]

@@ -166,7 +166,10 @@ class _Search:
         except BaseException as caught:  # it is raised below, once the peers know of it
             error = caught
         try:
-            again = peers.agree(error, should_reduce_batch_size) if peers else _is_shortage(error)
+            if peers:
+                again = peers.agree(error, should_reduce_batch_size)
+            else:
+                again = error is not None and should_reduce_batch_size(error)
             if error is not None and not again:
                 raise error
             if again:
@@ -206,7 +209,3 @@ class _Search:
                 f"({error}). find_executable_batch_size passes the batch size itself, as the first argument: define "
                 f"{name}(batch_size, ...) and call {name}({wanted})."
             ) from None
-
-
-def _is_shortage(error: BaseException | None) -> bool:
-    return error is not None and should_reduce_batch_size(error)

@@ -240,15 +240,11 @@ class Safepoint:
             notify(f"saved {folder}, after update {self.last_update}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _nobody, ()  # An Accelerator that is pickled does not answer to another launch.
+        return type(None), ()  # An Accelerator that is pickled does not answer to another launch.
 
 
 def _slot(context: RankContext, name: str, place: slice) -> BoardSlot | StoreSlot:
     return BoardSlot(context.board, place) if context.num_nodes == 1 else StoreSlot(context, name)
-
-
-def _nobody() -> None:
-    pass
 
 
 def make_safepoint(process: ProcessState) -> Safepoint | None:

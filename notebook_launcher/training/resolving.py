@@ -131,11 +131,8 @@ def resolve_backend(given: Any) -> str | None:
 
 def resolve_precision(argument: Any, conflicts: list[str]) -> str:
     """Return the precision; raise ValueError if it is unknown."""
-    if argument is None:
-        return precision_of(context.setting("mixed_precision"), os.environ)
-    chosen = read_precision("mixed_precision", argument)
-    _compare("mixed_precision", chosen, conflicts)
-    return chosen
+    given = None if argument is None else read_precision("mixed_precision", argument)
+    return precision_of(_choose("mixed_precision", given, conflicts), os.environ)
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -189,20 +186,14 @@ def given_accumulation(num_steps: int | None, plugin: GradientAccumulationPlugin
 def _num_steps(given: int | None, rules: Rules, conflicts: list[str]) -> int:
     if rules.environment_wins and STEPS_VARIABLE in os.environ:
         return steps_of(None, os.environ)
-    if given is None:
-        return steps_of(context.setting("gradient_accumulation_steps"), os.environ)
-    _compare("gradient_accumulation_steps", given, conflicts)
-    return given
+    return steps_of(_choose("gradient_accumulation_steps", given, conflicts), os.environ)
 
 
 def _resolve_max_grad_norm(argument: float | None, conflicts: list[str]) -> float | None:
     """Return the norm that gradients are clipped to before each update, or None."""
-    if argument is None:
-        launched = context.setting("max_grad_norm")
-        return None if launched is None else float(launched)
-    limit = check_option_number("max_grad_norm", argument, NUMBERS["max_grad_norm"])
-    _compare("max_grad_norm", limit, conflicts)
-    return limit
+    given = None if argument is None else check_option_number("max_grad_norm", argument, NUMBERS["max_grad_norm"])
+    chosen = _choose("max_grad_norm", given, conflicts)
+    return None if chosen is None else float(chosen)
 
 
 def _resolve_hook(handler: DistributedDataParallelKwargs, conflicts: list[str]) -> DistributedDataParallelKwargs:
@@ -218,12 +209,9 @@ def _resolve_hook(handler: DistributedDataParallelKwargs, conflicts: list[str]) 
 
 def _resolve_check(argument: bool | None, rules: Rules, conflicts: list[str]) -> bool:
     """Return True if ranks compare their weights; the default is the same as for the other guards."""
-    if argument is None:
-        launched = context.setting("check_ranks")
-        return rules.guards if launched is None else bool(launched)
     check_switch("check_ranks", argument, or_none=True)
-    _compare("check_ranks", bool(argument), conflicts)
-    return bool(argument)
+    chosen = _choose("check_ranks", None if argument is None else bool(argument), conflicts)
+    return rules.guards if chosen is None else bool(chosen)
 
 
 def resolve_loaders(config: DataLoaderConfiguration | None, **shortcuts: Any) -> DataLoaderConfiguration:
@@ -284,6 +272,14 @@ def report_conflicts(conflicts: Sequence[str]) -> None:
     """Report in one line the settings in which the code and the launch differ."""
     if conflicts:
         context.notify("Accelerator(): " + "; ".join(conflicts) + ". The code wins.")
+
+
+def _choose(name: SettingName, given: Any, conflicts: list[str]) -> Any:
+    """Return what the code gives, or else the launch."""
+    if given is None:
+        return context.setting(name)
+    _compare(name, given, conflicts)
+    return given
 
 
 def _compare(name: SettingName, chosen: Any, conflicts: list[str]) -> None:

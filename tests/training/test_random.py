@@ -18,12 +18,7 @@ import torch
 from notebook_launcher.training import random as seeding
 from tests.support.toy_training import session_fixture
 
-
-def set_up() -> None:
-    """Do nothing."""
-
-
-ranks = session_fixture(2, set_up)
+ranks = session_fixture(2)
 
 
 def draw() -> tuple[float, float, float]:

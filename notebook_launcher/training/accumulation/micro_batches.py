@@ -264,18 +264,14 @@ class MicroBatches:
             if isinstance(factor, torch.Tensor) or factor:
                 backward(loss, gradient, kwargs)
             else:
-                self._compute_without_weight(loss, gradient, kwargs)
+                with without_sparse_rows(self._members.models_and_leaves):
+                    backward(loss, gradient, kwargs)
             if is_watched and clock is not None:
                 clock.end_watched()
         except BaseException:
             if window is not None:
                 window.is_broken = True
             raise
-
-    def _compute_without_weight(self, loss: torch.Tensor, gradient: torch.Tensor, kwargs: dict[str, Any]) -> None:
-        trained = (parameter for member in self._members.models_and_leaves for parameter in member.parameters())
-        with without_sparse_rows(trained):
-            backward(loss, gradient, kwargs)
 
     def _initial_gradient(self, loss: torch.Tensor, factor: float | torch.Tensor, given: Any) -> torch.Tensor:
         """Return the factor as the initial gradient, which saves the two kernels of a multiplication in the graph.
@@ -528,12 +524,13 @@ def backward(loss: torch.Tensor, gradient: torch.Tensor, kwargs: dict[str, Any])
 
 
 @contextlib.contextmanager
-def without_sparse_rows(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+def without_sparse_rows(members: Iterable[Member]) -> Iterator[None]:
     """Leave out the rows of sparse gradients inside the block, which is for a micro-batch without weight.
 
     All of these rows are 0, and an optimizer such as SparseAdam moves every row that a gradient names.
     """
-    trained: list[Any] = [parameter for parameter in parameters if parameter.requires_grad and parameter.is_leaf]
+    parameters: Iterator[Any] = (parameter for member in members for parameter in member.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad and parameter.is_leaf]
     handles = [parameter.register_hook(_no_rows) for parameter in trained]
     try:
         yield

@@ -6,7 +6,6 @@ or alone in one, they give back what they got.
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from typing import TYPE_CHECKING, Any
@@ -381,4 +380,4 @@ def _repeat_last(tensor: torch.Tensor, dim: int, missing: int) -> torch.Tensor:
     if missing == 0 or not -tensor.ndim <= dim < tensor.ndim:
         return tensor
     last = tensor.narrow(dim, tensor.shape[dim] - 1, 1)
-    return torch.cat(list(itertools.chain([tensor], itertools.repeat(last, missing))), dim=dim)
+    return torch.cat([tensor, *[last] * missing], dim=dim)

@@ -76,7 +76,8 @@ class ProcessState:
         self.num_processes = place.num_processes if place else 1
         self.set_device()
         if place and not dist.is_initialized():
-            _start(backend or self._choose_backend(place), timeout, self.device)
+            chosen = backend or self._choose_backend(place)
+            dist.init_process_group(chosen, timeout=timeout, device_id=self.device if chosen == "nccl" else None)
         self.backend = dist.get_backend() if place else None
         several = DistributedType.MULTI_GPU if self._use_gpu else DistributedType.MULTI_CPU
         self.distributed_type = several if self.num_processes > 1 else DistributedType.NO
@@ -166,12 +167,9 @@ class ProcessState:
     def _barrier(self, *, wait: bool) -> None:
         if self.num_processes == 1:
             return
-        with context.activity(context.WAITING if wait else context.COMPUTING):
-            self._call_barrier(wait=wait)
-
-    def _call_barrier(self, *, wait: bool) -> None:
         device_ids = [self.device.index] if self.backend == "nccl" and self.device.type == "cuda" else None
-        dist.barrier(device_ids=device_ids, async_op=not wait)
+        with context.activity(context.WAITING if wait else context.COMPUTING):
+            dist.barrier(device_ids=device_ids, async_op=not wait)
 
     def main_process_first(self) -> contextlib.AbstractContextManager[None]:
         """Let process 0 run a `with` block while the others wait, and then the others.
@@ -296,10 +294,6 @@ def _place_in_group(backend: str | None, timeout: timedelta | None) -> ProcessPl
     return ProcessPlace(
         rank=dist.get_rank(), num_processes=dist.get_world_size(), local_rank=int(local_rank), num_local=None
     )
-
-
-def _start(backend: str, timeout: timedelta | None, device: torch.device) -> None:
-    dist.init_process_group(backend, timeout=timeout, device_id=device if backend == "nccl" else None)
 
 
 def _given(name: str, value: int | None) -> int:

@@ -28,7 +28,6 @@ from notebook_launcher.training.accumulation.members import FORWARD_SYNCED
 from notebook_launcher.training.fingerprints import Sketch, fingerprint, is_comparable, sketch
 from notebook_launcher.training.rank_check.divergence import (
     SWITCH,
-    Difference,
     ForgottenOptimizers,
     describe_divergence,
     named,
@@ -207,18 +206,16 @@ class RankCheck:
             return
         tensors = {"weights": comparand.tensors, "rates": [], "state": self._state_of(comparand)}[what]
         details = gather([[name, *sketch(tensor)] for name, tensor in tensors], sorted(alike)) if tensors else {}
-        difference = Difference(
-            what=what,
+        text, is_error = describe_divergence(
+            what,
+            found[what],
+            rates,
+            {rank: {name: Sketch(*rest) for name, *rest in theirs} for rank, theirs in details.items()},
             where=where,
-            model=comparand.title,
-            num_updates=comparand.notes.num_synced,
-            values=found[what],
-            rates=rates,
-            sketches={rank: {name: Sketch(*rest) for name, *rest in theirs} for rank, theirs in details.items()},
+            title=comparand.title,
+            notes=comparand.notes,
             unowned=self._unowned(comparand),
-            own_state=comparand.notes.own_state,
         )
-        text, is_error = describe_divergence(difference)
         if is_error:
             raise RuntimeError(text)
         self._notify(what, text)
@@ -292,7 +289,7 @@ class RankCheck:
         ]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _nobody, ()  # The ranks of another launch need not all have a copy.
+        return type(None), ()  # The ranks of another launch need not all have a copy.
 
 
 def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
@@ -305,10 +302,6 @@ def _compare_steps(evidence: dict[int, Evidence], where: str) -> None:
             "numbers of micro-batches, and the ranks soon make different numbers of updates. Give all ranks the same "
             f"number: micro-batches may have different sizes. {SWITCH}"
         )
-
-
-def _nobody() -> None:
-    pass
 
 
 # --------------------------------------------------------------------------------------------------------------------

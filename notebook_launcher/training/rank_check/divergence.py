@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from notebook_launcher.training.fingerprints import is_comparable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from notebook_launcher.training.accumulation.members import Members
+    from notebook_launcher.training.accumulation.members import Members, Notes
     from notebook_launcher.training.fingerprints import Sketch
     from notebook_launcher.training.rank_check.check import GradientComparison
 
@@ -25,43 +24,56 @@ if TYPE_CHECKING:
 SWITCH = "check_ranks=False, of an Accelerator or a launch, switches this check off."
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """The facts of one difference between ranks."""
+def describe_divergence(
+    what: str,
+    values: Mapping[int, Any],
+    rates: Mapping[int, tuple[float, ...]],
+    sketches: Mapping[int, Mapping[str, Sketch]],
+    *,
+    where: str,
+    title: str,
+    notes: Notes,
+    unowned: frozenset[str],
+) -> tuple[str, bool]:
+    """Return the report, and True if it is an error: False where the ranks differ by rounding alone.
 
-    what: str
-    """`"weights"`, `"rates"` or `"state"`, the first of them that differs."""
-    where: str
-    """`"update 4"` or the name of a call."""
-    model: str
-    """The model's name."""
-    num_updates: int
-    """Updates of the model so far."""
-    values: Mapping[int, Any]
-    """A value of each rank; equal values mean that the ranks agree."""
-    rates: Mapping[int, tuple[float, ...]]
-    """The learning rates of each rank."""
-    sketches: Mapping[int, Mapping[str, Sketch]]
-    """The sketches of the tensors concerned, by rank and name."""
-    unowned: frozenset[str]
-    """Names of parameters that no prepared optimizer updates."""
-    own_state: str
-    """The cause of optimizer states that differ on purpose; empty: none is known."""
-
-
-def describe_divergence(difference: Difference) -> tuple[str, bool]:
-    """Return the report, and True if it is an error: False where the ranks differ by rounding alone."""
-    reference, others = _sides(difference.values)
-    ranks, base = f"rank{'s' * (len(others) > 1)} {named(others)}", f"rank {reference}"
-    if difference.what == "rates":
-        return f"{difference.where}: {_rates_differ(difference)} {SWITCH}", True
-    what = "weights" if difference.what == "weights" else "optimizer's states"
-    text = f"{difference.where}: the {what} of {difference.model} on {ranks} differ from those on {base}"
-    distances = _distances(difference.sketches, reference, others)
-    large = [name for name, distance in distances.items() if distance > _tolerance(difference, name, reference)]
+    Args:
+        what: `"weights"`, `"rates"` or `"state"`, the first of them that differs.
+        values: A value of each rank; equal values mean that the ranks agree.
+        rates: The learning rates of each rank.
+        sketches: The sketches of the tensors concerned, by rank and name.
+        where: `"update 4"` or the name of a call.
+        title: The model's name.
+        notes: The model's notes.
+        unowned: Names of parameters that no prepared optimizer updates.
+    """
+    listed = {rank: ", ".join(f"{rate:.6g}" for rate in mine) for rank, mine in sorted(rates.items())}
+    by_rank = "; ".join(f"{mine} on rank {rank}" for rank, mine in listed.items())
+    rates_differ = (
+        f"The learning rates differ: {by_rank}. Step schedulers, and change learning rates, on every rank alike."
+    )
+    if what == "rates":
+        return f"{where}: {rates_differ} {SWITCH}", True
+    reference, others = _sides(values)
+    ranks = f"rank{'s' * (len(others) > 1)} {named(others)}"
+    things = "weights" if what == "weights" else "optimizer's states"
+    text = f"{where}: the {things} of {title} on {ranks} differ from those on rank {reference}"
+    distances = _distances(sketches, reference, others)
+    # What rounding alone can have made: a few times its error, which adds up.
+    rounding = 4.0 * math.sqrt(notes.num_synced + 1)
+    large = [name for name, far in distances.items() if far > rounding * sketches[reference][name].epsilon]
     if large:
-        listed = f"first in {large[0]}, by {_share(distances[large[0]])}, and in {len(large)} of {_total(difference)}"
-        return f"{text}, {listed} tensors. {_cause(difference, large[0])} {SWITCH}", True
+        causes = [
+            (STATE, what == "state"),
+            (rates_differ, len(set(rates.values())) > 1),
+            (OWN_STATE.format(notes.own_state), bool(notes.own_state)),
+            (BEFORE, notes.num_synced <= 1),
+            (UNOWNED, large[0] in unowned),
+        ]
+        cause = next((cause for cause, holds in causes if holds), OTHER)
+        total = max(map(len, sketches.values()))
+        first = f"first in {large[0]}, by {_share(distances[large[0]])}, and in {len(large)} of {total} tensors"
+        return f"{text}, {first}. {cause} {SWITCH}", True
     if distances:
         reason = "Kernels of different devices, or different numbers of threads, can be the reason."
         return f"{text} by rounding alone, first in {next(iter(distances))}. {reason}", False
@@ -72,23 +84,6 @@ def named(ranks: Iterable[int]) -> str:
     """Return `1`, `1 and 3`, or `1, 2 and 3`."""
     *first, last = map(str, sorted(ranks))
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _cause(difference: Difference, name: str) -> str:
-    """Return the likely cause and what to do."""
-    causes = [
-        (STATE, difference.what == "state"),
-        (_rates_differ(difference), len(set(difference.rates.values())) > 1),
-        (OWN_STATE.format(difference.own_state), bool(difference.own_state)),
-        (BEFORE, difference.num_updates <= 1),
-        (UNOWNED, name in difference.unowned),
-    ]
-    return next((cause for cause, holds in causes if holds), OTHER)
-
-
-def _rates_differ(difference: Difference) -> str:
-    rates = "; ".join(f"{_listed(rates)} on rank {rank}" for rank, rates in sorted(difference.rates.items()))
-    return f"The learning rates differ: {rates}. Step schedulers, and change learning rates, on every rank alike."
 
 
 STATE = (
@@ -131,19 +126,6 @@ def _distances(sketches: Mapping[int, Mapping[str, Sketch]], reference: int, oth
         if any(sketch.bits != mine.bits for sketch in theirs):
             found[name] = max(mine.distance(sketch) for sketch in theirs)
     return found
-
-
-def _tolerance(difference: Difference, name: str, reference: int) -> float:
-    """Return the relative distance that rounding alone can have made: a few times its error, which adds up."""
-    return 4.0 * difference.sketches[reference][name].epsilon * math.sqrt(difference.num_updates + 1)
-
-
-def _total(difference: Difference) -> int:
-    return max(map(len, difference.sketches.values()))
-
-
-def _listed(rates: tuple[float, ...]) -> str:
-    return ", ".join(f"{rate:.6g}" for rate in rates)
 
 
 def _share(distance: float) -> str:
