@@ -1,4 +1,4 @@
-"""Types of the widgets' scripts, which JSDoc comments declare, under TypeScript's checker."""
+"""The widgets' scripts under TypeScript's checker, which infers most of their types."""
 
 from __future__ import annotations
 
