@@ -6,11 +6,10 @@ import dataclasses
 import math
 import queue
 import time
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from notebook_launcher.kernel.display.questions import Answer
 from notebook_launcher.kernel.inspection.hangs import suggestion
-from notebook_launcher.kernel.inspection.profiles import Profile
 from notebook_launcher.kernel.inspection.stacks import Samples, Stacks
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.messaging import messages
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.inspection.profiles import ProfileRequests
     from notebook_launcher.kernel.run.attempt import Attempt
     from notebook_launcher.kernel.run.data import RunData
-    from notebook_launcher.messaging.messages import ChangeAction, ChangeSource
+    from notebook_launcher.messaging.messages import ChangeAction, ChangeSource, TrainerMade
     from notebook_launcher.settings.changes import Wanted
 
 
@@ -86,7 +85,7 @@ class EndSamplingCommand(AskingCommand[dict[int, str]]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ProfileCommand(AskingCommand[Profile | str]):
+class ProfileCommand(AskingCommand["Profile | str"]):
     """Profile the next updates on some ranks; the answer is the profile, or the reason why there is none."""
 
     updates: int
@@ -316,3 +315,57 @@ class RankRequests:
             return False
         self.paused_after = changed.update if changed.action == "pause" else None
         return True
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Words for a request that only an Accelerator carries out, in a run that has none at work yet.
+
+
+OTHERS: dict[str, tuple[str, str]] = {
+    "Hugging Face's Accelerator": (
+        "write accelerator.save_state(folder) in the loop",
+        "write `from notebook_launcher.compat import Accelerator` in the function, which keeps its numbers",
+    ),
+    "transformers' Trainer": (
+        'write TrainingArguments(save_strategy="steps", save_steps=100)',
+        "change it in a TrainerCallback; or call run.stop(), and go on with trainer.train(resume_from_checkpoint=True)",
+    ),
+    "Lightning's Trainer": (
+        "write Trainer(callbacks=[ModelCheckpoint(every_n_train_steps=100)])",
+        'change it in a Callback; or call run.stop(), and go on with trainer.fit(model, ckpt_path="last")',
+    ),
+    "Lightning's Fabric": (
+        "write fabric.save(path, state) in the loop",
+        "change it in the loop; or call run.stop(), and go on from a file of fabric.save(path, state)",
+    ),
+}
+"""By the trainer of another library: how it saves, and what works in the place of `run.set` and `run.pause`."""
+
+
+def no_update_yet(
+    consequence: str, advice: str, trainer: TrainerMade | None = None, asks: Literal["save", "change", ""] = ""
+) -> str:
+    """Return why the request cannot be carried out.
+
+    Args:
+        consequence: Clause that names what cannot be done, such as `it cannot be saved`.
+        advice: Another way, or when to try again, as the end of a sentence.
+        trainer: The trainer of another library that the function has made; None: there is none.
+        asks: What was asked for, for advice about that trainer; empty: none is given.
+    """
+    if trainer is not None and trainer.answers:
+        return f"{trainer.name} has made no update in this run yet, so {consequence}. Try again after the first one."
+    if trainer is not None:
+        instead = ""
+        if trainer.name in OTHERS and asks:
+            instead = f" Instead, {OTHERS[trainer.name][asks == 'change']}."
+        return (
+            f"no Accelerator of notebook_launcher has made an update in this run, so {consequence}: {trainer.name} "
+            f"makes the updates here, and it takes no requests from the notebook.{instead} run.stop(), run.stacks() "
+            "and run.sample(seconds) work with any function."
+        )
+    return (
+        f"no Accelerator has made an update in this run yet, so {consequence}. Prepare the model and the optimizer "
+        "before the loop, `accelerator = Accelerator()` and `model, optimizer = accelerator.prepare(model, "
+        f"optimizer)`, write `accelerator.backward(loss)` for `loss.backward()` in it, {advice}."
+    )

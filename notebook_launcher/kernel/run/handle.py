@@ -24,7 +24,7 @@ from notebook_launcher.kernel.display.sink import teller
 from notebook_launcher.kernel.failures import failure_display
 from notebook_launcher.kernel.failures.post_mortem import check_answers
 from notebook_launcher.kernel.hosting import Hosting
-from notebook_launcher.kernel.inspection.profiles import check_profile, no_update_yet
+from notebook_launcher.kernel.inspection.profiles import check_profile
 from notebook_launcher.kernel.latch import AWAKE_EVERY, Latch
 from notebook_launcher.kernel.run.commands import (
     ChangeCommand,
@@ -33,6 +33,7 @@ from notebook_launcher.kernel.run.commands import (
     StacksCommand,
     StopCommand,
     check_sampling,
+    no_update_yet,
     take_samples,
 )
 from notebook_launcher.kernel.run.conduct import RunConduct

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notebook_launcher.kernel.inspection.profiles import OTHERS
+from notebook_launcher.kernel.run.commands import OTHERS
 from tests.support.first_cell import FORKED, START_METHODS
 from tests.support.warm_kernels import evaluate, run_cell
 
