@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.drawing.tables import Column, folded, joined, note_html, table_html, table_text
 from notebook_launcher.errors import check_rank
+from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.kernel.run.commands import no_update_yet
 from notebook_launcher.messaging import messages
 from notebook_launcher.tracebacks import for_caller
@@ -17,8 +17,7 @@ from notebook_launcher.wording import bounded, escape, format_bytes, format_coun
 
 if TYPE_CHECKING:
     from notebook_launcher.history.recorder import Recorder
-    from notebook_launcher.kernel.latch import Latch
-    from notebook_launcher.kernel.run.commands import ProfileCommand, RankRequests
+    from notebook_launcher.kernel.run.commands import RankRequests
 
 
 SHOWN = 12
@@ -162,59 +161,44 @@ class ProfileRequests:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._pending: _PendingProfile | None = None
+        self._answer: Latch[Profile | str] | None = None
+        """Set once all ranks have delivered; None while no profile is under way."""
+        self._ranks: tuple[int, ...] = ()
+        self._records: dict[int, messages.Profiled] = {}
 
-    def begin(self, command: ProfileCommand, requests: RankRequests, trainer: messages.TrainerMade | None) -> None:
-        """Ask the ranks for a profile, or answer why there will be none; `trainer`: as for `no_update_yet`."""
-        if self._pending is not None:
-            command.answer.set(
-                "this run is being profiled already. Wait for that profile, then call run.profile() again."
-            )
-            return
-        folder = self._recorder.folder
-        order = messages.ProfileOrder(
-            ranks=command.ranks, updates=command.updates, folder=None if folder is None else str(folder)
-        )
+    def begin(
+        self, updates: int, ranks: tuple[int, ...], requests: RankRequests, trainer: messages.TrainerMade | None
+    ) -> Latch[Profile | str]:
+        """Ask the ranks for a profile; return where it will be, or the reason why there is none."""
+        answer: Latch[Profile | str] = Latch()
+        if self._answer is not None:
+            answer.set("this run is being profiled already. Wait for that profile, then call run.profile() again.")
+            return answer
+        folder = None if self._recorder.folder is None else str(self._recorder.folder)
+        order = messages.ProfileOrder(ranks=ranks, updates=updates, folder=folder)
         if requests.ask_to_change("profile", profile=order):
-            self._pending = _PendingProfile(command.ranks, command.answer)
-            return
-        command.answer.set(
-            no_update_yet(
-                "there is nothing to profile",
-                "and try again after the first update; run.sample(seconds) shows where the time of any function goes",
-                trainer,
-            )
-        )
-
-    def note(self, record: messages.Profiled) -> None:
-        """Add the result of a rank."""
-        if self._pending is not None:
-            self._pending.note(record)
-            if self._pending.answer.is_set:
-                self._pending = None
-
-    def give_up(self) -> None:
-        """Answer that the profile stays incomplete, because the ranks ended."""
-        if self._pending is not None:
-            self._pending.answer.set("the ranks ended before the profile was complete")
-            self._pending = None
-
-
-@dataclasses.dataclass(slots=True)
-class _PendingProfile:
-    """A profile that some ranks have not delivered yet."""
-
-    ranks: tuple[int, ...]
-    answer: Latch[Profile | str]
-    records: dict[int, messages.Profiled] = dataclasses.field(default_factory=dict)
+            self._answer, self._ranks, self._records = answer, ranks, {}
+        else:
+            ways = "and try again after the first update; run.sample(seconds) shows where the time of any function goes"
+            answer.set(no_update_yet("there is nothing to profile", ways, trainer))
+        return answer
 
     def note(self, record: messages.Profiled) -> None:
         """Add the result of a rank, and give the answer once all are there."""
-        self.records[record.rank] = record
-        if self.records.keys() != set(self.ranks):
+        if self._answer is None:
             return
-        empty = [result for result in self.records.values() if not result.operators]
-        if len(empty) == len(self.ranks):
-            self.answer.set(f"rank {empty[0].rank}: {empty[0].problem or 'nothing was recorded'}")
+        self._records[record.rank] = record
+        if self._records.keys() != set(self._ranks):
+            return
+        answer, self._answer = self._answer, None
+        if any(result.operators for result in self._records.values()):
+            answer.set(Profile(self._records[rank] for rank in sorted(self._records)))
         else:
-            self.answer.set(Profile(self.records[rank] for rank in sorted(self.records)))
+            first = self._records[self._ranks[0]]
+            answer.set(f"rank {first.rank}: {first.problem or 'nothing was recorded'}")
+
+    def give_up(self) -> None:
+        """Answer that the profile stays incomplete, because the ranks ended."""
+        if self._answer is not None:
+            self._answer.set("the ranks ended before the profile was complete")
+            self._answer = None

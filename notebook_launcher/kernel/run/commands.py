@@ -1,4 +1,4 @@
-"""Commands to a run's thread, and the queue through which other threads send them."""
+"""What other threads ask of a run's thread, and what that asks of ranks that train."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from notebook_launcher.kernel.display.questions import Answer
-from notebook_launcher.kernel.inspection.hangs import suggestion
-from notebook_launcher.kernel.inspection.stacks import Samples, Stacks
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.messaging import messages
-from notebook_launcher.tracebacks import for_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.engines.tree import Tree
-    from notebook_launcher.kernel.inspection.inspector import RankInspector
-    from notebook_launcher.kernel.inspection.profiles import ProfileRequests
     from notebook_launcher.kernel.run.attempt import Attempt
-    from notebook_launcher.kernel.run.data import RunData
+    from notebook_launcher.kernel.run.conduct import RunConduct
     from notebook_launcher.messaging.messages import ChangeAction, ChangeSource, TrainerMade
     from notebook_launcher.settings.changes import Wanted
 
@@ -41,58 +36,15 @@ class StopCommand:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AskingCommand(Generic[T]):
-    """A command whose sender waits for an answer."""
+class Inquiry(Generic[T]):
+    """Work for the run's thread, whose sender waits for the result."""
 
-    answer: Latch[T] = dataclasses.field(default_factory=Latch, kw_only=True)
+    work: Callable[[RunConduct, Attempt], T]
+    answer: Latch[T] = dataclasses.field(default_factory=Latch)
     """Set by the run's thread; to None if the run is over."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SaveCommand(AskingCommand[bool]):
-    """Ask the ranks for a checkpoint; the answer is True if an Accelerator will write it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StacksCommand(AskingCommand[Stacks]):
-    """Read the stacks of all ranks, which are the answer."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChangeCommand(AskingCommand[bool]):
-    """Ask the ranks to change settings, to pause or to resume, all after the same update.
-
-    The answer is True if an Accelerator will do it.
-    """
-
-    action: ChangeAction
-    values: dict[str, Wanted]
-    source: ChangeSource = "code"
-    """Origin of the request."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SampleCommand(AskingCommand[dict[int, int]]):
-    """Have all ranks write their stacks; the answer is the positions in the ranks' files before they write."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndSamplingCommand(AskingCommand[dict[int, str]]):
-    """Read the stacks that all ranks have written since the sampling began, which are the answer."""
-
-    starts: dict[int, int]
-    """By rank: the position at which the sampling began."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProfileCommand(AskingCommand["Profile | str"]):
-    """Profile the next updates on some ranks; the answer is the profile, or the reason why there is none."""
-
-    updates: int
-    ranks: tuple[int, ...]
-
-
-Command: TypeAlias = StopCommand | AskingCommand[Any] | Answer
+Command: TypeAlias = StopCommand | Inquiry[Any] | Answer
 
 
 class CommandQueue:
@@ -126,123 +78,8 @@ class CommandQueue:
     def refuse_all(self) -> None:
         """Remove the commands that are there, and release the threads that wait for an answer; the run is over."""
         for command in self.take_all():
-            if isinstance(command, AskingCommand):
+            if isinstance(command, Inquiry):
                 command.answer.set(None)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Carries out the commands that other threads send to a run's thread.
-
-
-class CommandHandler:
-    """Carries out commands, in the run's thread.
-
-    Args:
-        data: The run data, with the queue of commands.
-        inspector: Reads the ranks' stacks.
-        profiles: Takes requests for profiles.
-    """
-
-    def __init__(self, data: RunData, inspector: RankInspector, profiles: ProfileRequests) -> None:
-        self._data = data
-        self._inspector = inspector
-        self._profiles = profiles
-
-    def carry_out_all(self, attempt: Attempt) -> None:
-        """Carry out the commands that other threads have sent since the last call."""
-        for command in self._data.commands.take_all():
-            self._carry_out(command, attempt)
-
-    def _carry_out(self, command: Command, attempt: Attempt) -> None:
-        match command:
-            case StopCommand():
-                self._stop(command, attempt)
-            case SaveCommand():
-                command.answer.set(attempt.requests.ask_to_save())
-            case ChangeCommand(action, values, source):
-                command.answer.set(attempt.requests.ask_to_change(action, values, source))
-            case StacksCommand():
-                command.answer.set(self._read_stacks(attempt))
-            case SampleCommand():
-                command.answer.set(self._inspector.take_sample(attempt))
-            case EndSamplingCommand(starts):
-                command.answer.set(attempt.tree.stacks.read(starts))
-            case ProfileCommand():
-                self._profiles.begin(command, attempt.requests, self._data.live.settings.trainer)
-            case Answer():
-                self._answer(command, attempt)
-
-    def _stop(self, command: StopCommand, attempt: Attempt) -> None:
-        is_first = attempt.ladder is None
-        if command.after_step and is_first and attempt.requests.ask_to_stop(attempt.state.unsettled):
-            return
-        kill_asked_at = self._data.commands.kill_asked_at
-        if is_first and attempt.state.debugged is None and math.isinf(kill_asked_at):
-            self._show_waits(attempt)
-        attempt.stop(at_once=command.at_once, asked_at=kill_asked_at if command.at_once else None)
-
-    def _show_waits(self, attempt: Attempt) -> None:
-        """Show a notice about the ranks that wait in a collective, before a stop ends the wait."""
-        data, stacks = self._data, self._read_stacks(attempt)
-        if not any(stack.waiting_in for stack in stacks):
-            return
-        data.stopped_in = stacks.past_verdict
-        data.output.headline(stacks.in_past_tense)
-        plan = data.plan
-        if hint := suggestion(stacks, is_checked=plan.config.check_collectives, backend=plan.backend):
-            data.output.notice(hint)
-
-    def _read_stacks(self, attempt: Attempt) -> Stacks:
-        stacks = self._inspector.read_stacks(attempt)
-        self._data.note_stacks(stacks)
-        return stacks
-
-    def _answer(self, answer: Answer, attempt: Attempt) -> None:
-        if answer.call_id != attempt.call_id:
-            return  # The rank that asked has been started again since.
-        attempt.tree.send(answer.rank, answer.reply)
-        self._data.note_answer(answer.rank)
-        if not self._data.asking:
-            attempt.release_clock()
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Sampling: the stacks of all ranks, many times in a while, at the request of the user's thread.
-
-
-MAX_SAMPLING, MAX_RATE = 60.0, 100.0
-"""Seconds of sampling, and samples a second: each sample of a rank takes some kilobytes of memory."""
-
-
-def check_sampling(seconds: object, rate: object) -> None:
-    """Raise `ValueError` if stacks cannot be sampled for so long, or so often."""
-    if not (_is_within(seconds, MAX_SAMPLING) and _is_within(rate, MAX_RATE)):
-        msg = (
-            f"sample(seconds={seconds!r}, rate={rate!r}): seconds must be a number, more than 0 and up to "
-            f"{MAX_SAMPLING:g}, and rate more than 0 and up to {MAX_RATE:g} per second."
-        )
-        raise for_caller(ValueError(msg))
-
-
-def take_samples(ask: Callable[[AskingCommand[Any]], Any], over: Latch[None], seconds: float, rate: float) -> Samples:
-    """Sample the stacks of all ranks, until the time is up or the run is over.
-
-    Args:
-        ask: Sends a command to the run's thread, and returns the answer.
-        over: Set when the run is over.
-        seconds: Duration.
-        rate: Samples per second.
-    """
-    starts, end = ask(SampleCommand()), time.monotonic() + seconds
-    while time.monotonic() < end and not over.wait(1 / rate):
-        ask(SampleCommand())
-    texts: dict[int, str] = ask(EndSamplingCommand(starts))
-    return Samples.parse(texts)
-
-
-def _is_within(value: object, most: float) -> bool:
-    """Return True if a value is a number above 0, up to a limit."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
 
 
 # --------------------------------------------------------------------------------------------------------------------

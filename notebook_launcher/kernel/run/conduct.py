@@ -1,37 +1,72 @@
-"""The conduct of one run: the run is carried out and concluded, in steps that threads may hand on."""
+"""The conduct of one run: its loop and its end, in steps that threads may hand on."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from notebook_launcher import travel
+from notebook_launcher.engines.board import LiveRecords
+from notebook_launcher.engines.engine import FromRank, Output, RankLost
 from notebook_launcher.history.recorder import Recorder
 from notebook_launcher.history.run_folders import RANDOM
+from notebook_launcher.history.summaries import progress_line
+from notebook_launcher.kernel.display.output import error_line
+from notebook_launcher.kernel.display.questions import Answer, Question
 from notebook_launcher.kernel.failures.failure_display import end_line
-from notebook_launcher.kernel.run.conclusion import conclude, fault_of_ours
+from notebook_launcher.kernel.inspection.hangs import HangWatch, suggestion
+from notebook_launcher.kernel.inspection.profiles import ProfileRequests
+from notebook_launcher.kernel.inspection.stacks import Stacks
+from notebook_launcher.kernel.run.attempt import Attempt
+from notebook_launcher.kernel.run.commands import Inquiry, StopCommand
+from notebook_launcher.kernel.run.conclusion import (
+    close_ranks,
+    conclude,
+    describe_failure,
+    end_ranks,
+    fault_of_ours,
+    mend,
+    replace_the_dead,
+    restart,
+)
 from notebook_launcher.kernel.run.data import RunData
-from notebook_launcher.kernel.run.snapshots import QUIET, LiveRunReader
-from notebook_launcher.kernel.run.thread import RunLoop, Steps
+from notebook_launcher.kernel.run.live_values import LiveRecord, describe_change
+from notebook_launcher.kernel.run.snapshots import QUIET, LiveRunReader, take_rank_snapshots
+from notebook_launcher.messaging import messages
 from notebook_launcher.wording import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from notebook_launcher.engines.engine import Event
     from notebook_launcher.kernel.calls.call_scope import CallScope, OutgoingCall
     from notebook_launcher.kernel.calls.origin import Origin
     from notebook_launcher.kernel.hosting import Hosting
     from notebook_launcher.kernel.latch import Latch
     from notebook_launcher.kernel.ranks import Ranks
+    from notebook_launcher.kernel.run.call_state import RankOutcome
+    from notebook_launcher.kernel.run.commands import Command
     from notebook_launcher.kernel.run.conclusion import RunOutcome
 
 
+PROGRESS_EVERY = 0.5
+"""Seconds between two lines of progress."""
+
+T = TypeVar("T")
+Steps = Generator[None, "float | None", T]
+"""Work in steps, which one thread may begin and another continue: stops before each wait, and takes the seconds for
+which to wait at most; None: no limit. Returns a value at the end."""
+
+
 class RunConduct:
-    """Carries a run out, and concludes it. One thread at a time calls its methods.
+    """Carries a run out, and concludes it. One thread at a time calls its methods, and alone writes the run data.
 
     It knows the function and the files of the run, so whoever holds it forgets it when the run is over.
 
@@ -66,6 +101,13 @@ class RunConduct:
             data.output.warn,
             origin=_begin_folder(data, hosting),
         )
+        self._hangs = HangWatch(None)
+        """Replaced at each attempt, since an attempt begins with nothing known of its ranks."""
+        self.profiles = ProfileRequests(self._recorder)
+        """The profile that a user waits for."""
+        self._progress_due = data.launched + QUIET
+        self._has_live = False
+        """True if ranks have reported since the line of progress was updated."""
         self._steps: Steps[None] | None = None
         """The rest of the run, once it has begun: until then nothing else may keep this object from being forgotten."""
         self._forgotten = weakref.finalize(self, _close_unless_shared, ranks)
@@ -105,9 +147,9 @@ class RunConduct:
 
     def is_over_within(self, seconds: float) -> bool:
         """Carry out the run for so long, or until it fails; return True if it is over."""
-        steps, end = self._begun(), time.monotonic() + seconds
+        steps, end, data = self._begun(), time.monotonic() + seconds, self.data
         try:
-            while not self._has_failed and (left := end - time.monotonic()) > 0:
+            while (left := end - time.monotonic()) > 0 and not (data.attempt is not None and data.attempt.state.failed):
                 steps.send(left)
         except StopIteration:
             return True
@@ -125,26 +167,19 @@ class RunConduct:
             next(self._steps)
         return self._steps
 
-    @property
-    def _has_failed(self) -> bool:
-        return self.data.attempt is not None and self.data.attempt.state.failed
-
     def _carry_out_in_steps(self) -> Steps[None]:
         try:
             yield  # A generator takes no value before it has stopped once.
-            outcome = yield from self._run_loop()
+            with self.ranks.comms.served(self.ranks.wake):
+                yield from self._repeat()
+            outcome = conclude(self.data, self._settle_folder, self._hosting)
+            unsent = outcome.results.unsent
+            for reason in dict.fromkeys(unsent.values()):
+                ranks = rank_list(rank for rank in unsent if unsent[rank] == reason)
+                self.data.output.notice(f"{ranks}: {reason} Everything else of the run is available.", "stderr")
         except BaseException as fault:  # our own fault must reach the cell, not vanish with the thread
             outcome = self._fail(fault)
         self._finish(outcome)
-
-    def _run_loop(self) -> Steps[RunOutcome]:
-        yield from RunLoop(self.data, self.ranks, self._call, self._hosting, self._recorder).run()
-        outcome = conclude(self.data, self._settle_folder, self._hosting)
-        unsent = outcome.results.unsent
-        for reason in dict.fromkeys(unsent.values()):
-            ranks = rank_list(rank for rank in unsent if unsent[rank] == reason)
-            self.data.output.notice(f"{ranks}: {reason} Everything else of the run is available.", "stderr")
-        return outcome
 
     def _settle_folder(self, failed: bool) -> Path | None:
         return self._recorder.settle(failed=failed, is_brief=self.data.scope.is_brief)
@@ -160,7 +195,9 @@ class RunConduct:
     def _finish(self, outcome: RunOutcome) -> None:
         data = self.data
         try:
-            data.output.end("" if data.scope.is_brief and data.seconds < QUIET else self._last_line(outcome))
+            is_silent = data.scope.is_brief and data.seconds < QUIET
+            end = "" if is_silent else f"{data.name}: {end_line(outcome, is_raised=self._hosting.is_raised)}"
+            data.output.end(end)
         finally:
             # Waiting threads must be released, whatever happens.
             self._forgotten.detach()
@@ -171,8 +208,281 @@ class RunConduct:
             self._recorder.finish()
             data.over.set()
 
-    def _last_line(self, outcome: RunOutcome) -> str:
-        return f"{self.data.name}: {end_line(outcome, is_raised=self._hosting.is_raised)}"
+    # ----------------------------------------------------------------------------------------------------------------
+    # The attempts at the call: wait for events of the process tree and for commands, and write the run data.
+
+    def _repeat(self) -> Steps[None]:
+        """Repeat the call until an attempt succeeds, is stopped, or no restart is left."""
+        data, limit = self.data, self.data.plan.config.max_restarts
+        may_start_silently = True
+        while True:
+            attempt = yield from self._run_attempt()
+            has_begun = bool(attempt.state.started) or attempt.ladder is not None
+            if attempt.state.tree_lost and not has_begun and may_start_silently:
+                # The fork server, or an idle session's supervisor, died unnoticed before this run.
+                may_start_silently = False
+                attempt.state.close()
+                if self.ranks.many_calls:
+                    data.output.notice("the session's ranks had died and were restarted")
+                self.ranks.start(self._call.call)
+                continue
+            if not attempt.state.failed or data.restarts >= limit or data.commands.asked_to_stop or attempt.timed_out:
+                return
+            data.restarts += 1
+            data.output.notice(
+                f"{data.name}: attempt {data.restarts} {describe_failure(data)}; "
+                f"starting again ({data.restarts} of {limit} restarts)"
+            )
+            attempt.state.close()
+            restart(data, self.ranks, self._call.call)
+
+    def _run_attempt(self) -> Steps[Attempt]:
+        data, attempt = self.data, self._new_attempt()
+        handle = partial(self._handle, attempt=attempt)
+        if self.ranks.many_calls:
+            replace_the_dead(data, self.ranks, attempt, handle)
+        attempt.begin()
+        while not attempt.settled:
+            self._obey_all(attempt)
+            longest = yield
+            self._handle_all(attempt.tree.events(self._patience(attempt, longest)), attempt)
+            if self._has_live:
+                self._has_live = False
+                attempt.note_activity()
+                self._show_progress()
+            self._obey_all(attempt)
+            if (failure := attempt.failure_to_debug()) is not None:
+                self._debug(failure, attempt)
+            attempt.act(lambda: self.read_stacks(attempt))
+            self._watch(attempt)
+            data.output.publish()
+            self.ranks.comms.tick(time.monotonic(), attempt.tree)
+            data.usage.tick(time.monotonic(), attempt.tree, data.gpus)
+            self._recorder.tick(time.monotonic())
+        self._hangs.reset()
+        data.hang = None
+        if attempt.state.failed:
+            yield  # To mend a session takes up to a second.
+        for rank in range(data.plan.num_processes):
+            for event in attempt.tree.drain(rank):
+                handle(event)
+        self.ranks.comms.publish(None)
+        if attempt.state.tree_lost:
+            close_ranks(data, self.ranks, attempt)
+        elif self.ranks.many_calls:
+            mend(data, self.ranks, attempt, handle)
+        else:
+            end_ranks(data, self.ranks, attempt, handle)
+        return attempt
+
+    def _new_attempt(self) -> Attempt:
+        data, tree, config = self.data, self.ranks.tree, self.data.plan.config
+        assert tree is not None
+        run_call = self.ranks.next_call(
+            data.scope,
+            restart_count=data.restarts,
+            can_ask=self._hosting.can_ask,
+            widget_ranks=data.output.choose_widget_ranks(data.scope.widget_ranks),
+            checkpoints=tuple(data.checkpoints),
+        )
+        data.attempt = attempt = Attempt(
+            tree,
+            run_call,
+            self._call.fds,
+            deadline=None if config.timeout is None else data.launched + config.timeout,
+            idle_timeout=config.idle_timeout,
+            debug=config.debug,
+        )
+        data.stacks = None
+        data.asking.clear()
+        self.profiles.give_up()
+        data.live.settings.forget()  # Ranks that were started again have their first ones.
+        # A single rank has no other rank to wait for.
+        notice_after = data.scope.notice_after(config.hang_notice) if data.plan.num_processes > 1 else None
+        self._hangs = HangWatch(notice_after, time.monotonic(), uses_gpu=data.plan.use_gpu)
+        return attempt
+
+    def _patience(self, attempt: Attempt, longest: float | None) -> float | None:
+        """Return the seconds until something is due even if nothing happens, at most `longest`; None: nothing is."""
+        now, deadline = time.monotonic(), attempt.next_deadline()
+        parts = (self._hangs, self.data.output, self.ranks.comms, self.data.usage, self._recorder)
+        waits = [longest, None if deadline is None else max(0.0, deadline - now)]
+        waits += [part.next_due(now) for part in parts]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _show_progress(self) -> None:
+        output, now = self.data.output, time.monotonic()
+        if not output.shows_progress:
+            output.progress("")
+        elif now >= self._progress_due:
+            self._progress_due = now + PROGRESS_EVERY
+            output.progress(progress_line(self.data.name, take_rank_snapshots(self.data)))
+
+    def _watch(self, attempt: Attempt) -> None:
+        """Look for ranks that wait in a collective which others have not entered, if a look is due."""
+        tree, line = attempt.tree, ""
+        if attempt.is_ending or self.data.asking or attempt.requests.paused_after is not None:
+            self._hangs.reset()  # The ranks are about to end, or have a reason to wait.
+        else:
+            line = self._hangs.poll(
+                time.monotonic(),
+                lambda: tree.pulses(attempt.state.running),
+                attempt.state.absent,
+                tree.stacks.dump,
+            )
+        self.data.hang = self._hangs.hang
+        if line:
+            self.data.output.notice(line)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Events of the process tree.
+
+    def _handle_all(self, events: list[Event], attempt: Attempt) -> None:
+        """Handle events in order; after one that shows a fault of this package, close the descriptors of the rest."""
+        rest = iter(events)
+        try:
+            for event in rest:
+                self._handle(event, attempt)
+        finally:
+            for event in rest:
+                if isinstance(event, FromRank):
+                    event.close()
+
+    def _handle(self, event: Event, attempt: Attempt) -> None:
+        match event:
+            case LiveRecords():
+                self.data.live.fold_all(event)
+                self._has_live = True
+                self._recorder.note()
+                return
+            case FromRank(rank, record, _) if isinstance(record, LiveRecord):
+                self.data.live.fold(rank, record)
+                self._has_live = True
+                self._recorder.note()
+                return
+            case Output():
+                self.data.output.feed(event)
+                self._recorder.note()
+            case FromRank(rank, messages.DebugEnded(), _) | RankLost(messages.RankExited(rank=rank)):
+                attempt.end_debugging(rank)
+            case FromRank(_, messages.CallStarted() | messages.Returned() | messages.Raised(), _):
+                pass  # `Attempt.fold` takes them.
+            case FromRank(rank, record, _):
+                self._show_or_note(rank, record, attempt)
+        attempt.fold(event)
+
+    def _show_or_note(self, rank: int, record: object, attempt: Attempt) -> None:  # noqa: C901 - one branch a message
+        """Show, pass on or note a record of a rank that is not about the call itself.
+
+        Raises:
+            TypeError: The record is unknown, which is a fault of this package.
+        """
+        data = self.data
+        match record:
+            case messages.Display() | messages.ClearOutput():
+                self.ranks.comms.publish(None)
+                data.output.show(rank, record)
+            case messages.CommMessage() | messages.CommHandled():
+                self.ranks.comms.take(rank, record, data.output.sink)
+            case messages.InputRequest():
+                self._ask(rank, record, attempt)
+            case messages.Notice(text=text, once=once):
+                if data.is_new(once):
+                    data.output.notice(text)
+                    data.note_notice(text)
+            case messages.CheckpointSaved(folder=folder):
+                data.note_checkpoint(folder)
+            case messages.Offered(name=name, value=value):
+                data.live.settings.offer(name, value)
+            case messages.TrainerMade():
+                data.live.settings.note_trainer(record)
+            case messages.Changed():
+                self._note_change(record, attempt)
+            case messages.Profiled():
+                self.profiles.note(record)
+            case messages.Unreadable(reason=reason):
+                data.output.notice(f"rank {rank} sent a record that the kernel could not unpickle ({reason})", "stderr")
+            case _:
+                raise TypeError(f"the kernel got an unknown message from rank {rank}: {record!r}")
+
+    def _note_change(self, record: messages.Changed, attempt: Attempt) -> None:
+        self.data.live.note_change(record)
+        attempt.note_change(record)
+        if line := describe_change(record):
+            self.data.output.notice(line)
+        self._recorder.note()
+
+    def _debug(self, failure: RankOutcome, attempt: Attempt) -> None:
+        """Let the user look into the frames of the rank that failed first, before the others are stopped."""
+        rank, output = failure.rank, self.data.output
+        if failure.raised is None or failure.exited is not None:
+            output.notice(f"debug=True: the process of rank {rank} has ended; no frames are left to debug")
+            return
+        error = error_line(failure.raised.report)
+        output.notice(f"rank {rank} failed: {error}. The other ranks stay as they are; q ends the run.")
+        output.show_rank(rank)
+        attempt.begin_debugging(rank)
+
+    def _ask(self, rank: int, request: messages.InputRequest, attempt: Attempt) -> None:
+        if rank == attempt.state.debugged and attempt.ladder is not None:
+            # The run is being stopped, so the debugger ends.
+            reply = messages.InputReply(text=None, reason="the run was stopped", number=request.number)
+            attempt.tree.send(rank, reply)
+            return
+        self.data.asking.add(rank)
+        attempt.hold_clock()
+        self.data.output.publish(force=True)
+        self._hosting.questions.put(Question(rank, request, attempt.call_id))
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Commands of other threads.
+
+    def _obey_all(self, attempt: Attempt) -> None:
+        for command in self.data.commands.take_all():
+            self._obey(command, attempt)
+
+    def _obey(self, command: Command, attempt: Attempt) -> None:
+        match command:
+            case StopCommand():
+                self._stop(command, attempt)
+            case Inquiry():
+                command.answer.set(command.work(self, attempt))
+            case Answer() if command.call_id == attempt.call_id:  # Else the rank that asked has been started again.
+                attempt.tree.send(command.rank, command.reply)
+                self.data.asking.discard(command.rank)
+                if not self.data.asking:
+                    attempt.release_clock()
+
+    def _stop(self, command: StopCommand, attempt: Attempt) -> None:
+        is_first, kill_asked_at = attempt.ladder is None, self.data.commands.kill_asked_at
+        if command.after_step and is_first and attempt.requests.ask_to_stop(attempt.state.unsettled):
+            return
+        if is_first and attempt.state.debugged is None and math.isinf(kill_asked_at):
+            self._show_waits(attempt)
+        attempt.stop(at_once=command.at_once, asked_at=kill_asked_at if command.at_once else None)
+
+    def _show_waits(self, attempt: Attempt) -> None:
+        """Show a notice about the ranks that wait in a collective, before a stop ends the wait."""
+        data, stacks = self.data, self.read_stacks(attempt)
+        if not any(stack.waiting_in for stack in stacks):
+            return
+        data.stopped_in = stacks.past_verdict
+        data.output.headline(stacks.in_past_tense)
+        if hint := suggestion(stacks, is_checked=data.plan.config.check_collectives, backend=data.plan.backend):
+            data.output.notice(hint)
+
+    def read_stacks(self, attempt: Attempt) -> Stacks:
+        """Have all ranks write their stacks; wait for the stacks and return them."""
+        self.data.stacks = stacks = Stacks.parse(attempt.tree.stacks.dump(), uses_gpu=self.data.plan.use_gpu)
+        self._hangs.forgive()
+        return stacks
+
+    def take_sample(self, attempt: Attempt) -> dict[int, int]:
+        """Have all ranks write their stacks, without waiting; return the positions in their files before that."""
+        positions = attempt.tree.stacks.sizes()
+        attempt.tree.stacks.request()
+        self._hangs.forgive()
+        return positions
 
 
 def _begin_folder(data: RunData, hosting: Hosting) -> Callable[[Path], Origin]:

@@ -157,29 +157,11 @@ class RunData:
             over=over,
         )
 
-    def begin_attempt(self, attempt: Attempt) -> None:
-        """Take the next attempt at the call; nothing is known of its ranks yet."""
-        self.attempt = attempt
-        self.stacks = None
-        self.asking.clear()
-
     def is_new(self, key: str) -> bool:
         """Return True if no line with this key was shown, or the key is empty."""
         is_new = key not in self.told
         self.told |= {key} - {""}
         return is_new
-
-    def note_question(self, rank: int) -> None:
-        """Note that a rank waits for the user's input."""
-        self.asking.add(rank)
-
-    def note_answer(self, rank: int) -> None:
-        """Note that a rank has got the user's input."""
-        self.asking.discard(rank)
-
-    def note_stacks(self, stacks: Stacks) -> None:
-        """Keep stacks that were read just now."""
-        self.stacks = stacks
 
     def note_notice(self, text: str) -> None:
         """Keep a line for the user, which views show."""

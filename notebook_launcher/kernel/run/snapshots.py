@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher import context
 from notebook_launcher.history.schema import RankFailure, RankSnapshot, RunMetrics, RunReader, RunSnapshot
-from notebook_launcher.history.summaries import progress_line
 from notebook_launcher.kernel.display.output import one_line_of
 from notebook_launcher.kernel.failures.culprit import STOPPED, consequences
 from notebook_launcher.kernel.plan import config_as_json
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from notebook_launcher.kernel.run.data import RunData
 
 
+QUIET = 1.0
+"""Seconds for which a run shows no progress, because it may be over before a person can read the line."""
 ACTIVITIES: dict[int, RankState] = {
     context.COMPUTING: "running",
     context.WAITING: "waiting",
@@ -293,32 +294,3 @@ class LiveRunReader(RunReader):
     def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
         """Return the rank and the end of the newest pieces of output of all ranks, in the order of their arrival."""
         return self._data.output.text_order(num_pieces)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The line of text that shows the progress of a run if no view does.
-
-
-QUIET = 1.0
-"""Seconds for which a run shows no progress, because it may be over before a person can read the line."""
-INTERVAL = 0.5
-"""Seconds between two lines."""
-
-
-class ProgressLine:
-    """Puts the line into a run's output; the run's thread updates it with each record of a rank."""
-
-    def __init__(self, data: RunData) -> None:
-        self._data = data
-        self._due = data.launched + QUIET
-
-    def update(self) -> None:
-        """Write the line again, if it is wanted and due."""
-        data = self._data
-        if not data.output.shows_progress:
-            data.output.progress("")
-            return
-        if (now := time.monotonic()) < self._due:
-            return
-        self._due = now + INTERVAL
-        data.output.progress(progress_line(data.name, take_rank_snapshots(data)))
