@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.detached.ending import read_own_pickle, write_own_pickle
 from notebook_launcher.detached.requests import Entry, News
 from notebook_launcher.history.run_folders import OUTPUT
+from notebook_launcher.kernel.display.sink import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ COMPANY = 2.0
 """Seconds for which a client that waits counts as still there; it asks for news every half second."""
 
 
-class Journal:
+class Journal(Sink):
     """A sink for the output of a run to which any number of clients attach, from the beginning.
 
     Args:
@@ -41,8 +42,6 @@ class Journal:
 
     is_cell = True
     """True: the output is cut as for a cell, because a cell shows it in the end."""
-    has_audience = is_brief = takes_comms = False
-    message = None
 
     def __init__(self, pending: Callable[[], tuple[PendingQuestion, ...]] = tuple, *, is_awaited: bool = False) -> None:
         self._pending = pending
@@ -59,10 +58,6 @@ class Journal:
     def text(self, stream: Stream, text: str) -> None:
         """Keep text."""
         self._add("text", (stream, text), len(text))
-
-    def print(self, text: str) -> None:
-        """Keep text of standard output."""
-        self.text("stdout", text)
 
     def status(self, text: str) -> None:
         """Keep the line of progress in place of the last one."""
@@ -89,20 +84,6 @@ class Journal:
         self._add("divert", (rank, record), size)
         return True
 
-    def hold_after_cell(self) -> bool:
-        """Return False, because clients come at any time."""
-        return False
-
-    def show_here(self) -> None:
-        """Do nothing, because nothing was held."""
-
-    def comm(self, record: messages.CommMessage) -> None:
-        """Do nothing, because there is no page."""
-
-    def html(self, html: str, text: str) -> None:
-        """Keep HTML, with the text for where there is none."""
-        self.display({"text/html": html, "text/plain": text})
-
     def clear_output(self, *, wait: bool = False) -> None:
         """Forget earlier output, and have attached cells clear it."""
         with self._changed:
@@ -110,17 +91,6 @@ class Journal:
             self._entries.clear()
             self._bytes = 0
         self._add("clear_output", (wait,), 0)
-
-    def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function, here."""
-        function(*args)
-
-    def flush(self) -> None:
-        """Do nothing, because every entry is there for all threads at once."""
-
-    def close(self) -> None:
-        """Remove the line of progress."""
-        self.status("")
 
     def finish(self) -> None:
         """Note that the run is over and its ending is kept."""

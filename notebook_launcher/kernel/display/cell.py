@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from notebook_launcher.installed import BROKEN_IPYKERNELS
 from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.kernel.display.questions import reader_of
+from notebook_launcher.kernel.display.sink import Sink
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.wording import bounded
 
@@ -91,7 +92,7 @@ def is_repeated(message: Any, lines: str) -> bool:
     return latest == _Latest.lines
 
 
-class CellSink:
+class CellSink(Sink):
     """The cell that is running in a kernel.
 
     Where the cell's own output goes elsewhere (`%%capture`, `contextlib.redirect_stdout`), this follows.
@@ -251,10 +252,6 @@ class CellSink:
             ident=f"comm-{record.comm_id}".encode("ascii"),
             buffers=list(record.buffers),
         )
-
-    def html(self, html: str, text: str) -> None:
-        """Show HTML, and `text` where there is no HTML."""
-        self.display({"text/html": html, "text/plain": text})
 
     def clear_output(self, *, wait: bool = False) -> None:
         """Clear the cell's output; the live area comes back with its next change."""
