@@ -25,7 +25,7 @@ from notebook_launcher.settings.changes import ACCELERATOR_SETTINGS
 from notebook_launcher.wording import WHOLE_RUN, describe_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from notebook_launcher.engines.board import LiveRecords
 
@@ -37,6 +37,9 @@ MAX_METRICS = 1_000_000
 """Points of `report(...)` that are kept; beyond this number the oldest are dropped."""
 MAX_PICTURE_BYTES = 64_000_000
 """Bytes of pictures that are kept; beyond this number the oldest are dropped."""
+ALL_SPANS = 131_072
+"""Spans of phases that are kept of all ranks together: 15 MB. Each rank has an equal part, MAX_SPANS at most."""
+MIN_SPANS = 64
 
 
 class LoopProgress(NamedTuple):
@@ -63,7 +66,10 @@ class LiveValues:
         """Settings that were changed."""
         self._metrics = MetricSeries(MAX_METRICS)
         self._pictures = BoundedSeries[RunPicture](MAX_PICTURE_BYTES, lambda picture: len(picture.data))
-        self._phases = LivePhases(launched, num_ranks)
+        self._phases: dict[int, PhaseSums] = {}
+        self._phases_lock = threading.Lock()
+        """Held while phases are added or read."""
+        self._max_spans = min(MAX_SPANS, max(MIN_SPANS, ALL_SPANS // num_ranks))
         self._launched = launched
         self._num_reported: dict[int, int] = {}
         """By rank: the number of `report(...)` calls, which stands in for a missing step."""
@@ -119,14 +125,18 @@ class LiveValues:
         if (rate := self._sample_rates.get(rank)) is None:
             rate = self._sample_rates[rank] = SamplePace()
         rate.note(record.time + offset, record.samples, record.spans, record.since, offset)
-        self._phases.add(rank, record, offset)
+        with self._phases_lock:
+            if (sums := self._phases.get(rank)) is None:
+                sums = self._phases[rank] = PhaseSums(self._launched, self._max_spans)
+            sums.add(record, offset)
         if record.settings:
-            self.settings.take_reported(record.settings)
+            self.settings.of_accelerator = record.settings
 
     @property
     def phases(self) -> dict[int, RankPhases]:
         """By rank: time spent on each phase of training, since the launch."""
-        return self._phases.read()
+        with self._phases_lock:
+            return {rank: sums.read() for rank, sums in self._phases.items()}
 
     def note_change(self, record: messages.Changed) -> None:
         """Add the settings that were changed, and leave a pause that has ended out of all rates."""
@@ -161,11 +171,12 @@ class LiveValues:
             self._num_reported,
             self._item_rates,
             self._sample_rates,
+            self._phases,
         )
-        for by_rank in reported:
-            for rank in range(after, before):
-                by_rank.pop(rank, None)
-        self._phases.forget(range(after, before))
+        with self._phases_lock:
+            for by_rank in reported:
+                for rank in range(after, before):
+                    by_rank.pop(rank, None)
         phases = self.phases
         update = phases[0].windows if 0 in phases else 0
         change = RunChange(
@@ -228,49 +239,6 @@ def describe_change(record: messages.Changed) -> str:
         return f"{record.action}d after update {record.update}"
     words = [describe_values(name, before, after) for name, (before, after) in record.values.items()]
     return f"{', '.join(words)}, after update {record.update}" if words else ""
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Time that each rank of a run has spent on each phase of training.
-
-
-ALL_SPANS = 131_072
-"""Spans of phases that are kept of all ranks together: 15 MB. Each rank has an equal part, MAX_SPANS at most."""
-MIN_SPANS = 64
-
-
-class LivePhases:
-    """The phases of all ranks of one run. Thread-safe.
-
-    Args:
-        launched: Time of the launch, from which spans are counted.
-        num_ranks: Number of ranks that share the spans.
-    """
-
-    def __init__(self, launched: float, num_ranks: int) -> None:
-        self._sums: dict[int, PhaseSums] = {}
-        self._lock = threading.Lock()
-        """Held while phases are added or read."""
-        self._launched = launched
-        self._max_spans = min(MAX_SPANS, max(MIN_SPANS, ALL_SPANS // num_ranks))
-
-    def add(self, rank: int, record: messages.Phases, offset: float) -> None:
-        """Add a record of a rank; `offset`: seconds by which this machine's clock is ahead of the rank's."""
-        with self._lock:
-            if (sums := self._sums.get(rank)) is None:
-                sums = self._sums[rank] = PhaseSums(self._launched, self._max_spans)
-            sums.add(record, offset)
-
-    def read(self) -> dict[int, RankPhases]:
-        """Return the sums by rank."""
-        with self._lock:
-            return {rank: sums.read() for rank, sums in self._sums.items()}
-
-    def forget(self, ranks: Iterable[int]) -> None:
-        """Drop the sums of ranks that do not come back."""
-        with self._lock:
-            for rank in ranks:
-                self._sums.pop(rank, None)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -485,10 +453,10 @@ class BoundedSeries(Generic[T]):
 
     Args:
         limit: The greatest sum of the sizes of the values that are kept.
-        size_of: Returns the size of a value; None: each counts as 1.
+        size_of: Returns the size of a value.
     """
 
-    def __init__(self, limit: int, size_of: Callable[[T], int] | None = None) -> None:
+    def __init__(self, limit: int, size_of: Callable[[T], int]) -> None:
         self._limit, self._size_of = limit, size_of
         self._size = 0
         self._kept: tuple[list[T], int] = ([], 0)
@@ -502,9 +470,12 @@ class BoundedSeries(Generic[T]):
     def append(self, value: T) -> None:
         """Add a value."""
         self._kept[0].append(value)
-        self._size += 1 if self._size_of is None else self._size_of(value)
+        self._size += self._size_of(value)
         if self._size > self._limit:
-            self._drop_oldest()
+            values, num_dropped = self._kept
+            num = max(1, len(values) // 10)
+            self._size -= sum(map(self._size_of, values[:num]))
+            self._kept = (values[num:], num_dropped + num)
 
     def since(self, position: int) -> tuple[list[T], int]:
         """Return the values after a position, as far as they are kept, and the next position; the first is 0."""
@@ -512,12 +483,6 @@ class BoundedSeries(Generic[T]):
         start = max(0, position - num_dropped)
         new = values[start:]
         return new, num_dropped + start + len(new)
-
-    def _drop_oldest(self) -> None:
-        values, num_dropped = self._kept
-        num = max(1, len(values) // 10)
-        self._size -= num if self._size_of is None else sum(map(self._size_of, values[:num]))
-        self._kept = (values[num:], num_dropped + num)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -541,10 +506,6 @@ class LiveSettings:
         if self.trainer is None or record.settings:
             self.trainer = record
         self.of_accelerator = record.settings or self.of_accelerator
-
-    def take_reported(self, settings: Mapping[str, float | None]) -> None:
-        """Take the Accelerator's settings from a record of phases."""
-        self.of_accelerator = settings
 
     def offer(self, name: str, value: float) -> None:
         """Add a setting that the function offers, unless it is known."""
