@@ -51,34 +51,33 @@ class RunOutput:
         displays: TakesDisplay | None = None,
         nodes: Sequence[str] = (),
     ) -> None:
-        self._sink = sink
+        self.sink = sink
         """The cell or terminal that gets the output."""
         self._num_processes = num_processes
         self._console = Console(
             num_processes,
             config.output,
-            kept_in=kept_in if self._sink.is_cell else None,
+            kept_in=kept_in if self.sink.is_cell else None,
             nodes=nodes,
-            is_brief=self._sink.is_brief,
+            is_brief=self.sink.is_brief,
         )
         """Turns the ranks' text into messages for the sink."""
+        self.logs = self._console.logs
+        """By rank: its whole output; any thread may read it."""
+        self.order = self._console.order
+        """The order in which the newest output of all ranks arrived."""
         self._displays = displays
         """Decides about rich output in place of `config.display`."""
         self._display = config.display if displays is None else "all"
         """The ranks whose rich output is shown: "all", "rank0" or "none"."""
         self._has_headlines = config.output != "none"
         """True if the launcher's own first and last lines are shown."""
-        self._shows_progress = config.monitor is not False and self._has_headlines and not self._sink.has_audience
+        self._shows_progress = config.monitor is not False and self._has_headlines and not self.sink.has_audience
         """True if a line of progress is wanted, because no view is expected to show the progress."""
         self._picture_from = math.inf
         """Earliest time, by `time.monotonic()`, at which a picture instead of a line shows the end of the run."""
         self.last_line = ""
         """The run's last line, if the picture is to show it."""
-
-    @property
-    def sink(self) -> Sink:
-        """The cell or terminal that gets the output."""
-        return self._sink
 
     @property
     def shows_progress(self) -> bool:
@@ -95,7 +94,7 @@ class RunOutput:
 
     def choose_widget_ranks(self, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
         """Return the ranks whose widgets the cell shows: the wanted ranks; None: the ranks of the option `display`."""
-        if not self._sink.takes_comms:
+        if not self.sink.takes_comms:
             return ()
         if wanted is not None:
             return wanted
@@ -105,26 +104,14 @@ class RunOutput:
         """Label the lines of ranks with the names of these machines from now on."""
         self._console.nodes = tuple(nodes)
 
-    def text_of(self, rank: int) -> str:
-        """Return the whole output of a rank."""
-        return self._console.logs[rank].text()
-
     @property
     def has_text(self) -> bool:
         """True once any rank has written something."""
-        return any(log.is_written for log in self._console.logs)
-
-    def text_since(self, rank: int, position: int) -> tuple[str, int]:
-        """Return the output of a rank after a position, and the next position."""
-        return self._console.logs[rank].since(position)
-
-    def text_order(self, num_pieces: int) -> list[tuple[int, int]]:
-        """Return the rank and the end of the newest pieces of output, in the order of their arrival."""
-        return self._console.order.pieces(num_pieces)
+        return any(log.is_written for log in self.logs)
 
     def last_lines(self, rank: int, num_lines: int) -> tuple[str, ...]:
         """Return the last lines of a rank's output."""
-        return self._console.logs[rank].tail(num_lines)
+        return self.logs[rank].tail(num_lines)
 
     def feed(self, output: Output) -> None:
         """Add bytes that a rank wrote."""
@@ -150,7 +137,7 @@ class RunOutput:
 
     def first_lines(self, text: str) -> None:
         """Add the run's first lines, unless output is off or the launch before, in the same cell, had the same."""
-        if self._has_headlines and not is_repeated(self._sink.message, text):
+        if self._has_headlines and not is_repeated(self.sink.message, text):
             self._console.notice(text)
 
     def end(self, text: str) -> None:
@@ -175,10 +162,10 @@ class RunOutput:
         self.publish(force=True)
         with contextlib.suppress(Exception):
             if isinstance(record, messages.ClearOutput):
-                self._sink.clear_output(wait=record.wait)
+                self.sink.clear_output(wait=record.wait)
                 self._console.clear()
             else:
-                self._sink.display(record.data, record.metadata, record.transient, update=record.update)
+                self.sink.display(record.data, record.metadata, record.transient, update=record.update)
 
     def next_due(self, now: float) -> float | None:
         """Return the seconds until there is something to publish; None: nothing waits."""
@@ -191,9 +178,9 @@ class RunOutput:
             with contextlib.suppress(Exception):
                 match message:
                     case Text(stream, text):
-                        self._sink.text(stream, text)
+                        self.sink.text(stream, text)
                     case Status(text):
-                        self._sink.status(text)
+                        self.sink.status(text)
 
     def show_late_output(self, events: list[Event]) -> None:
         """Show text that the ranks write after the run is over, while their session ends."""
@@ -206,7 +193,7 @@ class RunOutput:
         """Publish all text and remove the live area; later output is still accepted."""
         self._console.finish()
         self.publish(force=True)
-        self._sink.close()
+        self.sink.close()
 
 
 # --------------------------------------------------------------------------------------------------------------------

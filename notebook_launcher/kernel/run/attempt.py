@@ -110,7 +110,7 @@ class Attempt:
 
     def forget_outcomes(self, generation: int) -> None:
         """Forget ranks that ended before the call began and have been replaced since."""
-        self.state.forget_outcomes()
+        self.state.outcomes.clear()
         self._fail_at = self._leave_at = None
         self._call = dataclasses.replace(self._call, generation=generation)
 
@@ -148,7 +148,7 @@ class Attempt:
 
     def begin_debugging(self, rank: int) -> None:
         """Open the debugger in a rank that has failed; the others stay as they are, and clocks stop, until its end."""
-        self.state.begin_debugging(rank)
+        self.state.debugged = rank
         self._fail_at = None
         self.hold_clock()
         self.tree.send(rank, messages.DebugFailure())
@@ -157,16 +157,17 @@ class Attempt:
         """Continue with the usual end of a failed run, if this is the rank that was debugged."""
         if rank != self.state.debugged:
             return
-        self.state.end_debugging()
+        self.state.debugged = None
         self.release_clock()
         self._fail_at = self._clock()
 
     def fold(self, event: Event) -> None:
         """Record an event of the process tree."""
-        self._note_activity(event)
+        if isinstance(event, FromRank | Output):
+            self.note_activity()
         match event:
             case FromRank(rank, messages.CallStarted() as record, _) if record.call_id == self._call.call_id:
-                self.state.note_start(rank)
+                self.state.started.add(rank)
             case FromRank(rank, messages.Returned() | messages.Raised() as record, fds) if (
                 record.call_id == self._call.call_id
             ):
@@ -181,10 +182,6 @@ class Attempt:
                 self.state.note_loss(event)
             case FromRank():
                 event.close()  # No outcome has taken its descriptors.
-
-    def _note_activity(self, event: Event) -> None:
-        if isinstance(event, FromRank | Output):
-            self.note_activity()
 
     def note_activity(self) -> None:
         """Record that a rank sent something just now."""
@@ -263,7 +260,7 @@ class Attempt:
             ranks, signum = ranks[:1], signal.SIGKILL
         if signum == signal.SIGKILL:
             alive = self.tree.pids
-            self.state.doom(rank for rank in ranks if rank in alive)
+            self.state.doomed.update(rank for rank in ranks if rank in alive)
             if not alive:
                 # No rank has been started yet: the fork server may still be importing torch.
                 self.tree.kill_supervisor()

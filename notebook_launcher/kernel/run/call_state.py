@@ -25,7 +25,7 @@ IDLE = "is idle, so the collective never ends: interrupt the cell, and run it on
 
 
 class CallState:
-    """State of each rank in one call; its fields are read by all, and written by its own methods alone.
+    """State of each rank in one call; its fields are read by all, and written by the attempt alone.
 
     Args:
         num_processes: Number of ranks.
@@ -62,14 +62,6 @@ class CallState:
         for outcome in self.outcomes.values():
             outcome.close()
 
-    def forget_outcomes(self) -> None:
-        """Forget ranks that ended before the call began and have been replaced since."""
-        self.outcomes.clear()
-
-    def note_start(self, rank: int) -> None:
-        """Note that a rank has begun the function."""
-        self.started.add(rank)
-
     def note_not_started(self, event: messages.RankNotStarted) -> None:
         """Note that a rank could not be started."""
         self.not_started = self.not_started or event
@@ -104,23 +96,11 @@ class CallState:
         else:
             self.node_lost = self.node_lost or event
 
-    def begin_debugging(self, rank: int) -> None:
-        """Note that the user looks into the frames of a rank, which has not settled until the debugger ends."""
-        self.debugged = rank
-
-    def end_debugging(self) -> None:
-        """Note that the user has left the debugger."""
-        self.debugged = None
-
     def leave_group(self) -> frozenset[int]:
         """Note that the ranks on which the call has ended are asked to leave the group; return those to ask now."""
         leaving = frozenset(self.outcomes.keys() - self.left)
         self.left |= leaving
         return leaving
-
-    def doom(self, ranks: Iterable[int]) -> None:
-        """Note that ranks are sent SIGKILL."""
-        self.doomed.update(ranks)
 
     @property
     def tree_lost(self) -> bool:

@@ -156,7 +156,7 @@ class Run(LiveRunReader):
         Raises:
             NoSuchRankError: The run has no such rank.
         """
-        return self._data.output.text_of(self._check_rank(rank))
+        return self._data.output.logs[self._check_rank(rank)].text()
 
     def logs_since(self, rank: int, position: int) -> tuple[str, int]:
         """Return the text that a rank wrote after a position, and the next position; start with 0."""

@@ -289,8 +289,8 @@ class LiveRunReader(RunReader):
 
         A rank that a restart has left out is read, too: its log is still written to the run's folder.
         """
-        return self._data.output.text_since(rank, position)
+        return self._data.output.logs[rank].since(position)
 
     def log_order(self, num_pieces: int) -> list[tuple[int, int]]:
         """Return the rank and the end of the newest pieces of output of all ranks, in the order of their arrival."""
-        return self._data.output.text_order(num_pieces)
+        return self._data.output.order.pieces(num_pieces)
