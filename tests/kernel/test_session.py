@@ -254,7 +254,7 @@ def test_session_imports_an_edited_module_again(kernel: Kernel, tmp_path: Path, 
         f"    import {module}\n    return {module}.VALUE\n"
     )
     assert last_line(kernel, "print(*session.run(use))") == "1 1"
-    for value in (22, 333, 4444):  # The same module each time, so that the ranks import nothing that is new by name.
+    for value in (22, 333):  # The same module each time, so that the ranks import nothing that is new by name.
         outcome = kernel.execute(f"file.write_text('VALUE = {value}'); print(*session.run(use))")
         assert f"{module}.py changed: the ranks import the notebook's own modules again" in outcome.stdout
         assert outcome.stdout.endswith(f"{value} {value}\n")
@@ -280,7 +280,7 @@ def test_folders_that_the_kernel_adds_to_its_import_path_reach_ranks_in_their_or
     assert last_line(kernel, "print(*session.run(use))") == "(1, 2, 1) (1, 2, 1)"
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
 def test_overwritten_variables_of_ranks_are_reported_once(kernel: Kernel, start_method: str) -> None:
     outcome = kernel.execute(
         "weights, untouched, counter = None, [1], 0\n"
@@ -319,19 +319,6 @@ def test_closed_session_refuses_runs(kernel: Kernel) -> None:
     assert outcome.stdout.count("<Session of 2 CPU ranks, gloo") == 2
 
 
-def test_with_block_ends_the_ranks(kernel: Kernel) -> None:
-    code = "with Session(4) as four: print(*four.run(add)); print(len(set(four.run(os.getpid))))"
-    assert last_line(kernel, code) == "4"
-
-
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_session_works_with_other_start_methods(kernel: Kernel, start_method: str) -> None:
-    code = (
-        f"with Session(2, start_method={start_method!r}) as s: s.run(keep, args=(3,)); print(*s.run(kept), *s.run(add))"
-    )
-    assert last_line(kernel, code) == "3 3 2.0 2.0"
-
-
 def test_function_may_destroy_the_sessions_group(kernel: Kernel) -> None:
     code = (
         "import torch.distributed as dist\nsession.run(lambda: dist.destroy_process_group()); print(*session.run(add))"
@@ -351,10 +338,9 @@ def test_interrupt_while_a_session_closes_ends_the_ranks(kernel: Kernel) -> None
     assert kernel.wait(cell).error == "KeyboardInterrupt: "  # `kernel` checks that nothing is left.
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_closing_can_be_interrupted_and_repeated(start_method: str) -> None:
-    for number in range(0, 4000, 97):
-        session = Session(1, output="none", start_method=start_method)
+def test_closing_can_be_interrupted_and_repeated() -> None:
+    for number in range(0, 4000, 131):
+        session = Session(1, output="none")
         session.run(os.getpid)
         if not interrupt_at(number, session.close):
             break
@@ -395,12 +381,9 @@ def test_session_drops_the_arguments_of_earlier_runs(kernel: Kernel) -> None:
     assert last_line(kernel, code) == "True"
 
 
-WAITS = ["barrier", "backward", "new group", "mesh"]
-
-
 @pytest.mark.parametrize(
     ("waits_in", "start_method"),
-    [*((wait, "forkserver") for wait in WAITS), ("new group", "spawn"), ("new group", "fork")],
+    [("barrier", "forkserver"), ("backward", "forkserver"), ("new group", "spawn"), ("mesh", "fork")],
 )
 def test_what_holds_a_group_does_not_cost_the_peers_their_memory(waits_in: str, start_method: Any) -> None:
     def build() -> None:
@@ -429,24 +412,25 @@ def test_what_holds_a_group_does_not_cost_the_peers_their_memory(waits_in: str, 
         assert list(session.run(os.getpid)) == before
 
 
-@pytest.mark.parametrize("call", ["run", "launch", "debug", "forget"])
-def test_session_with_an_open_debugger_refuses_calls_of_other_threads(call, monkeypatch):
+def test_session_with_an_open_debugger_refuses_calls_of_other_threads(monkeypatch):
     with Session(1, output="none", devices="cpu") as session:
+        calls = [lambda: session.run(int), lambda: session.launch(int), session.debug, session.forget]
 
         class OpenDebugger:
             def __init__(self, *_: Any) -> None:
                 pass
 
             def run(self) -> None:
-                getattr(session, call)(*([int] if call in ("run", "launch") else []))
+                calls.pop()()
 
         monkeypatch.setattr(session_module, "PostMortem", OpenDebugger)
         monkeypatch.setattr(session_runs, "frames_to_debug", lambda *_, **__: ())
         monkeypatch.setattr(session_module, "check_answers", lambda _: None)
-        with pytest.raises(
-            CallOrderError, match=r"the session is busy with its debugger\. Leave the debugger first: type q"
-        ):
-            session.debug()
+        while calls:
+            with pytest.raises(
+                CallOrderError, match=r"the session is busy with its debugger\. Leave the debugger first: type q"
+            ):
+                session.debug()
         assert list(session.run(int)) == [0]
 
 

@@ -106,11 +106,6 @@ def test_output_of_c_code_and_children_arrives(kernel: Kernel) -> None:
     assert outcome.stderr.count("to stderr") >= 2
 
 
-def test_one_rank_needs_no_label(kernel: Kernel) -> None:
-    outcome = kernel.execute("notebook_launch(lambda: print('plain'), 1)")
-    assert "\nplain\n" in outcome.stdout
-
-
 def test_run_prints_a_first_and_a_last_line(kernel: Kernel) -> None:
     outcome = kernel.execute("def train(): pass\nnotebook_launch(train, 2, seed=7, monitor=False)")
     first, last = outcome.stdout.splitlines()
@@ -234,11 +229,6 @@ def test_input_in_a_background_run_raises_eof_error(kernel: Kernel) -> None:
     outcome = kernel.execute("launch(lambda: input('name? '), 2).result()")
     assert (outcome.error or "").startswith("EOFError: rank ")
     assert "launched in the background, so no cell can answer. Use notebook_launch" in (outcome.error or "")
-
-
-def test_input_without_an_answering_front_end_raises_eof_error(kernel: Kernel) -> None:
-    outcome = kernel.execute("notebook_launch(lambda: input('name? '), 2)")
-    assert (outcome.error or "").startswith("EOFError: ")
 
 
 def test_progress_bars_take_one_line_each(kernel: Kernel) -> None:

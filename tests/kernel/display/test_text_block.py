@@ -34,34 +34,6 @@ def test_pieces_are_of_the_same_rank_and_stream() -> None:
     assert (first, second) == (block_of("one"), block_of("two"))
 
 
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, ""), (3, ""), (4, "one\n"), (7, "one\n"), (8, "one\ntwo\n"), (9, "one\ntwo\n")]
-)
-def test_first_lines_fit_a_number_of_characters(size: int, text: str) -> None:
-    assert block_of("one", "two").cut_after_size(size)[0].text == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, ""), (3, ""), (4, "two\n"), (7, "two\n"), (8, "one\ntwo\n"), (9, "one\ntwo\n")]
-)
-def test_last_lines_fit_a_number_of_characters(size: int, text: str) -> None:
-    assert block_of("one", "two").cut_before_size(size)[1].text == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(-1, ""), (0, ""), (1, "a\n"), (2, "a\n\n"), (3, "a\n\nb\n"), (9, "a\n\nb\n")]
-)
-def test_first_lines_are_at_most_so_many(number: int, text: str) -> None:
-    assert block_of("a", "", "b").cut_after_lines(number)[0].text == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(-1, ""), (0, ""), (1, "b\n"), (2, "\nb\n"), (3, "a\n\nb\n"), (9, "a\n\nb\n")]
-)
-def test_last_lines_are_at_most_so_many(number: int, text: str) -> None:
-    assert block_of("a", "", "b").cut_before_lines(number)[1].text == text
-
-
 def fits_size(block: TextBlock, limit: int) -> bool:
     return len(block.text) <= limit
 

@@ -124,7 +124,7 @@ def receive_only(delay: float) -> None:
     dist.recv(torch.ones(1), src=1 - dist.get_rank())
 
 
-@pytest.mark.parametrize("delay", [0.0, SOON / 2, 2 * SOON])
+@pytest.mark.parametrize("delay", [0.0, 2 * SOON])
 def test_ranks_that_all_wait_for_each_other_are_named_though_each_has_entered(delay: float) -> None:
     with launched(receive_only, delay) as run:
         assert re.fullmatch(rf"ranks 0, 1 have waited [\d.]+ m?s in recv \({LINE}\)", waiting(run, "ranks 0, 1"))

@@ -125,9 +125,7 @@ def test_stacks_name_waiting_and_missing_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        ("dist.barrier()", "barrier"),
         ("dist.all_gather_object([None] * 2, 1)", "all_gather_object"),
-        ("dist.recv(tensor, src=1)", "recv"),
         ("dist.all_reduce(tensor, async_op=True).wait()", "wait() of an asynchronous call"),
         ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", "DistributedDataParallel(...)"),
     ],
