@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.detached.ending import read_own_pickle, write_own_pickle
 from notebook_launcher.detached.requests import Entry, News
 from notebook_launcher.history.run_folders import OUTPUT
-from notebook_launcher.kernel.display.sink import Sink
+from notebook_launcher.kernel.display.cell import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

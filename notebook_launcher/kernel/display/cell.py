@@ -1,4 +1,4 @@
-"""The sink for a run's output in the cell that launched the run.
+"""Sinks, the destinations of output: their base, and the sink of the cell that launched a run.
 
 Text that a thread of the kernel prints goes to a cell that depends on the version of ipykernel: the latest cell, or
 the cell that started the thread. A `CellSink` therefore remembers the message that started its cell and sends every
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from notebook_launcher.installed import BROKEN_IPYKERNELS
 from notebook_launcher.ipython_shell import kernel_shell
 from notebook_launcher.kernel.display.questions import reader_of
-from notebook_launcher.kernel.display.sink import Sink
 from notebook_launcher.kernel.latch import Latch
 from notebook_launcher.wording import bounded
 
@@ -90,6 +89,87 @@ def is_repeated(message: Any, lines: str) -> bool:
         return False
     latest, _Latest.lines = _Latest.lines, (message.get("header", {}).get("msg_id", ""), lines)
     return latest == _Latest.lines
+
+
+class Sink:
+    """Destination of output, used from any thread; by itself one that keeps nothing and has no page behind it."""
+
+    @property
+    def is_cell(self) -> bool:
+        """True for a cell, which keeps its output; False for a terminal, a file or a variable."""
+        return False
+
+    @property
+    def has_audience(self) -> bool:
+        """True for a cell that a person may look at, in a front end that may draw widgets."""
+        return False
+
+    @property
+    def is_brief(self) -> bool:
+        """True for a cell that an agent reads, whose output is short."""
+        return False
+
+    @property
+    def takes_comms(self) -> bool:
+        """True if the page of this cell may show widgets."""
+        return False
+
+    @property
+    def message(self) -> Any:
+        """The message that started the cell; None without a cell."""
+        return None
+
+    def hold_after_cell(self) -> bool:
+        """Where no person looks, hold what comes after the cell's end for the cell that calls `show_here`.
+
+        Return False where a person looks.
+        """
+        return False
+
+    def show_here(self) -> None:
+        """Show what was held, and what is to come, in the cell that runs now."""
+
+    def text(self, stream: Stream, text: str) -> None:
+        """Append text."""
+
+    def print(self, text: str) -> None:
+        """Append text to standard output as the calling code prints, after all output that was sent."""
+        self.text("stdout", text)
+
+    def status(self, text: str) -> None:
+        """Redraw the live area; an empty text removes it."""
+
+    def display(
+        self,
+        data: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,  # noqa: ARG002
+        transient: Mapping[str, Any] | None = None,  # noqa: ARG002
+        *,
+        update: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Show rich output, or update the one with the same `display_id`; here the plain text that each carries."""
+        self.text("stdout", f"{data.get('text/plain', '')}\n")
+
+    def html(self, html: str, text: str) -> None:
+        """Show HTML, or `text` where there is no HTML."""
+        self.display({"text/html": html, "text/plain": text})
+
+    def comm(self, record: messages.CommMessage) -> None:
+        """Send a message of a comm to the page."""
+
+    def clear_output(self, *, wait: bool = False) -> None:
+        """Clear what is there, at once or when the next output comes."""
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function that publishes, in the thread that publishes, after all earlier output."""
+        function(*args)
+
+    def flush(self) -> None:
+        """Wait until all is sent."""
+
+    def close(self) -> None:
+        """Remove the live area; later output is still taken."""
+        self.status("")
 
 
 class CellSink(Sink):

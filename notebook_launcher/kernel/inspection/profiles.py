@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from notebook_launcher.drawing.tables import Column, folded, joined, note_html, table_html, table_text
 from notebook_launcher.errors import check_rank
 from notebook_launcher.kernel.latch import Latch
-from notebook_launcher.kernel.run.commands import no_update_yet
 from notebook_launcher.messaging import messages
 from notebook_launcher.tracebacks import for_caller
 from notebook_launcher.wording import bounded, escape, format_bytes, format_count, format_seconds, plural
@@ -166,10 +165,11 @@ class ProfileRequests:
         self._ranks: tuple[int, ...] = ()
         self._records: dict[int, messages.Profiled] = {}
 
-    def begin(
-        self, updates: int, ranks: tuple[int, ...], requests: RankRequests, trainer: messages.TrainerMade | None
-    ) -> Latch[Profile | str]:
-        """Ask the ranks for a profile; return where it will be, or the reason why there is none."""
+    def begin(self, updates: int, ranks: tuple[int, ...], requests: RankRequests) -> Latch[Profile | str]:
+        """Ask the ranks for a profile; return where it will be, or the reason why there is none.
+
+        The reason is empty if no Accelerator is at work yet.
+        """
         answer: Latch[Profile | str] = Latch()
         if self._answer is not None:
             answer.set("this run is being profiled already. Wait for that profile, then call run.profile() again.")
@@ -179,8 +179,7 @@ class ProfileRequests:
         if requests.ask_to_change("profile", profile=order):
             self._answer, self._ranks, self._records = answer, ranks, {}
         else:
-            ways = "and try again after the first update; run.sample(seconds) shows where the time of any function goes"
-            answer.set(no_update_yet("there is nothing to profile", ways, trainer))
+            answer.set("")
         return answer
 
     def note(self, record: messages.Profiled) -> None:

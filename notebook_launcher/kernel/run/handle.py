@@ -353,11 +353,12 @@ class Run(LiveRunReader):
         """
         chosen = check_profile(updates, ranks, self._data.plan.num_processes)
         self._check_goes_on("there is nothing left to profile")
-        trainer = self._data.live.settings.trainer
-        begun = self._ask(lambda conduct, attempt: conduct.profiles.begin(updates, chosen, attempt.requests, trainer))
+        begun = self._ask(lambda conduct, attempt: conduct.profiles.begin(updates, chosen, attempt.requests))
         profile = self._answer_of(begun)
         if isinstance(profile, str):
-            raise CallOrderError(profile)
+            ways = "and try again after the first update; run.sample(seconds) shows where the time of any function goes"
+            trainer = self._data.live.settings.trainer
+            raise CallOrderError(profile or no_update_yet("there is nothing to profile", ways, trainer))
         return profile
 
     def save(self) -> None:
