@@ -109,7 +109,7 @@ __all__ = sorted(  # noqa: PLE0605
     key=lambda name: (not name.isupper(), name),
 )
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 _ELSEWHERE = (
     "notebook_launcher is the name of the package. Type `from notebook_launcher import notebook_launch` and "
