@@ -14,7 +14,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notebook_launcher.messaging.board_layout import ACTIVITY, COOPERATIVE, HAS_SAFEPOINT, STOP_EACH, STOP_FLAG
+from notebook_launcher.messaging.board_layout import (
+    ACTIVITY,
+    COOPERATIVE,
+    HAS_SAFEPOINT,
+    LOSS_TOLD,
+    STOP_EACH,
+    STOP_FLAG,
+)
 
 if TYPE_CHECKING:
     import mmap
@@ -95,8 +102,6 @@ class RankContext:
     """Number of the call that the rank carries out, the same on all ranks."""
     settings_are_read: bool = False
     """True once an Accelerator has asked for a setting in this call, or a trainer of another library was compared."""
-    has_told_loss: bool = False
-    """True once this rank has named a loss of this call that is not finite."""
     clock: PhaseClock | None = None
     """The rank's `PhaseClock`, once a loop is measured."""
     last_progress: float = -math.inf
@@ -252,7 +257,7 @@ def begin_call(call_id: int, checkpoints: Iterable[str] | None) -> None:
         context.checkpoints = None if checkpoints is None else list(checkpoints)
         context.safepoint, context.num_loaded, context.backward_pause = None, None, BackwardPause()
         context.tunables.clear()
-        context.settings_are_read = context.has_told_loss = False
+        context.settings_are_read = False
 
 
 def call_id() -> int:
@@ -283,11 +288,13 @@ def notify_of_loss(loss: float, where: str) -> None:
         where: Its place, as in `in update 3`.
     """
     context = _Current.context
-    if context is None or context.pid != os.getpid() or context.has_told_loss:
+    told = 0 if context is None else context.call_id % 255 + 1
+    if context is None or context.pid != os.getpid() or context.board[LOSS_TOLD] == told:
         return
     from notebook_launcher.messaging.messages import Notice  # as in `notify`
 
-    context.has_told_loss = True
+    # Before the send: ranks that get the NaN by a later collective see it, whichever line the kernel reads first.
+    context.board[LOSS_TOLD] = told
     context.send(Notice(text=f"rank {context.rank}: the loss is {loss} {where}", once="loss"))
 
 

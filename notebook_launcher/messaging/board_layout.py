@@ -18,6 +18,8 @@ CHANGES_ASKED = 3
 """Number of the last `Change` that the kernel has sent to all ranks, modulo 256."""
 ASKED = slice(4)
 """These four bytes, so that one look shows that nothing was asked for."""
+LOSS_TOLD = 4
+"""1 + the call's number modulo 255, once a rank has told that its loss is NaN or infinite."""
 SAVE_CHOICE = slice(8, 24)
 """Rank 0's answer, two 64-bit integers: the request, and the update after which all ranks save;
 `training.requests.agreement` reads and writes it."""
