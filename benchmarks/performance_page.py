@@ -30,7 +30,8 @@ HEAD = """# Performance
 Figures that the programs in `benchmarks/` measured, and nothing else: each section has the date, the machine, the
 commit and the command of its run, and a figure belongs to its commit. `make bench` measures everything again and writes
 this page; `python benchmarks/performance_page.py` writes it from the reports that are there. Only the section "On one
-GPU" was measured on a GPU.
+GPU" was measured on a GPU. In "Launching" the rows "notebook_launch" are from commits that kept ranks ready for a
+launch like the last one; today's launches are those "unlike the one before".
 """
 
 
