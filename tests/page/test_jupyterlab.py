@@ -190,8 +190,8 @@ def set_theme(page: Page, name: str) -> None:
     page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=name)
 
 
-def wait_for_state(page: Page, state: str) -> None:
-    monitor_of(page).locator(".nbl-header .nbl-state-word").get_by_text(state).wait_for()
+def wait_for_state(page: Page, state: str, seconds: float = 30) -> None:
+    monitor_of(page).locator(".nbl-header .nbl-state-word").get_by_text(state).wait_for(timeout=1000 * seconds)
 
 
 def restart(page: Page) -> None:
@@ -243,7 +243,7 @@ def test_panel_launches_a_run_and_shows_its_monitor(lab):
     lab.cell(page, 0).locator(".cm-content").first.click()  # JupyterLab saves nothing from a widget's button.
     lab.save(page, "panel.ipynb")
     lab.show(page, "panel.ipynb")
-    wait_for_state(page, "done")
+    wait_for_state(page, "done", seconds=90)  # 58 micro-batches with pauses of 0.1 s; other tests run beside it.
     assert page.locator(".jp-mod-outputsScrolled").count() == 0  # Notebook 7 puts outputs of 1,820 pixels into a box.
     assert monitor_of(page).evaluate("(root) => root.getBoundingClientRect().right <= innerWidth")
     assert "loss" in monitor_of(page).inner_text()

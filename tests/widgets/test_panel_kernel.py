@@ -291,6 +291,9 @@ def start_by_click(kernel: Kernel, name: str) -> None:
     )
     started = kernel.execute(f"{code}\ncan_stop.wait()")
     assert started.error is None, started.traceback
+    deadline = time.monotonic() + 60
+    while evaluate(kernel, f"{name}.run.state") == "starting":  # Its run can be stopped before its ranks run.
+        assert time.monotonic() < deadline, evaluate(kernel, f"repr({name}.run)")
 
 
 def pictures(cell: Outcome) -> list[str]:
