@@ -228,14 +228,19 @@ def run_program(source: str, library: str, folder: str) -> Any:
         namespace["GradientState"]._reset_state()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_ported_program_returns_what_the_original_returns(name: str, tmp_path: Path) -> None:
+def run_programs(library: str, folder: str) -> dict[str, Any]:
+    return {name: run_program(source, library, f"{folder}/{name}") for name, source in PROGRAMS.items()}
+
+
+def test_ported_programs_return_what_the_originals_return(tmp_path: Path) -> None:
     theirs, ours = (
-        notebook_launch(run_program, 2, args=(PROGRAMS[name], library, str(tmp_path / library)), output="none")
+        notebook_launch(run_programs, 2, args=(library, str(tmp_path / library)), output="none")
         for library in ("accelerate", "notebook_launcher.compat")
     )
-    for own, other in zip(leaves_of(list(ours)), leaves_of(list(theirs)), strict=True):
-        assert own == (pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other)
+    for name in PROGRAMS:
+        returned = (leaves_of([results[name] for results in each]) for each in (ours, theirs))
+        for own, other in zip(*returned, strict=True):
+            assert own == (pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other), name
 
 
 def leaves_of(value: Any) -> list[Any]:
