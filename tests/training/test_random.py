@@ -7,14 +7,13 @@ from __future__ import annotations
 import io
 import os
 import random
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from notebook_launcher import notebook_launch
 from notebook_launcher.training import random as seeding
 from tests.support.toy_training import session_fixture
 
@@ -69,21 +68,21 @@ def test_seed_that_cannot_be_one_changes_no_generator(seed, error, words):
     assert draw() == expected
 
 
-@pytest.mark.parametrize("chosen", ["False", "True"])
-def test_deterministic_asks_torch_and_cublas_for_deterministic_algorithms(chosen):
+def test_deterministic_asks_torch_and_cublas_for_deterministic_algorithms():
     """In a rank, too, where torch has initialised CUDA to choose the device; here it only says so."""
-    program = (
-        "import os, torch\n"
-        f"torch.cuda.is_initialized = lambda: {chosen}\n"
-        "from notebook_launcher.training.random import set_seed\n"
-        "set_seed(1, deterministic=True)\n"
-        "print(torch.are_deterministic_algorithms_enabled(), os.environ['CUBLAS_WORKSPACE_CONFIG'])\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
-    answer = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.split() == ["True", ":4096:8"]
+
+    def ask():
+        found = []
+        for chosen in (False, True):
+            torch.use_deterministic_algorithms(mode=False)
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch.cuda, "is_initialized", lambda chosen=chosen: chosen)
+                seeding.set_seed(1, deterministic=True)
+            found.append((torch.are_deterministic_algorithms_enabled(), os.environ["CUBLAS_WORKSPACE_CONFIG"]))
+        return found
+
+    assert notebook_launch(ask, 1, output="none")[0] == [(True, ":4096:8")] * 2
 
 
 def test_device_specific_seeds_differ_by_rank(ranks):

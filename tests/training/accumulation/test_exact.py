@@ -15,9 +15,8 @@ from tests.support.toy_training import full_gradient, make_data, make_model, ses
 RANKS = st.integers(1, 4)
 STEPS = st.integers(1, 5)
 MANY = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=18, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
-
 
 ranks = sessions_fixture(1, 2, 3, 4)
 
@@ -100,14 +99,14 @@ def test_iterable_data_without_length_accumulates_exactly(ranks, num_ranks, num_
     assert set(check(results, num_ranks)) == set(range(num_samples))
 
 
-@pytest.mark.parametrize("num_samples", [7, 8, 11])
-def test_loop_without_accumulate_is_exact(ranks, num_samples):
+def test_loop_without_accumulate_is_exact(ranks):
     config = {"even_batches": False, "plain_loop": True}
-    assert sorted(check(ranks.run(3, train, "map", num_samples, 2, 1, config), 3)) == list(range(num_samples))
+    assert sorted(check(ranks.run(3, train, "map", 11, 2, 1, config), 3)) == list(range(11))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("config", [{"shuffle": True}, {"split_batches": True}, {"drop_last": True, "shuffle": True}])
+@pytest.mark.parametrize(
+    ("num_ranks", "config"), [(3, {"split_batches": True}), (2, {"drop_last": True, "shuffle": True})]
+)
 def test_shuffled_split_and_dropped_batches_accumulate_exactly(ranks, num_ranks, config):
     indices = check(ranks.run(num_ranks, train, "map", 25, 6, 3, config), num_ranks)
     assert len(set(indices)) == (24 // (6 * num_ranks) * 6 * num_ranks if config.get("drop_last") else 25)

@@ -120,20 +120,6 @@ def test_check_that_is_off_finds_nothing(ranks: Sessions, options: dict[str, Any
     assert ranks.run(2, train) == [True, True]
 
 
-def test_compat_compares_where_the_code_asks_for_it(ranks: Sessions) -> None:
-    def train() -> None:
-        training = Training(library="notebook_launcher.compat", check_ranks=True)
-        training.step(lambda: training.last.grad.add_(training.rank == 1))
-        training.steps(2)
-
-    with pytest.raises(RuntimeError, match="update 2: the weights of Sequential on rank 1"):
-        ranks.run(2, train)
-
-
-def test_one_process_has_nothing_to_compare() -> None:
-    assert Accelerator(cpu=True, check_ranks=True).rank_check is None
-
-
 def train_with_a_forgotten_optimizer(steps: int) -> list[float]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
     model = torch.nn.Linear(1, 1, bias=False)
@@ -167,28 +153,6 @@ def test_hook_of_an_accelerator_outlives_it_until_the_next_one_only(ranks: Sessi
 
     for found in ranks.run(2, count):
         assert found == [found[0]] * 4
-
-
-def test_accelerator_that_is_collected_during_a_step_does_not_disturb_it(ranks: Sessions) -> None:
-    def step() -> float:
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-        parameter = torch.nn.Parameter(torch.ones(()))
-        optimizer = torch.optim.SGD([parameter], lr=0.5)
-        held = [Accelerator(cpu=True)]
-
-        def collect(*_: Any) -> None:
-            held.clear()
-            gc.collect()
-
-        handles = [register_optimizer_step_pre_hook(hook) for hook in (collect, lambda *_: None)]
-        parameter.grad = torch.ones(())
-        optimizer.step()
-        for handle in handles:
-            handle.remove()
-        return parameter.item()
-
-    assert list(ranks.run(2, step)) == [0.5, 0.5]
 
 
 # What may differ.

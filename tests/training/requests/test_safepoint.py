@@ -8,7 +8,6 @@ import math
 import os
 import re
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,16 +22,18 @@ from tests.support.run_state import data_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from notebook_launcher import Run
 
-LENGTH, NUM_UPDATES = 24, 400
+LENGTH, NUM_UPDATES = 24, 250
 
 
 def has_reported(run: Run) -> bool:
     return len(run.metrics) > 10
 
 
-def train(num_updates: int, *, checkpoint: str | None = None, loops: bool = True, names: bool = False) -> Any:
+def train(num_updates: int, *, checkpoint: str | None = None, names: bool = False) -> Any:
     """Train, from a checkpoint if there is one; return the weights."""
     from notebook_launcher import ProjectConfiguration
 
@@ -62,44 +63,25 @@ def train(num_updates: int, *, checkpoint: str | None = None, loops: bool = True
                 return accelerator.unwrap_model(model).weight.detach()
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_training_resumes_from_the_update_that_was_saved(tmp_path, monkeypatch, num_processes):
-    monkeypatch.chdir(tmp_path)
-    run = launch(train, num_processes, args=(NUM_UPDATES,), output="none")
-    until(functools.partial(has_reported, run), run)
-    run.save()
-    whole = run.result()
-    (folder,) = (tmp_path / "checkpoints").iterdir()
-    assert re.fullmatch(r"update_\d+", folder.name)
-    rest = notebook_launch(train, num_processes, args=(NUM_UPDATES,), kwargs={"checkpoint": str(folder)}, output="none")
-    for rank in range(num_processes):
-        assert torch.equal(rest[rank], whole[rank])
-
-
-def test_each_request_is_answered_once(tmp_path, monkeypatch, capsys):
+def test_each_request_is_answered_once_and_training_resumes_from_the_update_that_was_saved(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
 
-    def are_there(number: int) -> bool:
-        return len(list(tmp_path.glob("checkpoints/update_*"))) == number
+    def saved() -> list[Path]:
+        return list(tmp_path.glob("checkpoints/update_*"))
 
     run = launch(train, 2, args=(NUM_UPDATES,), output="rank0")
-    for number in range(1, 4):
+    for number in (1, 2):
         until(lambda: run.snapshot().ranks[0].step, run)
         run.save()
-        until(functools.partial(are_there, number), run)
-    run.result()
+        until(lambda number=number: len(saved()) == number, run)
+    whole = run.result()
     said = re.findall(r"saved \S*/checkpoints/update_(\d+), after update \1\n", capsys.readouterr().out)
-    assert {f"update_{number}" for number in said} == {path.name for path in Path("checkpoints").iterdir()}
-    assert len(said) == 3
-
-
-def test_automatic_names_are_used(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = launch(train, 2, args=(NUM_UPDATES,), kwargs={"names": True}, output="none")
-    until(functools.partial(has_reported, run), run)
-    run.save()
-    run.result()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_0"]
+    assert sorted(f"update_{number}" for number in said) == sorted(path.name for path in saved())
+    checkpoint = {"checkpoint": str(saved()[0])}
+    rest = notebook_launch(train, 2, args=(NUM_UPDATES,), kwargs=checkpoint, output="none")
+    assert all(torch.equal(*weights) for weights in zip(rest, whole, strict=True))
 
 
 def test_save_without_an_accelerator_is_refused():
@@ -138,7 +120,7 @@ def test_stop_after_the_step_waits_for_it(tmp_path):
     assert run.stop() == "ask"
 
 
-@pytest.mark.parametrize(("num_processes", "loops"), [(2, "prepared"), (3, "prepared"), (3, "reporting")])
+@pytest.mark.parametrize(("num_processes", "loops"), [(3, "prepared"), (2, "reporting")])
 def test_all_ranks_stop_after_the_same_update(tmp_path, num_processes, loops):
     def loop() -> None:
         accelerator = Accelerator(gradient_accumulation_steps=2)
@@ -172,25 +154,23 @@ def test_all_ranks_stop_after_the_same_update(tmp_path, num_processes, loops):
             (tmp_path / f"{rank}").write_text(f"{type(error).__name__} after {num_updates} updates: {weight!r}")
             raise
 
-    for _ in range(2):
-        run = launch(loop, num_processes, output="none")
-        until(functools.partial(has_reported, run), run)
-        assert run.stop(after_step=True) == "ask"
-        assert {rank.state for rank in run.ranks} == {"stopped"}
-        assert run.snapshot().failures == ()
-        ends = {path.read_text() for path in tmp_path.iterdir()}
-        assert len(ends) == 1, ends
-        assert ends.pop().startswith("RunStopped after ")
+    run = launch(loop, num_processes, output="none")
+    until(functools.partial(has_reported, run), run)
+    assert run.stop(after_step=True) == "ask"
+    assert {rank.state for rank in run.ranks} == {"stopped"}
+    assert run.snapshot().failures == ()
+    ends = {path.read_text() for path in tmp_path.iterdir()}
+    assert len(ends) == 1, ends
+    assert ends.pop().startswith("RunStopped after ")
 
 
-def test_checkpoint_is_saved_before_a_stop_after_the_step(tmp_path, monkeypatch):
+def test_checkpoint_with_an_automatic_name_is_saved_before_a_stop_after_the_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = launch(train, 2, args=(10**9,), output="none")
+    run = launch(train, 2, args=(10**9,), kwargs={"names": True}, output="none")
     until(functools.partial(has_reported, run), run)
     run.save()
     assert run.stop(after_step=True) == "ask"
-    (folder,) = (tmp_path / "checkpoints").iterdir()
-    assert re.fullmatch(r"update_\d+", folder.name)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_0"]
 
 
 def test_accelerator_that_a_session_keeps_trains_on_after_a_stop():
@@ -301,14 +281,6 @@ def test_ranks_that_never_look_are_stopped_as_always():
     assert run.stop(after_step=True) == "interrupt"
 
 
-def wait_for_the_last(mark: Path) -> None:
-    accelerator = Accelerator()
-    if accelerator.is_last_process:
-        while not mark.exists():
-            time.sleep(0.001)
-    accelerator.wait_for_everyone()
-
-
 def reduce_with_the_last(mark: Path) -> None:
     accelerator = Accelerator()
     model = torch.nn.Linear(1, 1)
@@ -333,10 +305,7 @@ def save_slowly(mark: Path) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize(
-    ("function", "state"),
-    [(wait_for_the_last, "waiting"), (reduce_with_the_last, "waiting"), (save_slowly, "saving")],
-)
+@pytest.mark.parametrize(("function", "state"), [(reduce_with_the_last, "waiting"), (save_slowly, "saving")])
 def test_run_shows_that_a_rank_waits_or_saves(tmp_path, function, state):
     mark = tmp_path / "mark"
     run = launch(function, 2, args=(mark,), output="none")
@@ -346,20 +315,13 @@ def test_run_shows_that_a_rank_waits_or_saves(tmp_path, function, state):
     assert [rank.state for rank in run.ranks] == ["returned", "returned"]
 
 
-@pytest.mark.parametrize(
-    ("bad_row", "steps", "told"),
-    [
-        (7, 1, "rank 1: the loss is nan in update 2, batch 2 of the data loader"),
-        (8, 2, "rank 0: the loss is inf in update 2, micro-batch 1 of its window, batch 3 of the data loader"),
-    ],
-)
-def test_first_loss_that_is_not_finite_is_named_once(capsys, bad_row, steps, told):
+def test_first_loss_that_is_not_finite_is_named_once(capsys):
     """With the rank, the update and the batch; the ranks that get it from there are not named."""
 
     def loop() -> None:
-        accelerator = Accelerator(gradient_accumulation_steps=steps)
+        accelerator = Accelerator(gradient_accumulation_steps=2)
         rows, model = torch.ones(24, 1), torch.nn.Linear(1, 1)
-        rows[bad_row] = torch.nan if bad_row % 2 else torch.inf
+        rows[8] = torch.inf
         model, optimizer, loader = accelerator.prepare(
             model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(rows), batch_size=2)
         )
@@ -373,7 +335,7 @@ def test_first_loss_that_is_not_finite_is_named_once(capsys, bad_row, steps, tol
 
     notebook_launch(loop, 2, output="rank0")
     said = capsys.readouterr().out
-    assert told in said, said
+    assert "rank 0: the loss is inf in update 2, micro-batch 1 of its window, batch 3 of the data loader" in said, said
     assert said.count("the loss is") == 1
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
@@ -105,19 +104,3 @@ def diverge() -> str:
 def test_ranks_that_differ_all_raise_though_one_runs_ahead_of_its_device() -> None:
     for told in notebook_launch(diverge, 2, output="none"):
         assert told.startswith("update 1: the weights of the leaf tensors on rank 1 differ from those on rank 0")
-
-
-@pytest.mark.parametrize("marks", [True, False])
-def test_finish_waits_for_what_is_queued_now_where_it_can_be_marked(*, marks: bool) -> None:
-    waited: list[int] = []
-
-    class Queued:
-        def query(self) -> bool:
-            return not waited
-
-        def synchronize(self) -> None:
-            waited.append(1)
-
-    UpdateFence(lambda: Queued() if marks else None).finish()
-    UpdateFence(None).finish()
-    assert len(waited) == marks

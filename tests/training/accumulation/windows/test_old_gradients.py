@@ -74,9 +74,9 @@ def make_optimizers(model: Any) -> list[torch.optim.Optimizer]:
     return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
 
 
-@pytest.mark.parametrize("slow", [0, 1])
-@pytest.mark.parametrize(("num_steps", "has_weights"), [(4, False), (1, True), (2, True)])
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize(
+    ("num_processes", "num_steps", "has_weights", "slow"), [(2, 4, False, 0), (1, 1, True, 1), (2, 2, True, 1)]
+)
 def test_correction_of_a_window_leaves_gradients_from_before_as_they_are(
     opened: Sessions,
     num_processes: int,

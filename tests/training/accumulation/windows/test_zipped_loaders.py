@@ -82,8 +82,7 @@ def gradients(loop: Callable[[Any, Any], Iterator[Any]], counts: tuple[int, int]
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("loop", [zipped, zipped_last, endless])
+@pytest.mark.parametrize(("num_ranks", "loop"), [(1, zipped), (2, zipped_last), (2, endless)])
 def test_window_ends_with_the_shortest_of_loaders_read_side_by_side(
     ranks: Sessions, num_ranks: int, loop: Callable[[Any, Any], Iterator[Any]]
 ) -> None:
@@ -96,11 +95,10 @@ def test_iterator_that_is_drawn_from_now_and_then_ends_no_window() -> None:
     assert gradients(now_and_then, (10, 4), 3) == [3.5, 8.5]
 
 
-@pytest.mark.parametrize("outer", [2, 4, 6])
-def test_loop_inside_a_loop_ends_windows_with_the_inner_loader(outer: int) -> None:
+def test_loop_inside_a_loop_ends_windows_with_the_inner_loader() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert gradients(nested, (10, outer), 3) == [3.5, 8.5] * (outer // 2)
+        assert gradients(nested, (10, 4), 3) == [3.5, 8.5] * 2
 
 
 def test_loop_inside_the_last_round_of_a_loop_keeps_windows_of_full_length() -> None:
