@@ -80,33 +80,3 @@ def test_torch_updates_as_deepspeed_does_where_all_micro_batches_are_equal(stage
     ours = notebook_launch(train_with_torch, NUM_RANKS, args=(stage,), **options)
     for mine in [*theirs, *ours]:
         torch.testing.assert_close(mine, theirs[0], atol=1e-5, rtol=1e-4)
-
-
-def train_with_accelerate(stage: int) -> tuple[str, str, float, float]:
-    from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
-
-    plugin = DeepSpeedPlugin(zero_stage=stage, gradient_accumulation_steps=STEPS)
-    # Without a GPU, Accelerate finds no backend by itself, and `cpu=True` would leave DeepSpeed out.
-    accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
-    model: Any = make_model()
-    data = torch.utils.data.TensorDataset(*make_data(48))
-    loader: Any = torch.utils.data.DataLoader(data, BATCH)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01), loader)
-    losses = []
-    for _ in range(3):
-        for inputs, targets in loader:
-            with accelerator.accumulate(model):
-                loss = torch.nn.functional.mse_loss(model(inputs), targets)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
-    return str(accelerator.distributed_type), type(model).__name__, sum(losses[:8]), sum(losses[-8:])
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-def test_accelerate_of_hugging_face_runs_deepspeed_in_every_rank(stage: int):
-    options: dict[str, Any] = {"devices": "cpu", "output": "none", "env": {"ACCELERATE_USE_CPU": "false"}}
-    for kind, engine, first, last in notebook_launch(train_with_accelerate, NUM_RANKS, args=(stage,), **options):
-        assert (kind, engine) == ("DistributedType.DEEPSPEED", "DeepSpeedEngine")
-        assert last < first

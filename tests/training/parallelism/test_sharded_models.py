@@ -157,8 +157,8 @@ def check(
 
 @pytest.mark.parametrize(
     "make",
-    [Net, lambda: Net(norm=True), lambda: Net(tied=True), frozen, adapted, scaled],
-    ids=["plain", "batch norm", "tied", "frozen", "adapted", "scalars"],
+    [lambda: Net(norm=True), lambda: Net(tied=True), frozen, adapted, scaled],
+    ids=["batch norm", "tied", "frozen", "adapted", "scalars"],
 )
 def test_each_kind_of_model_trains_as_a_whole_one(session, make):
     check(session, make, Plugin())
@@ -198,8 +198,7 @@ def test_moving_average_of_a_sharded_model_is_that_of_a_whole_one(session, tmp_p
     torch.testing.assert_close(ranks[0][0], whole_state)
 
 
-@pytest.mark.parametrize("clip", [0.05, 1e3])
-@pytest.mark.parametrize("ignored", [None, r"blocks\.1", "first"])
+@pytest.mark.parametrize(("ignored", "clip"), [(None, 1e3), (r"blocks\.1", 0.05), ("first", 0.05)])
 def test_clipping_is_exact_with_modules_that_stay_whole(session, ignored, clip):
     check(session, Net, Plugin(ignored_modules=ignored), clip=clip)
 
@@ -226,19 +225,16 @@ def test_clipping_by_the_largest_element_is_exact_where_a_rank_has_no_part(sessi
             assert weight == pytest.approx([1 - 0.125, 1 + 0.5, 1 - 0.25], abs=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["no", "eager"])
 @pytest.mark.parametrize(
-    "plugin",
-    [Plugin(activation_checkpointing=True), Plugin(auto_wrap_policy="size_based_wrap", min_num_params=30)],
+    ("plugin", "backend"),
+    [
+        (Plugin(activation_checkpointing=True), "eager"),
+        (Plugin(auto_wrap_policy="size_based_wrap", min_num_params=30), "no"),
+    ],
     ids=["checkpointed", "by size"],
 )
 def test_checkpointed_and_compiled_units_keep_names_and_numbers(session, plugin, backend):
     check(session, Net, plugin, options={"dynamo_backend": backend})
-
-
-@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.03), ("fp16", 0.03)])
-def test_half_precision_keeps_float32_weights(session, precision, tolerance):
-    check(session, Net, Plugin(), tolerance, options={"mixed_precision": precision})
 
 
 def test_several_models_and_an_optimizer_with_state_are_sharded(session):
@@ -283,8 +279,7 @@ class Switched(torch.nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])  # None in torch 2.11.
-@pytest.mark.parametrize("sync_each_batch", [None, False])
+@pytest.mark.parametrize(("has_switch", "sync_each_batch"), [(True, False), (False, None)])  # None in torch 2.11.
 def test_ranks_that_use_different_parameters_of_a_unit_train_as_with_ddp(session, sync_each_batch, has_switch):
     def train(settings: dict[str, Any]) -> dict[str, torch.Tensor]:
         from torch.distributed.fsdp import FSDPModule
@@ -472,7 +467,6 @@ def act_alone_in_a_plain_loop(act: str) -> None:
     ("act", "num_processes", "cause"),
     [
         ("forward", 3, "(gathers|reduces)"),
-        ("forward and backward", 2, "has made an optimizer step"),
         ("no step", 2, "has made an optimizer step"),
     ],
 )

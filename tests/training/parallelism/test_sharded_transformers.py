@@ -97,10 +97,6 @@ def test_wish_to_load_on_rank_0_reaches_transformers_until_the_next_accelerator(
     assert list(ranks.run(2, ask)) == [[True, True, False, False]] * 2
 
 
-def as_it_is(model: Any) -> Any:
-    return model
-
-
 def frozen(model: Any) -> Any:
     """Freeze all but the last block and the norm behind it."""
     model.requires_grad_(False)
@@ -146,7 +142,7 @@ def train(path: Path, change: Any, plugin: Plugin | None) -> tuple[list[float], 
     return losses, whole(accelerator.unwrap_model(model))
 
 
-@pytest.mark.parametrize("change", [as_it_is, frozen, with_lora])
+@pytest.mark.parametrize("change", [frozen, with_lora])
 def test_loop_of_a_trainer_gives_the_weights_of_whole_models(ranks, folder, change):
     if change is with_lora:
         pytest.importorskip("peft", reason="peft is not installed")

@@ -63,13 +63,12 @@ def train(run: tuple[list[list[int]], list[list[int]]], *, num_layers: int = 3, 
 
 DIFFERENT = {
     "another layer": ([[0]], [[1]]),
-    "another layer in the middle": ([[0, 1, 2]], [[0, 2, 1]]),
     "later": ([[0, 1], [0, 1], [0, 2]], [[0, 1], [0, 1], [0, 1]]),
     "one layer less": ([[0, 1]], [[0, 1, 2]]),
 }
 
 
-@pytest.mark.parametrize(("case", "reshard"), list(zip(DIFFERENT, [True, False] * 2, strict=True)))
+@pytest.mark.parametrize(("case", "reshard"), list(zip(DIFFERENT, [True, False, True], strict=True)))
 def test_ranks_that_run_other_layers_are_named(case, reshard):
     pattern = (
         r"Rank (0|1) (gathers|reduces the gradients of) layers\.\d\.weight, layers\.\d\.bias while rank (1|0) "
@@ -88,26 +87,6 @@ def evaluate(places: tuple[int, int]) -> float:
 def test_ranks_that_evaluate_other_layers_are_named():
     with pytest.raises(RuntimeError, match=r"Rank \d gathers layers\.\d\.weight, .* while rank \d gathers layers\."):
         notebook_launch(evaluate, 2, args=((0, 1),), devices="cpu", output="none")
-
-
-def take_turns(order: tuple[str, str]) -> None:
-    """Run two models of one shape in turns, as in adversarial training."""
-    accelerator, first, second = shard(Layers(1), Layers(1))
-    nets = {"first": first, "second": second}
-    for _ in range(3):
-        with torch.no_grad():
-            nets[order[accelerator.process_index]](torch.ones(2, 4), [0])
-
-
-def test_ranks_that_run_other_models_are_named():
-    with pytest.raises(RuntimeError, match=r"Rank \d gathers layers\.0\.weight, .* while rank \d gathers layers\.0"):
-        notebook_launch(take_turns, 2, args=(("first", "second"),), devices="cpu", output="none")
-
-
-def test_layers_beyond_the_numbers_are_refused_without_their_names():
-    run = ([[0]], [[130]])
-    with pytest.raises(RuntimeError, match=r"Rank \d gathers layers\.\d+\.weight, .* after other layers than rank"):
-        notebook_launch(train, 2, args=(run,), kwargs={"num_layers": 140}, devices="cpu", output="none")
 
 
 @pytest.mark.parametrize("reshard", [True, False])
@@ -158,13 +137,11 @@ def use(used: tuple[list[str], list[str]], width: int = 2, num_steps: int = 1, *
 @pytest.mark.parametrize(
     ("used", "width", "num_steps"),
     [
-        ((["a"], ["b"]), 2, 1),
         ((["ab", "ab", "a"], ["ab", "ab", "b"]), 5, 1),
         ((["a", "b"], ["b", "a"]), 2, 1),
-        ((["ab", "ab", "a", "ab"], ["ab", "ab", "ab", "ab"]), 5, 1),
         ((["ab", "ab", "a", "a"], ["ab", "ab", "b", "b"]), 2, 2),
     ],
-    ids=["from the start", "later", "in turns", "fewer for one step", "in one window"],
+    ids=["later", "in turns", "in one window"],
 )
 def test_gradients_of_different_parameters_are_refused(used, width, num_steps):
     pattern = r"Rank \d reduces the gradients of (a|b)\.weight.* while rank \d reduces .*find_unused_parameters=True"
