@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import Commands, Session
 from notebook_launcher.engines.board import LiveRecords, pack_record
 from notebook_launcher.engines.cluster.node_records import MAX_HOLD, MIN_HOLD, HeldEvents, unpack_event
 from notebook_launcher.engines.engine import FromRank, Output, RankLost, Woken
 from notebook_launcher.kernel.run.live_values import LiveValues
 from notebook_launcher.messaging import messages
-from tests.support.run_state import tree_of
 
 METRICS = messages.Metrics(time=5.0, step=3, values={"loss": 0.5})
 PROGRESS = messages.Progress(time=5.0, done=1, total=None, description="train", loops=1, items=1)
@@ -102,13 +100,3 @@ def test_calm_events_wait_longer_the_more_nodes_there_are(
     held = HeldEvents(num_nodes)
     held.add([event], 10.0, are_calm=are_calm)
     assert held.next_due(10.0) == pytest.approx(hold)
-
-
-def test_events_are_taken_some_at_a_time_however_many_there_are() -> None:
-    # Of a thousand ranks there may always be one more; stops and snapshots have to come in between.
-    with Commands([[], ["env"]]) as engine, Session(2, engine=engine, output="none", monitor=False) as session:
-        session.run(print)
-        tree: Any = tree_of(session)
-        for _ in range(1000):
-            tree.wake()
-        assert len(tree.events(0)) < 500

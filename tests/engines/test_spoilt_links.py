@@ -56,57 +56,43 @@ def below() -> list[psutil.Process]:
 def test_node_whose_stream_is_spoilt_is_lost(tmp_path: Path, mode: str) -> None:
     spoiler = tmp_path / "spoiler.py"
     spoiler.write_text(SPOILER)
-    with Commands([[], [sys.executable, str(spoiler), mode]]) as engine:
-        error = launch(sleep, 2, args=(), engine=engine, **QUIET).exception(60)
-        assert isinstance(error, NodeLostError)
-        assert error.rank == 1
+    with Commands([[sys.executable, str(spoiler), mode]]) as engine:
+        assert isinstance(launch(sleep, 1, engine=engine, **QUIET).exception(60), NodeLostError)
     until(lambda: not below())
 
 
 @pytest.mark.slow
-def test_stopped_agent_holds_up_neither_the_limit_nor_the_second_stop() -> None:
-    with Commands([[], []]) as engine:
+def test_stopped_agent_or_fork_server_holds_up_neither_the_limit_nor_a_stop_nor_the_end() -> None:
+    def attempt(timeout: float | None = None) -> float:
+        run = launch(sleep, 1, engine=engine, timeout=timeout, **QUIET)
+        until(lambda: run.wait(0) or run.ranks[0].state == "running")
+        greeting = clusters().nodes_of(engine._key)[0].greeting
+        assert greeting is not None
+        os.kill(greeting.pid, signal.SIGSTOP)
+        began = run.snapshot().seconds
+        if timeout is None:
+            run.stop(wait=False)
+            run.stop(at_once=True)
+        assert run.wait(60)
+        return float(run.snapshot().seconds - (began if timeout is None else timeout))
 
-        def attempt(timeout: float | None = None) -> float:
-            run = launch(sleep, 2, engine=engine, timeout=timeout, **QUIET)
-            until(lambda: run.wait(0) or all(rank.state == "running" for rank in run.ranks))
-            greeting = clusters().nodes_of(engine._key)[1].greeting
-            assert greeting is not None
-            os.kill(greeting.pid, signal.SIGSTOP)
-            began = run.snapshot().seconds
-            if timeout is None:
-                run.stop(wait=False)
-                run.stop(at_once=True)
-            assert run.wait(60)
-            return float(run.snapshot().seconds - (began if timeout is None else timeout))
-
+    with Commands([[]]) as engine:
         assert takes_less_than(3, attempt)
         assert takes_less_than(5, lambda: attempt(10.0))
-    until(lambda: not below())
-
-
-@pytest.mark.slow
-def test_stopped_fork_server_of_an_agent_ends_with_the_engine() -> None:
-    with Commands([[]]) as engine:
         notebook_launch(abs, 1, args=(1,), engine=engine, **QUIET)
-        servers = [
-            server for agent in below() for server in agent.children() if "forkserver" in " ".join(server.cmdline())
-        ]
+        servers = [child for agent in below() for child in agent.children() if "forkserver" in str(child.cmdline())]
         assert servers
         for server in servers:
             server.suspend()
         began = time.monotonic()
     assert time.monotonic() - began < 5
+    until(lambda: not below())
     assert not [server for server in servers if server.is_running() and server.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_start_of_a_node_counts_in_the_time_limit() -> None:
     began = time.monotonic()
-    with (
-        Commands([["bash", "-c", "sleep 600"]]) as engine,
-        pytest.raises(
-            RunTimeoutError, match=r"timeout=0\.5 s\. node 0 did not come up: no message arrived for 0\.\d+ s"
-        ),
-    ):
+    late = r"timeout=0\.5 s\. node 0 did not come up: no message arrived for 0\.\d+ s"
+    with Commands([["bash", "-c", "sleep 600"]]) as engine, pytest.raises(RunTimeoutError, match=late):
         notebook_launch(abs, 1, args=(1,), engine=engine, timeout=0.5, **QUIET)
     assert time.monotonic() - began < 5

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notebook_launcher import Commands, ConfigError, LaunchConfig, launch, notebook_launch
+from notebook_launcher import Commands, ConfigError, LaunchConfig, notebook_launch
 from notebook_launcher.kernel.display.console import label
 from notebook_launcher.machine.allocation import NodeInfo, allocate_nodes
 from tests.engines.options import QUIET
@@ -76,13 +76,6 @@ def test_numbers_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 def node_and_rank() -> tuple[str, str, str]:
     return tuple(os.environ[name] for name in ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"))  # type: ignore[return-value]
-
-
-def test_launch_takes_the_nodes_that_were_asked_for() -> None:
-    with Commands([[], [], ["env"]]) as engine:
-        run = launch(node_and_rank, engine=engine, nodes=2, processes_per_node=2, **QUIET)
-        assert list(run.result()) == [("0", "0", "4"), ("0", "1", "4"), ("1", "0", "4"), ("1", "1", "4")]
-        assert [rank.node for rank in run.snapshot().ranks] == ["node 0", "node 0", "node 1", "node 1"]
 
 
 def test_processes_per_node_of_one_machine_is_the_number_of_ranks() -> None:
