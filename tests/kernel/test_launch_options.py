@@ -29,7 +29,7 @@ def test_options_num_processes_and_backend_take_effect(kernel: Kernel) -> None:
     assert seen == [(str(min(4, cores)), "gloo"), ("3", "gloo"), ("1", "gloo"), ("1", False)]
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", FORKED)
 def test_option_threads_per_process_takes_effect(kernel: Kernel, start_method: str) -> None:
     """Torch's threads, those of NumPy's OpenBLAS, and those of libraries that are loaded later."""
     cores = evaluate(kernel, "len(os.sched_getaffinity(0))")
@@ -64,14 +64,13 @@ DRAW = """
 """
 
 
-@pytest.mark.parametrize("start_method", FORKED)
-def test_same_seed_repeats_every_random_number(kernel: Kernel, start_method: str) -> None:
+def test_same_seed_repeats_every_random_number(kernel: Kernel) -> None:
     first, second, kernels = evaluate(
         kernel,
         f"""
         {DRAW}
         before = state()
-        first, second = (list(notebook_launch(draw, 2, seed=7, start_method={start_method!r})) for _ in range(2))
+        first, second = (list(notebook_launch(draw, 2, seed=7)) for _ in range(2))
         first, second, state() == before
         """,
     )
@@ -80,8 +79,7 @@ def test_same_seed_repeats_every_random_number(kernel: Kernel, start_method: str
     assert kernels
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_env_reaches_the_ranks_alone(kernel: Kernel, start_method: str) -> None:
+def test_env_reaches_the_ranks_alone(kernel: Kernel) -> None:
     seen = evaluate(
         kernel,
         f"""
@@ -89,41 +87,15 @@ def test_env_reaches_the_ranks_alone(kernel: Kernel, start_method: str) -> None:
             import subprocess
             child = subprocess.run(["sh", "-c", "echo $COLOUR"], capture_output=True, text=True).stdout
             return os.environ["COLOUR"], child, os.environ["OMP_NUM_THREADS"]
-        results = notebook_launch(look, 2, start_method={start_method!r},
-                                  env={{"COLOUR": "red", "OMP_NUM_THREADS": "5"}})
-        list(results), "COLOUR" in os.environ
+        options = dict(env={{"COLOUR": "red", "OMP_NUM_THREADS": "5"}})
+        results = [notebook_launch(look, 1, start_method=method, **options)[0] for method in {START_METHODS!r}]
+        results, "COLOUR" in os.environ
         """,
     )
-    assert seen == ([("red", "red\n", "5")] * 2, False)
+    assert seen == ([("red", "red\n", "5")] * 3, False)
 
 
-def test_options_timeout_and_max_restarts_take_effect(kernel: Kernel) -> None:
-    outcome = kernel.execute(
-        """
-        def endless():
-            while True:
-                time.sleep(60)
-        try:
-            notebook_launch(endless, 2, timeout=0.3)
-        except RunTimeoutError as error:
-            print(error)
-        def fail_first():
-            attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-            if attempt < 2 and dist.get_rank() == 1:
-                raise ValueError(f"attempt {attempt}")
-            return attempt
-        results = notebook_launch(fail_first, 2, max_restarts=2)
-        print(list(results), results.restarts)
-        notebook_launch(fail_first, 2, max_restarts=1)
-        """
-    )
-    assert "it had not ended after timeout=0.3 s" in outcome.stdout
-    assert "[2, 2] 2\n" in outcome.stdout
-    assert outcome.error is not None
-    assert outcome.error.startswith("ValueError: attempt 1")
-
-
-@pytest.mark.parametrize("output", ["all", "rank0", "none"])
+@pytest.mark.parametrize("output", ["all", "rank0"])
 def test_options_output_and_display_take_effect(kernel: Kernel, output: str) -> None:
     outcome = kernel.execute(
         f"""
@@ -135,7 +107,7 @@ def test_options_output_and_display_take_effect(kernel: Kernel, output: str) -> 
         """
     )
     assert outcome.error is None, outcome.traceback
-    ranks = {"all": [0, 1], "rank0": [0], "none": []}[output]
+    ranks = {"all": [0, 1], "rank0": [0]}[output]
     assert [rank for rank in range(2) if f"printed by {rank}\n" in outcome.stdout] == ranks
     shown = sorted(display["data"]["text/html"] for display in outcome.displays)
     assert shown == [f"<b>shown by {rank}</b>" for rank in ranks]

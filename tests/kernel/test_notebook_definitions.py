@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.first_cell import DEFINITIONS, FORKED, START_METHODS
+from tests.support.first_cell import DEFINITIONS, FORKED
 from tests.support.warm_kernels import evaluate
 
 if TYPE_CHECKING:
@@ -54,18 +54,16 @@ def test_ranks_run_an_edited_module_as_it_is_now(kernel: Kernel) -> None:
     assert second.stdout.endswith("\nold\n")
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_functions_changed_by_autoreload_reach_the_ranks(kernel: Kernel, start_method: str) -> None:
-    name = f"reloaded_{start_method}"
-    setup = f"%load_ext autoreload\n%autoreload 2\nPath('{name}.py').write_text('VALUE = 1')\nimport {name}"
+def test_functions_changed_by_autoreload_reach_the_ranks(kernel: Kernel) -> None:
+    setup = "%load_ext autoreload\n%autoreload 2\nPath('reloaded.py').write_text('VALUE = 1')\nimport reloaded"
     assert kernel.execute(setup).error is None
-    assert kernel.execute(f"Path('{name}.py').write_text('VALUE = 22')").error is None
+    assert kernel.execute("Path('reloaded.py').write_text('VALUE = 22')").error is None
     values = evaluate(
         kernel,
         f"""
         def reload():
-            return {name}.VALUE
-        list(notebook_launch(reload, 2, start_method={start_method!r}))
+            return reloaded.VALUE
+        [value for method in {FORKED!r} for value in notebook_launch(reload, 1, start_method=method)]
         """,
     )
     assert kernel.execute("%autoreload 0").error is None
@@ -132,7 +130,7 @@ def use():
 """Uses all of them in a rank: returns values to compare, and objects whose classes the notebook knows."""
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", FORKED)
 def test_definitions_of_the_notebook_reach_the_ranks(kernel: Kernel, start_method: str) -> None:
     for code in (CLASSES, FUNCTIONS, USE):
         assert kernel.execute(code).error is None
@@ -153,11 +151,10 @@ def test_definitions_of_the_notebook_reach_the_ranks(kernel: Kernel, start_metho
     assert kernels == (0, 11)
 
 
-@pytest.mark.parametrize("start_method", FORKED)
-def test_every_kind_of_callable_can_be_launched_from_a_cell(kernel: Kernel, start_method: str) -> None:
+def test_every_kind_of_callable_can_be_launched_from_a_cell(kernel: Kernel) -> None:
     results = evaluate(
         kernel,
-        f"""
+        """
         import functools
         class Adder:
             def __init__(self, by): self.by = by
@@ -170,7 +167,7 @@ def test_every_kind_of_callable_can_be_launched_from_a_cell(kernel: Kernel, star
         def power(x, exponent): return x ** exponent
         callables = [Adder(1), Adder(1).method, Adder.of_class, Adder.of_nobody, functools.partial(power, exponent=2),
                      lambda x: 7 * x, abs, float]
-        [notebook_launch(f, 2, args=(5,), start_method={start_method!r}, output="none")[1] for f in callables]
+        [notebook_launch(f, 1, args=(5,), output="none")[0] for f in callables]
         """,
     )
     assert results == [6, 7, 8, -5, 25, 35, 5, 5.0]

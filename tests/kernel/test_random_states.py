@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from tests.support.first_cell import DEFINITIONS, START_METHODS
+from tests.support.first_cell import DEFINITIONS
 from tests.support.warm_kernels import evaluate, run_cell
 
 if TYPE_CHECKING:
@@ -54,21 +52,19 @@ ENDED = dict(devices="cpu", output="none", monitor=False)
 """
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_ranks_begin_with_the_kernels_states_and_leave_them(kernel: Kernel, start_method: str) -> None:
-    num_launches = 1 if start_method == "spawn" else 2
+def test_ranks_begin_with_the_kernels_states_and_leave_them(kernel: Kernel) -> None:
     seen, before, after = evaluate(
         kernel,
-        f"""
+        """
         torch.manual_seed(42); np.random.seed(1); random.seed(2)
         np.random.randn(3), random.gauss(0, 1), torch.rand(5)  # a normal number is kept for the next draw
         before, wanted = state(), expected()
-        method, times = {start_method!r}, range({num_launches})
-        launches = [list(notebook_launch(draw, 2, start_method=method, **ENDED)) for _ in times]
+        methods = ("forkserver", "forkserver", "fork", "fork")
+        launches = [list(notebook_launch(draw, 2, start_method=method, **ENDED)) for method in methods]
         [launched == [wanted] * 2 for launched in launches], before, state()
         """,
     )
-    assert seen == [True] * num_launches
+    assert seen == [True] * 4
     assert before == after
 
 
@@ -94,17 +90,15 @@ def test_session_engine_detached_run_and_restart_begin_as_a_launch(kernel: Kerne
     assert seen == ([True] * 4, True)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_code_before_the_function_may_seed_and_the_kernel_goes_on_after_it(kernel: Kernel, start_method: str) -> None:
+def test_code_before_the_function_may_seed_and_the_kernel_goes_on_after_it(kernel: Kernel) -> None:
     run_cell(kernel, "%%everywhere\nimport torch\ntorch.manual_seed(5)")
     seen = evaluate(
         kernel,
-        f"""
-        options = dict(start_method={start_method!r}, **ENDED)
+        """
         torch.manual_seed(6)
         before = torch.rand(1).item()
-        begun = list(notebook_launch(numbers, 2, **options))
-        seeded = list(notebook_launch(numbers, 2, setup="import torch; torch.manual_seed(6)", **options))
+        begun = list(notebook_launch(numbers, 2, **ENDED))
+        seeded = list(notebook_launch(numbers, 2, setup="import torch; torch.manual_seed(6)", **ENDED))
         begun == [numbers()] * 2, [rank[0] == before for rank in seeded]
         """,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ import pytest
 from notebook_launcher import ConfigError, LaunchConfig
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.kernels import Kernel
 
 # A library with a registry of its own, which looks its classes up when an object is unpacked.
@@ -43,7 +40,7 @@ def unpack(kind):
 
 def by_all_ways(fn, **options):
     options |= {"output": "none"}
-    for start_method in ("forkserver", "fork", "spawn"):
+    for start_method in ("forkserver", "fork"):
         yield from notebook_launch(fn, 2, start_method=start_method, **options)
     with Session(2, **options) as session:
         yield from session.run(fn)
@@ -55,7 +52,7 @@ def by_all_ways(fn, **options):
     yield from notebook_launch(fn, 2, engine=engine, **options)
     engine.close()
 """
-NUM_VALUES = 16
+NUM_VALUES = 14
 
 
 def _run(kernel: Kernel, code: str, *, expected: str) -> str:
@@ -63,12 +60,6 @@ def _run(kernel: Kernel, code: str, *, expected: str) -> str:
     assert outcome.error is None, outcome.traceback
     assert outcome.result == expected
     return outcome.stdout
-
-
-@pytest.mark.slow
-def test_setup_runs_before_the_function_arrives(module_kernel: Kernel) -> None:
-    code = "[found and type(value) is Config for found, value in by_all_ways(find, setup=register)].count(True)"
-    _run(module_kernel, code, expected=str(NUM_VALUES))
 
 
 def test_setup_runs_before_the_arguments_are_unpacked(module_kernel: Kernel) -> None:
@@ -94,14 +85,6 @@ def test_setup_of_a_session_runs_once_in_each_process(module_kernel: Kernel) -> 
     )
 
 
-def test_error_of_setup_names_its_line_and_what_it_is(module_kernel: Kernel) -> None:
-    outcome = module_kernel.execute("notebook_launch(find, 2, setup='import json\\njson.loads(1)', output='none')")
-    assert outcome.error is not None
-    assert outcome.error.startswith("TypeError: the JSON object")
-    assert 'File "<setup>", line 2, in <module>\n    json.loads(1)' in outcome.traceback
-    assert "It was raised by setup=, which each rank runs before the function." in outcome.traceback
-
-
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
@@ -115,16 +98,6 @@ def test_setup_that_cannot_run_is_refused(setup: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         LaunchConfig(setup=setup)
     assert caught.value.field == "setup"
-
-
-def test_setup_may_be_any_callable_without_arguments() -> None:
-    for setup in (functools.partial(print, "x"), dict, lambda: None, "", "x = 1"):
-        assert LaunchConfig(setup=setup).setup is setup
-
-
-def test_settings_file_leaves_setup_out(tmp_path: Path) -> None:
-    file = LaunchConfig(setup="x = 1", num_processes=2, tags=("a",)).to_yaml(tmp_path / "settings.yaml")
-    assert LaunchConfig.from_yaml(file) == LaunchConfig(num_processes=2, tags=("a",))
 
 
 EVERYWHERE = """%%everywhere
@@ -145,7 +118,7 @@ SCALE + 1
 
 
 @pytest.mark.slow
-def test_everywhere_cell_runs_here_and_in_all_ranks(module_kernel: Kernel) -> None:
+def test_everywhere_cell_and_setup_run_in_all_ranks_before_the_function_arrives(module_kernel: Kernel) -> None:
     module_kernel.execute("%everywhere --clear")
     _run(module_kernel, EVERYWHERE, expected="4")
     _run(
@@ -153,10 +126,11 @@ def test_everywhere_cell_runs_here_and_in_all_ranks(module_kernel: Kernel) -> No
         "def use():\n"
         "    import colorsys\n"
         "    with lock:\n"
-        "        return colorsys.MODELS['mine'] is Model, SCALE, Model(), Model.Part()\n"
-        "found = list(by_all_ways(use))\n"
-        "set((known, scale, type(model) is Model, type(part) is Model.Part) for known, scale, model, part in found)",
-        expected="{(True, 3, True, True)}",
+        "        return find(), colorsys.MODELS['mine'] is Model, SCALE, Model(), Model.Part()\n"
+        "found = list(by_all_ways(use, setup=register))\n"
+        "set((by_setup, type(value) is Config, known, scale, type(model) is Model, type(part) is Model.Part)\n"
+        "    for (by_setup, value), known, scale, model, part in found)",
+        expected="{(True, True, True, 3, True, True)}",
     )
     assert module_kernel.execute("len(found)").result == str(NUM_VALUES)
 
@@ -231,9 +205,3 @@ def test_code_before_a_function_sees_the_notebooks_variables(module_kernel: Kern
     assert re.match(
         r"CaptureError: the %%everywhere cell In\[\d+\] uses `guard`, a _thread.lock, which cannot", refused
     )
-
-
-def test_everywhere_takes_no_options(module_kernel: Kernel) -> None:
-    outcome = module_kernel.execute("%%everywhere --rank 0\nx = 1")
-    assert "%%everywhere --rank 0: it has no options" in outcome.stderr
-    assert "%everywhere --drop: Write" in module_kernel.execute("%everywhere --drop").stderr
