@@ -11,7 +11,6 @@ import pytest
 
 from notebook_launcher import Commands, notebook_launch
 from notebook_launcher.engines import process_tree
-from notebook_launcher.engines.fork_server_handle import ForkServer
 from notebook_launcher.engines.process_tree import ProcessTree
 from notebook_launcher.errors import ResourceError
 from tests.engines.calls import sum_up
@@ -49,15 +48,6 @@ def test_refused_start_of_ranks_names_them_and_the_limit(monkeypatch: pytest.Mon
         tree.replace(2)
     assert f"cannot restart rank 2 of 4, whose process has ended: {os.strerror(number)}. " in str(caught.value)
     assert ADVICE[number] in str(caught.value)
-
-
-def test_fork_server_that_cannot_be_asked_is_named_with_the_reason() -> None:
-    server = ForkServer()
-    with pytest.raises(
-        ResourceError, match=r"the fork server did not start: Bad file.*doctor\(\) shows the limits of this"
-    ):
-        server.start_host("none", -1, os.environ)
-    server.stop()
 
 
 def test_node_that_cannot_hold_its_ranks_is_named_with_the_reason_once() -> None:
