@@ -16,10 +16,10 @@ from tests.support.kernels import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["command_line", "end", "read_until", "surroundings", "type_command", "type_in_terminal"]
+__all__ = ["end", "read_until", "surroundings", "type_command", "type_in_terminal"]
 
 
-def command_line(*words: object) -> list[str]:
+def _command_line(*words: object) -> list[str]:
     """Return the command that runs the program with these words."""
     return [sys.executable, "-m", "notebook_launcher", *map(str, words)]
 
@@ -39,7 +39,7 @@ def type_command(
 ) -> subprocess.CompletedProcess[str]:
     """Run the program with these words in a folder, and return its output and exit status; `text` is its input."""
     return subprocess.run(
-        command_line(*words),
+        _command_line(*words),
         cwd=cwd,
         env={**surroundings(cwd), **(env or {})},
         input=text,
@@ -55,7 +55,7 @@ def type_in_terminal(*words: object, cwd: Path, env: dict[str, str]) -> tuple[in
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)
-        command = command_line(*words)
+        command = _command_line(*words)
         os.execve(command[0], command, {**surroundings(cwd), **env})
     return pid, terminal
 
