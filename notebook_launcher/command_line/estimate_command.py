@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import importlib.util
-import inspect
 import json
 import sys
 import types
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.command_line.parser import Command, choice, whole_number_reader
 from notebook_launcher.errors import ConfigError
-from notebook_launcher.wording import did_you_mean, type_of
+from notebook_launcher.wording import did_you_mean
 
 if TYPE_CHECKING:
     import argparse
@@ -35,46 +33,6 @@ PRECISIONS = {"float32": (4, 4), "mixed (bf16, fp16)": (4, 4), "bfloat16": (2, 2
 shrink (torch.autocast)."""
 SHARDINGS = {"none (DDP)": (1, 1, 1), "optimizer and gradients": (1, 0, 0), "everything (FSDP)": (0, 0, 0)}
 """By sharding: 1 if each rank holds all weights, gradients, states of the optimizer; 0 if it holds its part."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSize:
-    """Numbers in a model."""
-
-    name: str
-    parameters: int
-    trainable: int
-    buffer_bytes: int
-    largest: tuple[str, int]
-    """The module with the most parameters of its own, and their number."""
-
-
-def bytes_of(
-    size: ModelSize, precision: str, sharding: str, *, num_processes: int, optimizer: str
-) -> tuple[int, int, int]:
-    """Return the bytes of weights, gradients and the optimizer's states on one rank."""
-    weight, gradient = PRECISIONS[precision]
-    whole = SHARDINGS[sharding]
-    every = size.parameters * weight, size.trainable * gradient, size.trainable * weight * OPTIMIZERS[optimizer]
-    parts = [bytes_ if is_whole else -(-bytes_ // num_processes) for bytes_, is_whole in zip(every, whole, strict=True)]
-    return parts[0] + size.buffer_bytes, parts[1], parts[2]
-
-
-def size_of_model(name: str, model: torch.nn.Module) -> ModelSize:
-    """Count a model's numbers; parameters that several modules share count once."""
-    parameters = list(model.parameters())
-    own = {
-        module_name: sum(p.numel() for p in module.parameters(recurse=False))
-        for module_name, module in model.named_modules()
-    }
-    largest = max(own, key=lambda module_name: own[module_name])
-    return ModelSize(
-        name=name,
-        parameters=sum(parameter.numel() for parameter in parameters),
-        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),
-        largest=(largest or type(model).__name__, own[largest]),
-    )
 
 
 def make_model(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.Module]:
@@ -129,42 +87,12 @@ def _of_class(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.
         close = "" if found is None else did_you_mean(name.rpartition(".")[2], dir(found))
         hint = close or "Write it as package.module:Class, with a module that can be imported from here."
         raise ConfigError(f"{target}: {error}. {hint}") from error
-    _check_call(target, found, arguments)
+    if isinstance(found, types.ModuleType):
+        raise ConfigError(f"{target} is a module. Name a class in it: {found.__name__}:Class.")
     model = found(**arguments)
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"{target} made a {type(model).__name__}, which is not a torch.nn.Module.")
     return name, model
-
-
-def _check_call(target: str, found: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if what was named cannot be called with these arguments."""
-    if isinstance(found, types.ModuleType):
-        raise ConfigError(f"{target} is a module. Name a class in it: {found.__name__}:Class.")
-    if not callable(found):
-        raise ConfigError(f"{target} is {type_of(found)}, which makes no model. Name a class.")
-    try:
-        parameters = inspect.signature(found).parameters.values()
-    except ValueError:  # Classes in C may have none.
-        return
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    by_name = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    known = [parameter.name for parameter in by_name]
-    unknown = [] if takes_any else [name for name in arguments if name not in known]
-    if unknown:
-        hint = did_you_mean(unknown[0], known) or f"It takes {', '.join(known) or 'none'}."
-        raise ConfigError(f"{target} takes no argument {unknown[0]}. {hint}")
-    missing = [
-        parameter.name
-        for parameter in by_name
-        if parameter.default is parameter.empty and parameter.name not in arguments
-    ]
-    if missing:
-        pattern = ", ".join(f'"{name}": ...' for name in missing)
-        raise ConfigError(f"{target} needs {' and '.join(missing)}. Pass them: --args '{{{pattern}}}'.")
 
 
 def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, torch.nn.Module]:
@@ -177,11 +105,7 @@ def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, t
     path = Path(target).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
-        values = _read_configuration(file)
-        if values["model_type"] not in transformers.CONFIG_MAPPING:
-            kind = values["model_type"]
-            hint = did_you_mean(str(kind), transformers.CONFIG_MAPPING) or "A newer Transformers may have it."
-            raise ConfigError(f"{file}: Transformers has no model type {kind!r}. {hint}")
+        values = json.loads(file.read_text(encoding="utf-8"))
         config = transformers.AutoConfig.for_model(**{**values, **arguments})
         architecture = getattr(transformers, next(iter(values.get("architectures") or ()), ""), None)
         if architecture is not None:
@@ -201,16 +125,6 @@ def _of_configuration(target: str, arguments: Mapping[str, Any]) -> tuple[str, t
     return type(model).__name__, model
 
 
-def _read_configuration(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}.") from error
-    if not isinstance(values, dict) or "model_type" not in values:
-        raise ConfigError(f"{file} has no model_type, so it is not a configuration of Transformers.")
-    return values
-
-
 OPTIMIZER = f"{', '.join(OPTIMIZERS)}; adamw if omitted"
 
 
@@ -227,9 +141,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-
-    size = size_of_model(*make_model(options.model, _arguments(options.args)))
-    print("\n".join(_lines(size, options.num_processes, options.optimizer)))
+    name, model = make_model(options.model, _arguments(options.args))
+    print("\n".join(_lines(name, model, options.num_processes, options.optimizer)))
     return 0
 
 
@@ -243,28 +156,35 @@ def _arguments(text: str) -> dict[str, Any]:
     return values
 
 
-def _lines(size: ModelSize, num_processes: int, optimizer: str) -> list[str]:
+def _lines(name: str, model: torch.nn.Module, num_processes: int, optimizer: str) -> list[str]:
     from notebook_launcher.drawing.tables import Column, table_text
     from notebook_launcher.wording import format_bytes, plural
 
+    numels = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]  # A shared one: once.
+    every, trained = sum(number for number, _ in numels), sum(number for number, is_trained in numels if is_trained)
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    own = {of: sum(p.numel() for p in module.parameters(recurse=False)) for of, module in model.named_modules()}
+    largest = max(own, key=lambda of: own[of])
     rows = [(precision, sharding) for precision in PRECISIONS for sharding in SHARDINGS]
-    parts = [
-        bytes_of(size, precision, sharding, num_processes=num_processes, optimizer=optimizer)
-        for precision, sharding in rows
-    ]
-    named, (largest, number) = (
-        zip(("weights", "gradients", optimizer), zip(*parts, strict=True), strict=True),
-        size.largest,
-    )
+    parts = []
+    for precision, sharding in rows:
+        weight, gradient = PRECISIONS[precision]
+        sizes = every * weight, trained * gradient, trained * weight * OPTIMIZERS[optimizer]
+        held = [
+            size if is_whole else -(-size // num_processes)
+            for size, is_whole in zip(sizes, SHARDINGS[sharding], strict=True)
+        ]
+        parts.append((held[0] + buffers, *held[1:]))
+    named = zip(("weights", "gradients", optimizer), zip(*parts, strict=True), strict=True)
     columns = [
         Column("precision", [precision for precision, _ in rows]),
         Column("sharding", [sharding for _, sharding in rows]),
-        *(Column(name, [format_bytes(part) for part in bytes_], kind="number") for name, bytes_ in named),
+        *(Column(kind, [format_bytes(part) for part in bytes_], kind="number") for kind, bytes_ in named),
         Column("training, each rank", [format_bytes(sum(part)) for part in parts], kind="number"),
     ]
-    counts = f"{size.parameters:,} parameters, {size.trainable:,} of them trained"
+    counts = f"{every:,} parameters, {trained:,} of them trained"
     return [
-        f"{size.name}: {counts}; the largest module is {largest} with {number:,}",
+        f"{name}: {counts}; the largest module is {largest or type(model).__name__} with {own[largest]:,}",
         f"for each of {plural(num_processes, 'rank')}; inference takes the weights alone",
         *table_text(columns),
         "Not included: activations, which grow with the batch; and buffers, because DDP copies the gradients once and",
