@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import notebook_launcher
 from notebook_launcher.command_line import (
     attach_command,
-    check_command,
     config_command,
-    env_command,
     estimate_command,
     launch_command,
     runs_command,
-    verify_command,
+    trial_commands,
 )
 from notebook_launcher.command_line.parser import Parser
 from notebook_launcher.errors import LaunchError
@@ -28,12 +26,12 @@ if TYPE_CHECKING:
 COMMANDS: tuple[Command, ...] = (
     launch_command.COMMAND,
     config_command.COMMAND,
-    env_command.COMMAND,
+    trial_commands.ENV,
     runs_command.COMMAND,
     attach_command.COMMAND,
     estimate_command.COMMAND,
-    verify_command.COMMAND,
-    check_command.COMMAND,
+    trial_commands.VERIFY,
+    trial_commands.CHECK,
 )
 """All commands, in the order in which `--help` lists them. A new command is a module here and a row there."""
 
